@@ -18,20 +18,40 @@ for setting, rows in tables.items():
     names = [row["method"] for row in rows]
     same = results["same"][setting]
     if len(names) + len(same) < MOST or len(names) > MOST:
-        sys.exit(f"{setting}: {len(names)} methods decoded and {len(same)} the same as another; expected {MOST} in all")
+        sys.exit(
+            f"{setting}: {len(names)} methods decoded and {len(same)} the same as another; expected"
+            f" {MOST} in all"
+        )
     if missing := [name for name in (*same.values(), *names[:2]) if name not in names]:
         sys.exit(f"{setting}: {missing} is not in the table")
     verdict = results["verdicts"][setting]
     low, high = verdict["control"][1:]
-    if (verdict["clock"] == "trusted") != (low <= 1 <= high) or verdict["sentence"] not in results["summary"]:
-        sys.exit(f"{setting}: the verdict does not follow from the A/A control {verdict['control']}")
+    if (verdict["clock"] == "trusted") != (low <= 1 <= high) or verdict["sentence"] not in results[
+        "summary"
+    ]:
+        sys.exit(
+            f"{setting}: the verdict does not follow from the A/A control {verdict['control']}"
+        )
     for row in rows:
-        numbers = [*row["block_efficiency"], row["tokens_per_second"], *row["speedup"], *row["cpu_speedup"]]
+        numbers = [
+            *row["block_efficiency"],
+            row["tokens_per_second"],
+            *row["speedup"],
+            *row["cpu_speedup"],
+        ]
         if not all(math.isfinite(x) and x > 0 for x in numbers):
             sys.exit(f"{setting}, {row['method']}: {numbers}")
-        if not row["method"].startswith("transformers assisted") and row["block_efficiency"][0] < 0.999:
+        if (
+            not row["method"].startswith("transformers assisted")
+            and row["block_efficiency"][0] < 0.999
+        ):
             sys.exit(f"{setting}, {row['method']}: block efficiency below 1")
         own = [r for r in records if (r["setting"], r["method"]) == (setting, row["method"])]
-        if sum(r["tokens"] for r in own) != sum((int(n) + 1) * steps for r in own for n, steps in r["accepted"].items()):
-            sys.exit(f"{setting}, {row['method']}: accepted tokens and passes do not add up to its tokens")
+        if sum(r["tokens"] for r in own) != sum(
+            (int(n) + 1) * steps for r in own for n, steps in r["accepted"].items()
+        ):
+            sys.exit(
+                f"{setting}, {row['method']}: accepted tokens and passes do not add up to its"
+                " tokens"
+            )
 print(f"report holds {sum(map(len, tables.values()))} rows in {len(tables)} settings")

@@ -1,7 +1,8 @@
 """Khisti's tournaments against each other and the best rate possible, on a real pair.
 
-`python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`. Acceptance rates of all solvers
-by depth (Figure 1 of the NDE paper) are `python -m evaluation.papers nde --figure 1`.
+`python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`.
+Acceptance rates of all solvers by depth (Figure 1 of the NDE paper) are `python -m
+evaluation.papers nde --figure 1`.
 """
 
 import argparse
@@ -11,11 +12,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import report
-from data.text.pair import Pair
-from data.traces.settings import SETTINGS
-from decoding.verification.acceptance import optimal_acceptance
-from decoding.verification.tournament import PAPER, Tournament, play
-from evaluation.solver_acceptance import draft_paths
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.rules.acceptance import optimal_acceptance
+from nde_talf.decoding.rules.tournament import PAPER, Tournament, play
+from nde_talf.evaluation.solver_acceptance import draft_paths
 
 DEPTHS, K = 8, 4
 TOURNAMENTS = {
@@ -48,11 +49,21 @@ def main() -> None:
         best = float(optimal_acceptance(flat_p, flat_q, K).mean())
         for title, how in TOURNAMENTS.items():
             started = time.perf_counter()
-            covered = [float(torch.minimum(x, play(x, y, K, how)[1][-1]).sum()) for x, y in zip(flat_p, flat_q, strict=True)]
+            covered = [
+                float(torch.minimum(x, play(x, y, K, how)[1][-1]).sum())
+                for x, y in zip(flat_p, flat_q, strict=True)
+            ]
             seconds = (time.perf_counter() - started) / len(some)
-            tournaments.append([str(setting), title, sum(covered) / len(covered), best, 1e3 * seconds])
+            tournaments.append(
+                [str(setting), title, sum(covered) / len(covered), best, 1e3 * seconds]
+            )
     command = "python -m benchmarks.acceptance"
-    report("khisti", command, ["setting", "tournament", f"acceptance, k = {K}", "optimal", "ms a node"], tournaments)
+    report(
+        "khisti",
+        command,
+        ["setting", "tournament", f"acceptance, k = {K}", "optimal", "ms a node"],
+        tournaments,
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,37 @@
-"""Command lines that cannot work, each with a word that its message has to hold. Data for a campaign; nothing runs here.
+"""Command lines that cannot work, each with a word that its message has to hold.
 
-A line is (expected text, command, arguments ...): the command is `run` or `generate`, and must end with status 1, without a
-traceback. `FILES` and `RUNS` in an argument stand for the folder that `write_files` fills, and for a folder of runs that holds
-a finished one named `default`.
+Data for a campaign; nothing runs here.
+
+A line is (expected text, command, arguments ...): the command is `run` or `generate`, and must end
+with status 1, without a traceback. `FILES` and `RUNS` in an argument stand for the folder that
+`write_files` fills, and for a folder of runs that holds a finished one named `default`.
 """
 
 import json
 from pathlib import Path
 
 TEXT = ("run", "run=new", "model=tiny_ci", "stage=pair", "data=text")
-SETS = ("run", "run=new", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
-CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file", "'dialogues.chat_template=\"{{ messages }}\"'")
+SETS = (
+    "run",
+    "run=new",
+    "model=tiny_ci",
+    "stage=pair",
+    "data=[text,file]",
+    "data.source=FILES/corpus.txt",
+)
+CHATS = (
+    "run",
+    "run=chats",
+    "base=default",
+    "stage=draft",
+    "dialogues=file",
+    "'dialogues.chat_template=\"{{ messages }}\"'",
+)
 
-CHAT = '{"messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "an answer"}]}\n'
+CHAT = (
+    '{"messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "an'
+    ' answer"}]}\n'
+)
 
 BOUNDS = [
     ("a number above 0", "run", "selector.lr=nan"),
@@ -281,18 +300,68 @@ SOURCES = [
     ("Cannot load", *TEXT, "data.source=no-such-name/no-such-set"),
     ("there is no such file or folder", *TEXT, "data.source=/nowhere/set"),
     ("there is no such file or folder", *TEXT, "data.source=./nowhere/set"),
-    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{body}\"'"),
-    ("format string", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text\"'"),
-    ("attribute", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text.__class__}\"'"),
-    ("attribute", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text.upper}\"'"),
-    ("width", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text:>999999999}\"'"),
-    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{}\"'"),
-    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{0}\"'"),
-    ("asked of", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text}\"'"),
+    (
+        "does not have",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{body}\"'",
+    ),
+    (
+        "format string",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{text\"'",
+    ),
+    (
+        "attribute",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{text.__class__}\"'",
+    ),
+    (
+        "attribute",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{text.upper}\"'",
+    ),
+    (
+        "width",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{text:>999999999}\"'",
+    ),
+    (
+        "does not have",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{}\"'",
+    ),
+    (
+        "does not have",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{0}\"'",
+    ),
+    (
+        "asked of",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "'data.sets.file.template=\"{text}\"'",
+    ),
     ("line 3", *SETS, "data.sets.file.source=FILES/broken.jsonl"),
     ("chat", *SETS, "data.sets.file.source=FILES/texts.jsonl", "data.sets.file.chat=true"),
-    ("data.sets.file.cut", *SETS, "data.sets.file.source=FILES/texts.jsonl", "data.sets.file.cut=0"),
-    ("data.sets.file.max_tokens", *SETS, "data.sets.file.source=FILES/texts.jsonl", "data.sets.file.max_tokens=-1"),
+    (
+        "data.sets.file.cut",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "data.sets.file.cut=0",
+    ),
+    (
+        "data.sets.file.max_tokens",
+        *SETS,
+        "data.sets.file.source=FILES/texts.jsonl",
+        "data.sets.file.max_tokens=-1",
+    ),
     ("dialogues.source is not given", *CHATS),
     ("there is no such file", *CHATS, "dialogues.source=FILES/missing.jsonl"),
     ("column", *CHATS, "dialogues.source=FILES/texts.jsonl"),
@@ -356,7 +425,9 @@ def write_files(folder: Path) -> None:
         "cut.jsonl": '{"text": "a"}\n{"text": "b',
         "latin1.jsonl": '{"text": "caf\xe9"}\n'.encode("latin-1") * 20,
         "columns.jsonl": '{"body": "a", "title": "b"}\n' * 20,
-        "texts.jsonl": "".join(json.dumps({"text": f"text number {i} of a few"}) + "\n" for i in range(20)),
+        "texts.jsonl": "".join(
+            json.dumps({"text": f"text number {i} of a few"}) + "\n" for i in range(20)
+        ),
         "list.jsonl": '{"text": "a"}\n[1, 2]\n',
         "mixed.jsonl": '{"text": "a"}\n{"text": {"b": 1}}\n',
         "deep.jsonl": '{"text": ' + deep + "}\n",

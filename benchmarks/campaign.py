@@ -1,12 +1,14 @@
 """Everything that goes wrong, on purpose, and what comes of it.
 
-`python -m benchmarks.campaign [--short] [--folder FOLDER]`: bad command lines, damaged exports, flipped bits, checkpoints of
-other runs, kills and signals in every stage, a full disk and short memory in every stage, two processes on one run. Ray workers
-are killed by `python -m benchmarks.kills --workers 2`. It makes a small run in FOLDER first. Every case is noted in
-FOLDER/cases.jsonl as it ends, so that a campaign that was stopped goes on where it was. Most cases run in processes forked from
-this one, which has imported everything; some of the command lines run as a user starts them. `--short` takes a few cases of
-each part, always the same ones: about three minutes. Exits with status 1 if a case ended in a traceback, in a wrong result that
-nobody was told of, or in a way that has no explanation.
+`python -m benchmarks.campaign [--short] [--folder FOLDER]`: bad command lines, damaged exports,
+flipped bits, checkpoints of other runs, kills and signals in every stage, a full disk and short
+memory in every stage, two processes on one run. Ray workers are killed by `python -m
+benchmarks.kills --workers 2`. It makes a small run in FOLDER first. Every case is noted in
+FOLDER/cases.jsonl as it ends, so that a campaign that was stopped goes on where it was. Most cases
+run in processes forked from this one, which has imported everything; some of the command lines run
+as a user starts them. `--short` takes a few cases of each part, always the same ones: about three
+minutes. Exits with status 1 if a case ended in a traceback, in a wrong result that nobody was told
+of, or in a way that has no explanation.
 """
 
 import argparse
@@ -27,26 +29,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from pyarrow.parquet import read_table
 
-import pipelines.generate
-import pipelines.run
+import nde_talf.pipelines.generate
+import nde_talf.pipelines.run
 from benchmarks import bad_inputs
 from benchmarks.damage import Artefact, artefacts, damages, digest, flip, loaded, prepare
 from benchmarks.forked import TOLD, TRACEBACK, Outcome, forked
 from benchmarks.outcomes import EQUAL, ROUNDED, SILENT, write
-from data.traces.store import TraceStore
-from decoding.common.checkpoint import CHECKPOINT
-from decoding.common.files import checksum
-from evaluation.benchmark import read_records
-from pipelines import draft, evaluate, latency, pair, selector, traces  # noqa: F401 (imported once for all cases)
-from pipelines.config import STAGES
-from pipelines.lock import LOCK
-from pipelines.signals import leave_at_once
-from selector.latency import LatencyTable
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checkpoint import CHECKPOINT
+from nde_talf.decoding.common.files import checksum
+from nde_talf.evaluation.benchmark import read_records
+from nde_talf.pipelines.config import STAGES
+from nde_talf.pipelines.lock import LOCK
+from nde_talf.pipelines.signals import leave_at_once
+from nde_talf.selector.latency import LatencyTable
 from tests.pipelines import micro
 
 FOLDERS = {name: "report" if name == "evaluate" else name for name in STAGES}
@@ -58,9 +59,15 @@ SECONDS = 600
 SECONDS_SHORT = 120
 """The same, of a stage that is short of memory."""
 THREAD_START = re.compile(r'threading\.py", line \d+ in start\b')
-"""In a dump of stacks: a thread waits for one that it started. In CPython (its issue 140746) it does so for ever where the new
-thread runs out of memory before it has said that it runs. No program can end that wait but by a signal."""
-NATIVE = re.compile(r"cannot allocate memory for thread-local data: ABORT|terminate called after .*bad_alloc", re.DOTALL)
+"""In a dump of stacks: a thread waits for one that it started.
+
+In CPython (its issue 140746) it does so for ever where the new thread runs out of memory before it
+has said that it runs. No program can end that wait but by a signal.
+"""
+NATIVE = re.compile(
+    r"cannot allocate memory for thread-local data: ABORT|terminate called after .*bad_alloc",
+    re.DOTALL,
+)
 """What the C library and C++ say before they end a process whose allocation failed."""
 SPARE = {"disk": (0, 20_000), "memory": (4 << 20, 20 << 20, 80 << 20)}
 """Bytes that a stage has left: of disk, of memory beyond what the imports take."""
@@ -75,7 +82,10 @@ class Campaign:
     cases: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.notes, self.scratch = self.folder / "cases.jsonl", self.folder / f"scratch/{os.getpid()}"
+        self.notes, self.scratch = (
+            self.folder / "cases.jsonl",
+            self.folder / f"scratch/{os.getpid()}",
+        )
         self.scratch.mkdir(parents=True, exist_ok=True)
         if self.notes.exists():
             noted = [json.loads(line) for line in self.notes.read_text().splitlines()]
@@ -88,7 +98,11 @@ class Campaign:
             return
         found = run()
         text = " ".join(found.text.split())
-        for path, word in ((self.folder, "FOLDER"), (sys.prefix, "ENVIRONMENT"), (micro.ROOT, "PROJECT")):
+        for path, word in (
+            (self.folder, "FOLDER"),
+            (sys.prefix, "ENVIRONMENT"),
+            (micro.ROOT, "PROJECT"),
+        ):
             text = text.replace(str(path), word)
         self.cases.append([part, name, found.what, text[-400:]])
         with self.notes.open("a") as stream:
@@ -111,12 +125,20 @@ class Campaign:
     def run(self, run: str) -> Path:
         return self.folder / "checkpoints" / run
 
-    def command(self, words: list[str], main=pipelines.run.main, seconds: float = SECONDS, **options) -> Outcome:
+    def command(
+        self,
+        words: list[str],
+        main=nde_talf.pipelines.run.main,
+        seconds: float = SECONDS,
+        **options,
+    ) -> Outcome:
         """A command line in a forked process."""
 
         def started() -> None:
             os.environ |= micro.environment()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # a shell may have had it ignored
             leave_at_once()
             sys.argv = [main.__module__, *words]
             main()
@@ -142,30 +164,50 @@ def made(stage: str, run: Path) -> str:
         table = LatencyTable.load(run / stage / "table.json")
         return digest([table.contexts, table.nodes, table.widths, table.models])
     if stage == "evaluate":  # which trees are the fastest depends on times
-        blocks = Counter((record.setting, *record.block) for record in read_records(run / "report/records.jsonl"))
+        blocks = Counter(
+            (record.setting, *record.block) for record in read_records(run / "report/records.jsonl")
+        )
         return digest(sorted(blocks))
-    weights = [path for path in sorted((run / stage).rglob("*.safetensors")) if "training" not in path.parts]
+    weights = [
+        path
+        for path in sorted((run / stage).rglob("*.safetensors"))
+        if "training" not in path.parts
+    ]
     return digest([[str(path.relative_to(run)), checksum(path)] for path in weights])
 
 
 def goes_on(campaign: Campaign, stage: str, run: str, smaller_batches: bool = False) -> Outcome:
-    """Run a stage to its end after what happened to it, and compare with the undisturbed run. smaller_batches: it reported that
-    it made some of its work in smaller batches, whose sums round in another order."""
+    """Run a stage to its end after what happened to it, and compare with the undisturbed run.
+    smaller_batches: it reported that it made some of its work in smaller batches, whose sums round
+    in another order.
+    """
     ended = campaign.command(campaign.words(run, f"stage={stage}"))
     if ended.what != "ended well":
-        return Outcome(TRACEBACK if ended.what == TRACEBACK else f"cannot go on: {ended.what}", ended.text)
+        return Outcome(
+            TRACEBACK if ended.what == TRACEBACK else f"cannot go on: {ended.what}", ended.text
+        )
     if made(stage, campaign.run(run)) == made(stage, campaign.run("base")):
         return Outcome(EQUAL, ended.text)
-    rounded = smaller_batches and stage == "traces" and close(_table(campaign.run(run)), _table(campaign.run("base")))
+    rounded = (
+        smaller_batches
+        and stage == "traces"
+        and close(_table(campaign.run(run)), _table(campaign.run("base")))
+    )
     return Outcome(ROUNDED if rounded else SILENT, ended.text)
 
 
 def _table(run: Path) -> list[list]:
-    return [list(row.values()) for file in sorted((run / "traces").glob("*.parquet")) for row in read_table(file).to_pylist()]
+    return [
+        list(row.values())
+        for file in sorted((run / "traces").glob("*.parquet"))
+        for row in read_table(file).to_pylist()
+    ]
 
 
 def close(one, other) -> bool:
-    """Whether two nested lists agree in all but the last digits of their numbers (1e-5 of the number)."""
+    """Whether two nested lists agree in all but the last digits of their numbers (1e-5 of the
+    number).
+    """
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(close, one, other))
     if isinstance(one, float) and isinstance(other, float):
@@ -179,17 +221,41 @@ def bad_command_lines(campaign: Campaign) -> None:
     bad_inputs.write_files(files)
     if not (runs / "default").exists():
         shutil.copytree(campaign.run("base"), runs / "default")
-    for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[:: 15 if campaign.short else 1]:
-        given = [shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0] for each in arguments]
-        given = campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given
-        given += [] if any("paths.checkpoints=" in each for each in given[-2:]) else [f"paths.checkpoints={runs}"]
+    for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[
+        :: 15 if campaign.short else 1
+    ]:
+        given = [
+            shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0]
+            for each in arguments
+        ]
+        given = (
+            campaign.words("chats", *given)
+            if "base=default" in given and "run=chats" in given
+            else given
+        )
+        given += (
+            []
+            if any("paths.checkpoints=" in each for each in given[-2:])
+            else [f"paths.checkpoints={runs}"]
+        )
 
         def run(number=number, wanted=wanted, command=command, given=given) -> Outcome:
-            module = {"run": pipelines.run, "generate": pipelines.generate}[command]
+            module = {"run": nde_talf.pipelines.run, "generate": nde_talf.pipelines.generate}[
+                command
+            ]
             if number % 30 == 0:
                 done = micro.process([sys.executable, "-m", module.__name__, *given])
                 words = " ".join((done.stdout + done.stderr).replace("│", " ").split())
-                found = Outcome(TRACEBACK if "Traceback" in words else TOLD if done.returncode == 1 else "ended well", words)
+                found = Outcome(
+                    (
+                        TRACEBACK
+                        if "Traceback" in words
+                        else TOLD
+                        if done.returncode == 1
+                        else "ended well"
+                    ),
+                    words,
+                )
             else:
                 found = campaign.command(given, module.main, seconds=90)
             for left in set(runs.iterdir()) - {runs / "default"}:
@@ -209,7 +275,9 @@ def damaged_exports(campaign: Campaign) -> None:
         shutil.copytree(campaign.run("base"), run)
         prepare(run)
     for artefact in artefacts():
-        right = forked(lambda a=artefact: digest(a.load(run / a.path)), campaign.scratch / "out", SECONDS).value
+        right = forked(
+            lambda a=artefact: digest(a.load(run / a.path)), campaign.scratch / "out", SECONDS
+        ).value
         assert right, f"{artefact.name}: an undamaged one is not loaded"
         rng = random.Random(artefact.name)
         every = list(damages(run, other, artefact, rng))
@@ -217,18 +285,24 @@ def damaged_exports(campaign: Campaign) -> None:
             campaign.case(
                 "damaged exports",
                 f"{artefact.name}: {what}",
-                lambda a=artefact, change=change, right=right: loaded(run, a, change, campaign.scratch, right),
+                lambda a=artefact, change=change, right=right: loaded(
+                    run, a, change, campaign.scratch, right
+                ),
             )
         for what, change in _flips(run, artefact, rng, campaign.some(38)):
             campaign.case(
                 "flipped bits",
                 f"{artefact.name}: {what}",
-                lambda a=artefact, change=change, right=right: loaded(run, a, change, campaign.scratch, right),
+                lambda a=artefact, change=change, right=right: loaded(
+                    run, a, change, campaign.scratch, right
+                ),
             )
 
 
 def foreign_checkpoints(campaign: Campaign) -> None:
-    """The checkpoints of another run, put into unfinished trainings whose weights have the same names and shapes."""
+    """The checkpoints of another run, put into unfinished trainings whose weights have the same
+    names and shapes.
+    """
     other = campaign.run("other")
     for path in sorted(other.rglob(CHECKPOINT))[: campaign.some(100)]:
         name = path.relative_to(other)
@@ -244,30 +318,56 @@ def foreign_checkpoints(campaign: Campaign) -> None:
         campaign.case("damaged exports", f"training of {stage}: {name} is another run's", run)
 
 
-def _flips(run: Path, artefact: Artefact, rng: random.Random, count: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
+def _flips(
+    run: Path, artefact: Artefact, rng: random.Random, count: int
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
     source = run / artefact.path
-    files = [source] if source.is_file() else [f for f in sorted(source.rglob("*")) if f.name.endswith(artefact.files)]
-    if artefact.name in ("published head", "records"):  # of others, and of a stage that is not finished: without checksums
+    files = (
+        [source]
+        if source.is_file()
+        else [f for f in sorted(source.rglob("*")) if f.name.endswith(artefact.files)]
+    )
+    if artefact.name in (
+        "published head",
+        "records",
+    ):  # of others, and of a stage that is not finished: without checksums
         return
     for _ in range(count):
         file = rng.choice(files)
-        at, bit, name = rng.randrange(file.stat().st_size), rng.randrange(8), file.relative_to(source)
-        yield f"{file.name}, byte {at}, bit {bit}", lambda path, name=name, at=at, bit=bit: flip(path / name, at, bit)
+        at, bit, name = (
+            rng.randrange(file.stat().st_size),
+            rng.randrange(8),
+            file.relative_to(source),
+        )
+        yield (
+            f"{file.name}, byte {at}, bit {bit}",
+            lambda path, name=name, at=at, bit=bit: flip(path / name, at, bit),
+        )
 
 
 def interrupted(campaign: Campaign) -> None:
-    """Kills (SIGKILL) and signals (SIGINT, SIGTERM) at random moments of every stage; after the last the stage goes on to its
-    end."""
+    """Kills (SIGKILL) and signals (SIGINT, SIGTERM) at random moments of every stage; after the
+    last the stage goes on to its end.
+    """
     for stage in campaign.stages:
         for what, numbers in (
             ("killed", [signal.SIGKILL] * campaign.some(10)),
-            ("signals", [signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT][: campaign.some(5)]),
+            (
+                "signals",
+                [signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT][
+                    : campaign.some(5)
+                ],
+            ),
         ):
             if (what, f"{stage}: at the end") in campaign._known:
                 continue
             campaign.begun(what, stage)
             _interrupted(campaign, stage, what, numbers)
-            campaign.case(what, f"{stage}: at the end", lambda stage=stage, what=what: goes_on(campaign, stage, what))
+            campaign.case(
+                what,
+                f"{stage}: at the end",
+                lambda stage=stage, what=what: goes_on(campaign, stage, what),
+            )
 
 
 def _interrupted(campaign: Campaign, stage: str, what: str, numbers: list[signal.Signals]) -> None:
@@ -293,11 +393,16 @@ def _interrupted(campaign: Campaign, stage: str, what: str, numbers: list[signal
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
-    """`folder` on a file system of its own with so many bytes; gives a function that changes that. Needs root."""
+    """`folder` on a file system of its own with so many bytes; gives a function that changes that.
+
+    Needs root.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
-        yield lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+        yield lambda size: subprocess.run(
+            ["mount", "-o", f"remount,size={size}", folder], check=True
+        )
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
 
@@ -305,7 +410,9 @@ def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
 def full_disk(campaign: Campaign) -> None:
     """A file system that is full in the middle of every stage; with space again, the stage goes on."""
     if os.geteuid():
-        return print("full disk: not run, as mounting a small file system needs root", file=sys.stderr)
+        return print(
+            "full disk: not run, as mounting a small file system needs root", file=sys.stderr
+        )
     for stage in campaign.stages:
         for spare in SPARE["disk"][: campaign.some(2)]:
             name = f"{stage}: {spare} bytes left"
@@ -314,7 +421,9 @@ def full_disk(campaign: Campaign) -> None:
                     _full(campaign, stage, spare, name, resize)
 
 
-def _full(campaign: Campaign, stage: str, spare: int, name: str, resize: Callable[[int], None]) -> None:
+def _full(
+    campaign: Campaign, stage: str, spare: int, name: str, resize: Callable[[int], None]
+) -> None:
     folder = campaign.run("full")
     for before in list(FOLDERS)[: list(FOLDERS).index(stage)]:
         shutil.copytree(campaign.run("base") / before, folder / before)
@@ -348,7 +457,10 @@ def short_memory(campaign: Campaign) -> None:
                     return Outcome("it was enough", found.text)
                 if found.what == "hangs" and THREAD_START.search(found.text):
                     return Outcome("waits for a thread", found.text)
-                if NATIVE.search(found.text[-400:]) or found.what in ("ended by signal 6", "ended by signal 11"):
+                if NATIVE.search(found.text[-400:]) or found.what in (
+                    "ended by signal 6",
+                    "ended by signal 11",
+                ):
                     return Outcome("killed for want of memory", found.text)
                 wrong = found.what == TOLD and "memory" not in found.text
                 return Outcome("told, without the word", found.text) if wrong else found
@@ -377,7 +489,11 @@ def two_processes(campaign: Campaign) -> None:
             return second
 
         campaign.case("two processes", f"{stage}: the second", run)
-        campaign.case("two processes", f"{stage}: the first", lambda stage=stage: goes_on(campaign, stage, "shared"))
+        campaign.case(
+            "two processes",
+            f"{stage}: the first",
+            lambda stage=stage: goes_on(campaign, stage, "shared"),
+        )
 
 
 PARTS = (
@@ -394,8 +510,15 @@ PARTS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a few cases of each part")
-    parser.add_argument("--folder", type=Path, default=Path("checkpoints/campaign"), help="for runs, and to go on from")
-    parser.add_argument("--only", nargs="*", default=[part.__name__ for part in PARTS], help="names of parts")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("checkpoints/campaign"),
+        help="for runs, and to go on from",
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[part.__name__ for part in PARTS], help="names of parts"
+    )
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)

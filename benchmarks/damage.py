@@ -1,9 +1,11 @@
-"""Damages an export in every way that can be listed, loads it in a process of its own, and says what came of it.
+"""Damages an export in every way that can be listed, loads it in a process of its own, and says
+what came of it.
 
-Each file of an artefact is taken away, emptied, cut at random points, replaced by the same file of another run, given another
-format number, and changed in well-formed ways: a JSON value becomes one of another type, or an absurd number; a tensor gets
-another shape, another kind of number, NaN, or is missing. Checksums are written anew afterwards, so that the reader itself has
-to find what is wrong. `flips` changes single bits instead, and leaves the checksums.
+Each file of an artefact is taken away, emptied, cut at random points, replaced by the same file of
+another run, given another format number, and changed in well-formed ways: a JSON value becomes one
+of another type, or an absurd number; a tensor gets another shape, another kind of number, NaN, or
+is missing. Checksums are written anew afterwards, so that the reader itself has to find what is
+wrong. `flips` changes single bits instead, and leaves the checksums.
 """
 
 import hashlib
@@ -19,18 +21,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.forked import TOLD, Outcome, forked
-from data.text.pair import Pair
-from data.traces.store import TraceStore
-from decoding.common.checkpoint import resumable
-from decoding.common.checksums import CHECKSUMS, write_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import SEAL, checksum, content_digest
-from decoding.model import CausalModel
-from draft_training.export import NOTE, load_head
-from evaluation.benchmark import read_records
-from pipelines.manifest import MANIFEST, faults, read_manifest
-from selector.latency import LatencyTable
-from selector.selector import Selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checkpoint import resumable
+from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import SEAL, checksum, content_digest
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import NOTE, load_head
+from nde_talf.evaluation.benchmark import read_records
+from nde_talf.pipelines.manifest import MANIFEST, faults, read_manifest
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 
 ABSURD = (None, "text", [], {}, -1, 10**12, 10**30, True, float("nan"))
 """What a JSON value becomes."""
@@ -38,8 +40,9 @@ ABSURD = (None, "text", [], {}, -1, 10**12, 10**30, True, float("nan"))
 
 @dataclass
 class Artefact:
-    """name; path: in a run; load: gives a value that two loads of the same artefact have in common; files: suffixes of those
-    that are damaged."""
+    """name; path: in a run; load: gives a value that two loads of the same artefact have in common;
+    files: suffixes of those that are damaged.
+    """
 
     name: str
     path: str
@@ -75,13 +78,21 @@ def _manifest(path: Path) -> Any:
 def artefacts() -> list[Artefact]:
     """The artefacts of a run that its readers know."""
     return [
-        Artefact("selector", "selector/export/traversal", lambda path: _selector(Selector.from_pretrained(path))),
+        Artefact(
+            "selector",
+            "selector/export/traversal",
+            lambda path: _selector(Selector.from_pretrained(path)),
+        ),
         Artefact("draft head", "draft/export", _published),
         Artefact("published head", "draft/published", _published),
         Artefact("latency table", "latency/table.json", LatencyTable.load),
         Artefact("pair", "pair", _pair, ("pair.json", "prompts.jsonl", "rows.safetensors")),
         Artefact("model", "pair/draft", _model, ("config.json", ".safetensors")),
-        Artefact("traces", "traces", lambda path: [TraceStore(path).read(split) for split in ("train", "validation")]),
+        Artefact(
+            "traces",
+            "traces",
+            lambda path: [TraceStore(path).read(split) for split in ("train", "validation")],
+        ),
         Artefact("manifest", "traces/manifest.json", _manifest),
         Artefact("records", "report/records.jsonl", lambda path: list(read_records(path))),
         Artefact("checkpoint", "draft/training/last.ckpt", _checkpoint, (".ckpt",)),
@@ -112,12 +123,18 @@ def digest(value: Any) -> str:
         own = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         value = [str(value.dtype), list(value.shape), hashlib.sha256(own).hexdigest()]
     elif hasattr(value, "tolist"):
-        value = hashlib.sha256(value.tobytes()).hexdigest() if value.dtype != object else value.tolist()
+        value = (
+            hashlib.sha256(value.tobytes()).hexdigest() if value.dtype != object else value.tolist()
+        )
     return content_digest(repr(value))
 
 
-def damages(run: Path, other: Path, artefact: Artefact, rng: random.Random) -> Iterator[tuple[str, Callable[[Path], None]]]:
-    """What is done to an artefact of `run`: in words, and as a function of a copy's path. other: another finished run."""
+def damages(
+    run: Path, other: Path, artefact: Artefact, rng: random.Random
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """What is done to an artefact of `run`: in words, and as a function of a copy's path. other:
+    another finished run.
+    """
     source = run / artefact.path
     for file in [source] if source.is_file() else sorted(source.rglob("*")):
         if not file.is_file() or not file.name.endswith(artefact.files):
@@ -128,17 +145,33 @@ def damages(run: Path, other: Path, artefact: Artefact, rng: random.Random) -> I
         yield f"{said} is empty", lambda path, name=name: (path / name).write_bytes(b"")
         size = file.stat().st_size
         for at in sorted(rng.sample(range(1, size), min(2, size - 1))):
-            yield f"{said} is cut at {at} of {size} bytes", lambda path, name=name, at=at: _cut(path / name, at)
+            yield (
+                f"{said} is cut at {at} of {size} bytes",
+                lambda path, name=name, at=at: _cut(path / name, at),
+            )
         foreign = other / artefact.path / name
-        if foreign.is_file() and file.suffix != ".ckpt" and foreign.read_bytes() != file.read_bytes():
-            yield f"{said} is another run's", lambda path, name=name, foreign=foreign: _copy(foreign, path / name)
+        if (
+            foreign.is_file()
+            and file.suffix != ".ckpt"
+            and foreign.read_bytes() != file.read_bytes()
+        ):
+            yield (
+                f"{said} is another run's",
+                lambda path, name=name, foreign=foreign: _copy(foreign, path / name),
+            )
         if file.suffix == ".json":
             for key, value in _changes(json.loads(file.read_text()), rng):
                 shown = repr(value) if len(repr(value)) < 20 else f"{repr(value)[:17]}..."
-                yield f"{said}: {key} = {shown}", lambda path, name=name, key=key, value=value: _set(path, name, key, value)
+                yield (
+                    f"{said}: {key} = {shown}",
+                    lambda path, name=name, key=key, value=value: _set(path, name, key, value),
+                )
         if file.suffix == ".safetensors":
             for what, change in _tensor_changes(rng.choice(sorted(load_file(file)))):
-                yield f"{said}: {what}", lambda path, name=name, change=change: _save(path, name, change)
+                yield (
+                    f"{said}: {what}",
+                    lambda path, name=name, change=change: _save(path, name, change),
+                )
 
 
 def _changes(content: dict, rng: random.Random) -> Iterator[tuple[str, Any]]:
@@ -175,10 +208,16 @@ def _tensor_changes(name: str) -> list[tuple[str, Callable[[dict], None]]]:
     return [
         (f"{name} has one row more", put(lambda x: torch.cat([x, x[:1]]))),
         (f"{name} is flat", put(lambda x: x.flatten()[:-1])),
-        (f"{name} holds other numbers", put(lambda x: x.to(torch.int32) if x.is_floating_point() else x.double())),
+        (
+            f"{name} holds other numbers",
+            put(lambda x: x.to(torch.int32) if x.is_floating_point() else x.double()),
+        ),
         (f"{name} holds NaN", put(lambda x: x.float() * torch.nan)),
         (f"{name} is missing", lambda tensors: tensors.pop(name)),
-        (f"{name} has another name", lambda tensors: tensors.update({f"{name}.other": tensors.pop(name)})),
+        (
+            f"{name} has another name",
+            lambda tensors: tensors.update({f"{name}.other": tensors.pop(name)}),
+        ),
     ]
 
 
@@ -217,21 +256,34 @@ def flip(file: Path, at: int, bit: int) -> None:
     file.write_bytes(content)
 
 
-def loaded(run: Path, artefact: Artefact, change: Callable[[Path], None], scratch: Path, right: str) -> Outcome:
+def loaded(
+    run: Path, artefact: Artefact, change: Callable[[Path], None], scratch: Path, right: str
+) -> Outcome:
     """What loading a changed copy of an artefact comes to. right: the digest of an unchanged one."""
     copy = scratch / "run"
     shutil.rmtree(copy, ignore_errors=True)
     stage = Path(artefact.path).parts[0]
-    beside = {"pair": shutil.ignore_patterns("training")} if stage == "draft" else {}  # a head is loaded beside its target
+    beside = (
+        {"pair": shutil.ignore_patterns("training")} if stage == "draft" else {}
+    )  # a head is loaded beside its target
     for part, passed_over in {**beside, stage: shutil.ignore_patterns("curves", "wandb")}.items():
         shutil.copytree(run / part, copy / part, ignore=passed_over)
     change(copy / artefact.path)
-    found = forked(lambda: digest(artefact.load(copy / artefact.path)), scratch / "out", seconds=120, headroom=4 << 30)
+    found = forked(
+        lambda: digest(artefact.load(copy / artefact.path)),
+        scratch / "out",
+        seconds=120,
+        headroom=4 << 30,
+    )
     if found.value is None:
         return found
     if found.value == right:
         return Outcome("harmless, equal result", found.text)
-    broken = faults(copy / stage, read_manifest(copy / stage)) if (copy / stage / MANIFEST).exists() else {}
+    broken = (
+        faults(copy / stage, read_manifest(copy / stage))
+        if (copy / stage / MANIFEST).exists()
+        else {}
+    )
     if broken or "damaged" in found.text or "changed by hand" in found.text:
         return Outcome(TOLD, f"{found.text} by the next stage: {broken}" if broken else found.text)
     return Outcome("silent wrong result", found.text)

@@ -1,11 +1,13 @@
-"""The loop against its limit and against transformers' own: tokens/s over autoregressive decoding with the same forward passes,
-over the best that a user of transformers could run on the same pair, and what is spent outside the models.
+"""The loop against its limit and against transformers' own: tokens/s over autoregressive decoding
+with the same forward passes, over the best that a user of transformers could run on the same pair,
+and what is spent outside the models.
 
-`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m pipelines.run`. All methods are
-interleaved prompt by prompt. What can be tuned is tuned first, at each temperature, on training prompts by time in the loop,
-ours and theirs with about as many trials: trees and rules for the LM draft and for the run's head, sizes of n-grams, schedules
-of assisted generation, sizes of prompt lookup. --static runs our methods twice, as they are and with static shapes (on CUDA:
-graphs).
+`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m
+pipelines.run`. All methods are interleaved prompt by prompt. What can be tuned is tuned first, at
+each temperature, on training prompts by time in the loop, ours and theirs with about as many
+trials: trees and rules for the LM draft and for the run's head, sizes of n-grams, schedules of
+assisted generation, sizes of prompt lookup. --static runs our methods twice, as they are and with
+static shapes (on CUDA: graphs).
 """
 
 import argparse
@@ -17,38 +19,47 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
 from benchmarks.forwards import ForwardClock, watched
 from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
-from data.text.pair import Pair
-from decoding.actions import Action
-from decoding.common.bootstrap import shown
-from decoding.drafter import Drafter, LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.mixed import Mixed, MixedDrafter
-from decoding.model import CausalModel
-from decoding.names import FORWARDS
-from decoding.ngram import NgramDrafter
-from decoding.ngram_settings import NgramConfig
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.ngram import NgramTree
-from decoding.sampling import SamplingSetting
-from decoding.static import MARGIN, StaticShapes
-from decoding.verification import VERIFIERS
-from draft_training.export import load_head
-from draft_training.head_drafter import EagleDrafter
-from evaluation.assisted import GRID, is_outside
-from evaluation.benchmark import Generate, Record, read_records, run_benchmark
-from evaluation.methods import NGRAM, TIMED_ACTIONS, TITLES, Bench, Plan, Speculative, action_title, fastest
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import CPU, speed_ratio
-from selector.latency import StepCosts
-from selector.policy import NeuralPolicy
-from selector.selector import Selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.mixed import Mixed, MixedDrafter
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.names import FORWARDS
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.evaluation.assisted import GRID, is_outside
+from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from nde_talf.evaluation.methods import (
+    NGRAM,
+    TIMED_ACTIONS,
+    TITLES,
+    Bench,
+    Plan,
+    Speculative,
+    action_title,
+    fastest,
+)
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import CPU, speed_ratio
+from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector
 
 COLUMNS = [
     "setting",
@@ -78,7 +89,8 @@ Tried = TypeVar("Tried", bound=Hashable)
 
 @dataclass
 class Ours:
-    """Makes our decoders, with the models as they are when it is asked: before a clock is around them, or after.
+    """Makes our decoders, with the models as they are when it is asked: before a clock is around
+    them, or after.
 
     Attributes:
         head: the run's draft head, where it has one.
@@ -94,10 +106,16 @@ class Ours:
     fixed: StaticShapes | None = None
 
     def drafter(self, name: str) -> Drafter:
-        return LMDrafter(self.draft, self.fixed) if name == "LM" else EagleDrafter(self.head, self.fixed)
+        return (
+            LMDrafter(self.draft, self.fixed)
+            if name == "LM"
+            else EagleDrafter(self.head, self.fixed)
+        )
 
     def plain(self) -> SpeculativeDecoder:
-        return SpeculativeDecoder(self.target, None, Autoregressive(), VERIFIERS["specinfer"], static=self.fixed)
+        return SpeculativeDecoder(
+            self.target, None, Autoregressive(), VERIFIERS["specinfer"], static=self.fixed
+        )
 
     def static(self, drafter: str, tree: Tree) -> SpeculativeDecoder:
         own = self.drafter(drafter), Delayed(tree[1]), VERIFIERS[tree[0]]
@@ -105,7 +123,9 @@ class Ours:
 
     def ngram(self, config: NgramConfig) -> SpeculativeDecoder:
         drafter = NgramDrafter(self.target.vocab_size, config)
-        return SpeculativeDecoder(self.target, drafter, NgramTree(config), VERIFIERS["nss"], static=self.fixed)
+        return SpeculativeDecoder(
+            self.target, drafter, NgramTree(config), VERIFIERS["nss"], static=self.fixed
+        )
 
     def mixed(self, drafter: str, tree: Tree, config: NgramConfig) -> SpeculativeDecoder:
         own = MixedDrafter(NgramDrafter(self.target.vocab_size, config), self.drafter(drafter))
@@ -118,17 +138,32 @@ class Ours:
         policy, rules = NeuralPolicy(selector), selector.schema.verifiers
         costs = StepCosts(selector.table, rules, 0, selector.schema.pricing)
         static = selector.static_action(self.setting.temperature, self.setting.top_p, costs)
-        title = f"NDE, {TITLES[name]}" + ("" if static is None else f": static {action_title(static, rules)}")
-        return title, SpeculativeDecoder(self.target, self.drafter("LM"), policy, policy.verifier, static=self.fixed)
+        title = f"NDE, {TITLES[name]}" + (
+            "" if static is None else f": static {action_title(static, rules)}"
+        )
+        return title, SpeculativeDecoder(
+            self.target, self.drafter("LM"), policy, policy.verifier, static=self.fixed
+        )
 
 
-def chosen(ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[list[int]]) -> dict[str, Callable]:
-    """Our methods by name, each a function of `Ours` that makes its decoder, with what was fastest on `prompts`."""
+def chosen(
+    ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[list[int]]
+) -> dict[str, Callable]:
+    """Our methods by name, each a function of `Ours` that makes its decoder, with what was fastest
+    on `prompts`.
+    """
 
     def best(tried: Sequence[Tried], make: Callable[[Tried], SpeculativeDecoder]) -> Tried:
-        return fastest(tried, lambda one, tokens: Speculative("", make(one), ours.setting, tokens), new_tokens, prompts)
+        return fastest(
+            tried,
+            lambda one, tokens: Speculative("", make(one), ours.setting, tokens),
+            new_tokens,
+            prompts,
+        )
 
-    greedy = ours.setting.temperature == 0  # where all i.i.d. branches are one, and all rules are the same
+    greedy = (
+        ours.setting.temperature == 0
+    )  # where all i.i.d. branches are one, and all rules are the same
     tried = [tree for tree in trees if tree.k == 1 or not greedy] or list(trees)
     options = list(product(RULES[1:] if greedy else RULES, tried))
     found: dict[str, Callable] = {}
@@ -136,7 +171,9 @@ def chosen(ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[l
         tree = best(options, lambda tree, name=name: ours.static(name, tree))
         title = f"{TITLES[tree[0]]} {tuple(tree[1])}"
         found[f"{name}, {title}"] = lambda own, name=name, tree=tree: own.static(name, tree)
-        at = best(range(len(MIXED)), lambda at, name=name, tree=tree: ours.mixed(name, tree, MIXED[at]))
+        at = best(
+            range(len(MIXED)), lambda at, name=name, tree=tree: ours.mixed(name, tree, MIXED[at])
+        )
         said = f"{NGRAM} {_sizes(MIXED[at])}, else {name}, {title}"
         found[said] = lambda own, name=name, tree=tree, at=at: own.mixed(name, tree, MIXED[at])
     at = best(range(len(NGRAMS)), lambda at: ours.ngram(NGRAMS[at]))
@@ -145,11 +182,18 @@ def chosen(ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[l
 
 def _sizes(config: NgramConfig) -> str:
     rate = f", rate {config.min_rate:g}" if config.min_rate else ""
-    return f"({config.min_size} to {config.max_size} tokens, {config.nodes} nodes, threshold {config.threshold:g}{rate})"
+    return (
+        f"({config.min_size} to {config.max_size} tokens, {config.nodes} nodes, threshold"
+        f" {config.threshold:g}{rate})"
+    )
 
 
-def theirs(bench: Bench, setting: SamplingSetting, prompts: list[list[int]], schedules: Sequence) -> dict[str, Generate]:
-    """transformers' loops: plain, assisted at its default and at its best, prompt lookup at its best."""
+def theirs(
+    bench: Bench, setting: SamplingSetting, prompts: list[list[int]], schedules: Sequence
+) -> dict[str, Generate]:
+    """Transformers' loops: plain, assisted at its default and at its best, prompt lookup at its
+    best.
+    """
     plan = Plan()
     bench.add_plain(plan, setting)
     bench.add_assisted(plan, None, setting)
@@ -168,31 +212,46 @@ def methods(
 ) -> dict[str, Generate]:
     """All methods of one temperature. fixed: for all of ours once more."""
     setting = ours.setting
-    made = theirs(Bench(ours.target, ours.draft, None, None, new_tokens), setting, prompts, schedules)
+    made = theirs(
+        Bench(ours.target, ours.draft, None, None, new_tokens), setting, prompts, schedules
+    )
     found = chosen(ours, trees, new_tokens, prompts)
     if fixed:  # before the clock, which no graph can hold, is around the models
         shaped = Ours(ours.target, ours.draft, ours.head, ours.exports, setting, fixed)
         for name, make in {BASELINE: Ours.plain, **found}.items():
-            made[f"{name}, static"] = Speculative(f"{name}, static", make(shaped), setting, new_tokens)
+            made[f"{name}, static"] = Speculative(
+                f"{name}, static", make(shaped), setting, new_tokens
+            )
     clock = ForwardClock()
     for model, is_draft in ((ours.target, False), (ours.draft, True), (ours.head, True)):
         if model is not None:
             clock.watch(model, is_draft)
-    decoders = {BASELINE: ours.plain(), CONTROL: ours.plain()} | {name: make(ours) for name, make in found.items()}
+    decoders = {BASELINE: ours.plain(), CONTROL: ours.plain()} | {
+        name: make(ours) for name, make in found.items()
+    }
     if ours.exports.is_dir():
         decoders |= dict(ours.selector(folder.name) for folder in sorted(ours.exports.iterdir()))
-    return {name: watched(name, decoder, setting, new_tokens, clock) for name, decoder in decoders.items()} | made
+    return {
+        name: watched(name, decoder, setting, new_tokens, clock)
+        for name, decoder in decoders.items()
+    } | made
 
 
 def best_of_theirs(by_method: dict[str, list[Record]]) -> str:
     """The loop of transformers with the largest median, over prompts, of tokens/s."""
-    medians = {name: median(r.tokens / r.seconds for r in own) for name, own in by_method.items() if is_outside(name)}
+    medians = {
+        name: median(r.tokens / r.seconds for r in own)
+        for name, own in by_method.items()
+        if is_outside(name)
+    }
     return max(medians, key=lambda name: medians[name])
 
 
 def rows(records: list[Record]) -> tuple[list[list], list[str]]:
-    """One row a setting and method, and what transformers' best is at each. Ratios: of total tokens/s, paired by prompt; what
-    is outside the models: medians over prompts."""
+    """One row a setting and method, and what transformers' best is at each.
+
+    Ratios: of total tokens/s, paired by prompt; what is outside the models: medians over prompts.
+    """
     table, notes = [], []
     for setting in dict.fromkeys(record.setting for record in records):
         by_method: dict[str, list[Record]] = {}
@@ -202,10 +261,13 @@ def rows(records: list[Record]) -> tuple[list[list], list[str]]:
         best = best_of_theirs(by_method)
         notes.append(f"{setting}: transformers' best, by the median over prompts, is {best}.")
         for method, own in sorted(
-            by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL, is_outside(item[0]))
+            by_method.items(),
+            key=lambda item: (item[0] != BASELINE, item[0] != CONTROL, is_outside(item[0])),
         ):
             steps, seconds = sum(r.steps for r in own), sum(r.seconds for r in own)
-            known = any(r.forward_seconds for r in own)  # not of transformers' own, nor inside a graph
+            known = any(
+                r.forward_seconds for r in own
+            )  # not of transformers' own, nor inside a graph
             outside = [(r.seconds - r.forward_seconds) / r.seconds for r in own]
             each = [(r.seconds - r.forward_seconds) / r.steps for r in own]
             table.append(
@@ -230,15 +292,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=30)
-    parser.add_argument("--tuning", type=int, default=5, help="training prompts on which settings are chosen")
+    parser.add_argument(
+        "--tuning", type=int, default=5, help="training prompts on which settings are chosen"
+    )
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
     trees = [",".join(map(str, tree)) for tree in TIMED_ACTIONS]
     parser.add_argument("--trees", nargs="+", default=trees, help="K,L1,L2 of those tried")
-    parser.add_argument("--schedules", type=int, default=len(GRID), help="how many of transformers' schedules are tried")
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        default=len(GRID),
+        help="how many of transformers' schedules are tried",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--forward", choices=FORWARDS, default="auto", help="of our methods; theirs is transformers'")
+    parser.add_argument(
+        "--forward",
+        choices=FORWARDS,
+        default="auto",
+        help="of our methods; theirs is transformers'",
+    )
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--name", default="decode", help="of the files in benchmarks/results")
     options = parser.parse_args()
@@ -254,10 +328,15 @@ def main() -> None:
         records = Path(folder) / "records.jsonl"
         for temperature in options.temperatures:
             target, draft = pair.models(*own)  # afresh: the clock wraps them
-            found, setting = load_head(head, target) if head.is_dir() else None, SamplingSetting(temperature)
+            found, setting = (
+                load_head(head, target) if head.is_dir() else None,
+                SamplingSetting(temperature),
+            )
             ours = Ours(target, draft, found, options.run / "selector" / "export", setting)
             actions = [Action(*map(int, tree.split(","))) for tree in options.trees]
-            made = methods(ours, actions, options.new_tokens, tuning, GRID[: options.schedules], fixed)
+            made = methods(
+                ours, actions, options.new_tokens, tuning, GRID[: options.schedules], fixed
+            )
             run_benchmark(made, prompts, setting, records, seed=0)
         read = list(read_records(records))
     table, notes = rows(read)

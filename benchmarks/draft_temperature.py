@@ -1,30 +1,35 @@
-"""Tokens a step of a greedy target by the draft's temperature: static delayed trees, and the papers' policies.
+"""Tokens a step of a greedy target by the draft's temperature: static delayed trees, and the
+papers' policies.
 
-`python -m benchmarks.draft_temperature [--run checkpoints/default]`. Counts of tokens, which other work on the machine does not
-change; the setting AUTO of `decoding.setting` was chosen with this table.
+`python -m benchmarks.draft_temperature [--run checkpoints/default]`. Counts of tokens, which other
+work on the machine does not change; the setting AUTO of `nde_talf.decoding.setting` was chosen with
+this table.
 """
 
 import argparse
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
 from benchmarks.timing import RESULTS
-from data.text.pair import Pair
-from decoding.actions import Action
-from decoding.common.progress import console, track
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import TreePolicy
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.setting import AUTO, drafted_under
-from evaluation.text import markdown
-from pipelines.policy_table import POLICIES, make_policy
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.setting import AUTO, drafted_under
+from nde_talf.evaluation.text import markdown
+from nde_talf.pipelines.policy_table import POLICIES, make_policy
 
-TREES = [Action(*tree) for tree in ((1, 0, 4), (1, 0, 8), (2, 0, 4), (4, 0, 4), (4, 0, 2), (2, 2, 2), (3, 0, 8))]
+TREES = [
+    Action(*tree)
+    for tree in ((1, 0, 4), (1, 0, 8), (2, 0, 4), (4, 0, 4), (4, 0, 2), (2, 2, 2), (3, 0, 8))
+]
 NAMES = ("beam", "salf", "dynatree", "dyspec", "sequoia")
 GREEDY = SamplingSetting(0.0)
 
@@ -34,8 +39,12 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.6, 1.0], help="of the draft")
-    parser.add_argument("--name", default="draft_temperature", help="of the file in benchmarks/results")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.6, 1.0], help="of the draft"
+    )
+    parser.add_argument(
+        "--name", default="draft_temperature", help="of the file in benchmarks/results"
+    )
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -46,7 +55,9 @@ def main() -> None:
     def figure(policy: TreePolicy, rule: str, temperature: float) -> str:
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, rule, temperature)
         steps = [
-            step for prompt in prompts for step in decoder.generate(prompt, options.new_tokens, GREEDY, Rng.seeded(0)).steps
+            step
+            for prompt in prompts
+            for step in decoder.generate(prompt, options.new_tokens, GREEDY, Rng.seeded(0)).steps
         ]
         tokens, nodes = sum(len(step.tokens) for step in steps), sum(step.nodes for step in steps)
         return f"{tokens / len(steps):.2f} ({nodes / len(steps):.0f})"
@@ -61,10 +72,16 @@ def main() -> None:
         ]
         for name, (policy, rule) in track(methods.items(), "greedy", len(methods), "method")
     ]
-    header = ["method", *(f"draft at {temperature:g}" for temperature in options.temperatures), "auto"]
+    header = [
+        "method",
+        *(f"draft at {temperature:g}" for temperature in options.temperatures),
+        "auto",
+    ]
     parts = [
-        f"`python -m benchmarks.draft_temperature --run checkpoints/{options.run.name} --prompts {options.prompts} "
-        f"--new-tokens {options.new_tokens} --name {options.name}`",
+        (
+            f"`python -m benchmarks.draft_temperature --run checkpoints/{options.run.name}"
+            f" --prompts {options.prompts} --new-tokens {options.new_tokens} --name {options.name}`"
+        ),
         f"Tokens a step (nodes a tree) under a greedy target, {options.prompts} held-out prompts.",
         markdown(header, rows),
     ]

@@ -1,8 +1,9 @@
 """The two pictures of a draft tree in the documentation, drawn from one step of the real loop.
 
-`draft_tree.svg` (README) shows the tree of one step and which of its tokens were accepted. `verification.svg` (concepts page)
-shows the same step decision by decision: which child was tried, with which probability it was to be accepted, and what came.
-SpecInfer verifies, because it tries one child after another, which a picture can show.
+`draft_tree.svg` (README) shows the tree of one step and which of its tokens were accepted.
+`verification.svg` (concepts page) shows the same step decision by decision: which child was tried,
+with which probability it was to be accepted, and what came. SpecInfer verifies, because it tries
+one child after another, which a picture can show.
 
     python -m benchmarks.figures --run checkpoints/default
 """
@@ -17,7 +18,16 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from nde_talf import Action, CausalModel, Delayed, DraftTree, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
+from nde_talf import (
+    Action,
+    CausalModel,
+    Delayed,
+    DraftTree,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 PROMPT = "def read_lines(path):\n    "
@@ -58,7 +68,9 @@ class RecordedPolicy:
 
 @dataclass
 class OneStep:
-    """A step of the loop. decisions: (child tried, probability of its acceptance, outcome), in order."""
+    """A step of the loop. decisions: (child tried, probability of its acceptance, outcome), in
+    order.
+    """
 
     tokens: list[str]
     parents: list[int]
@@ -68,8 +80,10 @@ class OneStep:
 
 
 def one_step(run: Path, wanted: int) -> OneStep:
-    """The first step, over seeds, in which every draw is a node of its own, `wanted` tokens are accepted and one is rejected
-    before a sibling of it is accepted: it shows everything that can happen."""
+    """The first step, over seeds, in which every draw is a node of its own, `wanted` tokens are
+    accepted and one is rejected before a sibling of it is accepted: it shows everything that can
+    happen.
+    """
     target, draft = (CausalModel.load(run / "pair" / role) for role in ("target", "draft"))
     tokenizer = AutoTokenizer.from_pretrained(run / "pair" / "target")
     prompt = tokenizer(PROMPT)["input_ids"]
@@ -82,17 +96,25 @@ def one_step(run: Path, wanted: int) -> OneStep:
         next(blocks)  # the token that follows the prompt
         for block in blocks:
             tree = policy.tree
-            if (block.accepted, len(block.tokens)) != (wanted, wanted + 1) or len(tree) != 1 + ACTION.l1 + ACTION.k * ACTION.l2:
+            if (block.accepted, len(block.tokens)) != (wanted, wanted + 1) or len(
+                tree
+            ) != 1 + ACTION.l1 + ACTION.k * ACTION.l2:
                 continue
-            step = replayed(list(tree.tokens), list(tree.parents), block.tokens, rng.decisions, tokenizer)
+            step = replayed(
+                list(tree.tokens), list(tree.parents), block.tokens, rng.decisions, tokenizer
+            )
             outcomes = [outcome for _, _, outcome in step.decisions]
             if any(not a and b for a, b in pairwise(outcomes)) and printable(step):
                 return step
     raise SystemExit("no step of that kind was found: take another run, or another prompt")
 
 
-def replayed(tokens: list[int], parents: list[int], committed: list[int], draws: list, tokenizer) -> OneStep:
-    """The step as nodes: SpecInfer tries the children of a node in the order in which they were drawn."""
+def replayed(
+    tokens: list[int], parents: list[int], committed: list[int], draws: list, tokenizer
+) -> OneStep:
+    """The step as nodes: SpecInfer tries the children of a node in the order in which they were
+    drawn.
+    """
     node, path, decisions, pending = 0, [], [], list(draws)
     while children := [child for child, parent in enumerate(parents) if parent == node]:
         for child in children:
@@ -105,7 +127,13 @@ def replayed(tokens: list[int], parents: list[int], committed: list[int], draws:
         node = decisions[-1][0]
         path.append(node)
     assert [tokens[node] for node in path] == committed[:-1] and not pending
-    return OneStep([tokenizer.decode([t]) for t in tokens], parents, path, tokenizer.decode(committed[-1:]), decisions)
+    return OneStep(
+        [tokenizer.decode([t]) for t in tokens],
+        parents,
+        path,
+        tokenizer.decode(committed[-1:]),
+        decisions,
+    )
 
 
 def printable(step: OneStep) -> bool:
@@ -120,7 +148,9 @@ def shown(text: str) -> str:
 
 
 def positions(parents: list[int]) -> list[tuple[int, float]]:
-    """(level, row) of every node: a leaf has a row of its own, a parent stands between its children."""
+    """(level, row) of every node: a leaf has a row of its own, a parent stands between its
+    children.
+    """
     level = [0] * len(parents)
     for node in range(1, len(parents)):
         level[node] = level[parents[node]] + 1
@@ -141,25 +171,33 @@ def positions(parents: list[int]) -> list[tuple[int, float]]:
 def box(x: float, y: float, text: str, kind: str) -> str:
     fill, border, colour = STYLE[kind]
     return (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="100" height="{BOX}" rx="6" fill="{fill}" stroke="{border}" stroke-width="1.5"/>'
-        f'<text x="{x + 50:.0f}" y="{y + 20:.0f}" text-anchor="middle" font-family="monospace" font-size="13" fill="{colour}">'
-        f"{escape(shown(text))}</text>"
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="100" height="{BOX}" rx="6" fill="{fill}"'
+        f' stroke="{border}" stroke-width="1.5"/><text x="{x + 50:.0f}" y="{y + 20:.0f}"'
+        ' text-anchor="middle" font-family="monospace" font-size="13"'
+        f' fill="{colour}">{escape(shown(text))}</text>'
     )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" stroke="{colour}" stroke-width="1.5"/>'
+    return (
+        f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" stroke="{colour}"'
+        ' stroke-width="1.5"/>'
+    )
 
 
 def words(x: float, y: float, text: str, size: int = 13, weight: str = "normal") -> str:
     return (
-        f'<text x="{x:.0f}" y="{y:.0f}" font-family="sans-serif" font-size="{size}" font-weight="{weight}" fill="#37474f">'
-        f"{escape(text)}</text>"
+        f'<text x="{x:.0f}" y="{y:.0f}" font-family="sans-serif" font-size="{size}"'
+        f' font-weight="{weight}" fill="#37474f">{escape(text)}</text>'
     )
 
 
-def drawn(step: OneStep, kinds: dict[int, str], left: float, top: float, after: int | None) -> list[str]:
-    """The tree with its nodes in the colours of `kinds`; after: the node after which the target's own token is shown."""
+def drawn(
+    step: OneStep, kinds: dict[int, str], left: float, top: float, after: int | None
+) -> list[str]:
+    """The tree with its nodes in the colours of `kinds`; after: the node after which the target's
+    own token is shown.
+    """
     at = positions(step.parents)
     corner = [(left + level * STEP, top + row * ROW) for level, row in at]
     parts = []
@@ -176,14 +214,17 @@ def drawn(step: OneStep, kinds: dict[int, str], left: float, top: float, after: 
             line(x + 100, y + BOX / 2, x + STEP, free + BOX / 2, STYLE["target"][1]),
             box(x + STEP, free, step.after, "target"),
         ]
-    return parts + [box(*corner[node], text, kinds.get(node, "drafted")) for node, text in enumerate(step.tokens)]
+    return parts + [
+        box(*corner[node], text, kinds.get(node, "drafted"))
+        for node, text in enumerate(step.tokens)
+    ]
 
 
 def svg(parts: list[str], width: float, height: float, title: str) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" role="img">'
-        f"<title>{escape(title)}</title>"
-        f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}"'
+        f' width="{width:.0f}" role="img"><title>{escape(title)}</title><rect width="{width:.0f}"'
+        f' height="{height:.0f}" fill="#ffffff"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
@@ -204,7 +245,12 @@ def overview(step: OneStep) -> str:
         x, y = 16 + index * 158, height + ROW + 30
         parts += [f'<rect x="{x}" y="{y:.0f}" width="16" height="16" rx="3" fill="{fill}" stroke="{border}"/>',
                   words(x + 22, y + 13, text)]  # fmt: skip
-    return svg(parts, max(width + 16, 660), height + ROW + 62, "A draft tree and the tokens of it that were accepted")
+    return svg(
+        parts,
+        max(width + 16, 660),
+        height + ROW + 62,
+        "A draft tree and the tokens of it that were accepted",
+    )
 
 
 def step_by_step(step: OneStep) -> str:
@@ -217,22 +263,44 @@ def step_by_step(step: OneStep) -> str:
         if decision:
             child, probability, outcome = decision
             panel[child] = kinds[child] = "accepted" if outcome else "rejected"
-            youngest = max(node for node, parent in enumerate(step.parents) if parent == step.parents[child])
-            result = "Rejected: no child is left." if child == youngest else "Rejected: try the next child."
-            heading = f"{number}. Try {shown(step.tokens[child])!r}: accept with probability {probability:.2f}. "
+            youngest = max(
+                node for node, parent in enumerate(step.parents) if parent == step.parents[child]
+            )
+            result = (
+                "Rejected: no child is left."
+                if child == youngest
+                else "Rejected: try the next child."
+            )
+            heading = (
+                f"{number}. Try {shown(step.tokens[child])!r}: accept with probability"
+                f" {probability:.2f}. "
+            )
             heading += "Accepted: go on below it." if outcome else result
         last = decision is None and number > 0
         if last:
             source = "its distribution" if step.decisions[-1][2] else "the residual distribution"
-            heading = f"{number}. The target's own token {shown(step.after)!r}, drawn from {source}, ends the step."
-        parts += [words(16, y + 14, heading, weight="bold"), *drawn(step, panel, 16, y + 28, step.path[-1] if last else None)]
+            heading = (
+                f"{number}. The target's own token {shown(step.after)!r}, drawn from {source}, ends"
+                " the step."
+            )
+        parts += [
+            words(16, y + 14, heading, weight="bold"),
+            *drawn(step, panel, 16, y + 28, step.path[-1] if last else None),
+        ]
         y += height + 52
-    return svg(parts, max(width + 16, 660), y + ROW / 2, "A draft tree verified by SpecInfer, decision by decision")
+    return svg(
+        parts,
+        max(width + 16, 660),
+        y + ROW / 2,
+        "A draft tree verified by SpecInfer, decision by decision",
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"), help="a finished run's folder")
+    parser.add_argument(
+        "--run", type=Path, default=Path("checkpoints/default"), help="a finished run's folder"
+    )
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     step = one_step(arguments.run, 3)

@@ -1,9 +1,11 @@
-"""Flip one bit at a time in every file of a finished run, and say whether a load or the next command notices.
+"""Flip one bit at a time in every file of a finished run, and say whether a load or the next
+command notices.
 
-`python -m benchmarks.flips [--bits 2] [--run FOLDER]`: makes its own small run in a temporary folder, or takes a copy of one
-that tests.pipelines.micro made. Every flip is in a copy of the run. First everything that was exported is loaded, then
-`stage=all` is run again; for what a killed stage resumes from, the stage is first made unfinished. What nobody notices is
-compared with the untouched run: a flip may leave every value as it was (white space in JSON, say).
+`python -m benchmarks.flips [--bits 2] [--run FOLDER]`: makes its own small run in a temporary
+folder, or takes a copy of one that tests.pipelines.micro made. Every flip is in a copy of the run.
+First everything that was exported is loaded, then `stage=all` is run again; for what a killed stage
+resumes from, the stage is first made unfinished. What nobody notices is compared with the untouched
+run: a flip may leave every value as it was (white space in JSON, say).
 """
 
 import argparse
@@ -19,23 +21,23 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 import torch
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-import pipelines.run
+import nde_talf.pipelines.run
 from benchmarks.timing import report
-from data.text.pair import Pair
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.common.files import read_json
-from decoding.model import CausalModel
-from draft_training.head_drafter import EagleDrafter
-from selector.latency import LatencyTable
-from selector.selector import Selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 from tests.pipelines import micro
 
 RESUMED = re.compile(r"(last|best|before)\.ckpt|result\.json|labels/")
@@ -61,12 +63,16 @@ def view(run: Path) -> dict[str, str]:
     found = {"where": digest([pair.where("target")[-6:], pair.where("draft")[-6:]])}
     for role in ("target", "draft"):
         model = CausalModel.load(run / "pair" / role)
-        found[role] = digest(dict(model.module.state_dict())) + digest({**model.config.to_dict(), "_name_or_path": ""})
+        found[role] = digest(dict(model.module.state_dict())) + digest(
+            {**model.config.to_dict(), "_name_or_path": ""}
+        )
         tokenizer = AutoTokenizer.from_pretrained(run / "pair" / role)
         text = Path(__file__).read_text()
         ids = tokenizer(text)["input_ids"]
         vocabulary = sorted(tokenizer.get_vocab().items())
-        found[f"{role}'s tokenizer"] = digest([ids, vocabulary, tokenizer.decode(ids), tokenizer.eos_token])
+        found[f"{role}'s tokenizer"] = digest(
+            [ids, vocabulary, tokenizer.decode(ids), tokenizer.eos_token]
+        )
     found["prompts"] = digest([str(prompt) for prompt in pair.every_prompt()])
     found["rows"] = digest([digest(pair.rows(name)) for name in ("train", "held_out")])
     found["table"] = digest([LatencyTable.load(run / "latency/table.json")])
@@ -74,8 +80,12 @@ def view(run: Path) -> dict[str, str]:
         found[f"traces {split}"] = digest(TraceStore(run / "traces").read(split))
     for export in sorted((run / "selector/export").iterdir()):
         selector = Selector.from_pretrained(export)
-        found[f"selector {export.name}"] = digest(dict(selector.state_dict())) + digest([selector.schema])
-    head = EagleDrafter.from_pretrained(run / "draft/export", CausalModel.load(run / "pair/target")).head
+        found[f"selector {export.name}"] = digest(dict(selector.state_dict())) + digest(
+            [selector.schema]
+        )
+    head = EagleDrafter.from_pretrained(
+        run / "draft/export", CausalModel.load(run / "pair/target")
+    ).head
     found["head"] = digest(dict(head.state_dict()))
     for path in sorted(run.rglob("*.json*")):
         if path.parent.name == "report" or path.name in ("offline.json", "held_out.json"):
@@ -84,7 +94,9 @@ def view(run: Path) -> dict[str, str]:
         if path.suffix in (".html", ".png", ".md"):
             found[path.name] = digest(path.read_bytes())
     for path in sorted(run.glob("*/manifest.json")):
-        found[str(path.relative_to(run))] = digest([read_json(path).get(key) for key in ("settings", "metrics", "seconds")])
+        found[str(path.relative_to(run))] = digest(
+            [read_json(path).get(key) for key in ("settings", "metrics", "seconds")]
+        )
     return found
 
 
@@ -131,7 +143,7 @@ def child(folder: Path, file: str, answer: Path, corpus: Path) -> None:
             words += [f"stage={STAGES.get(file.split('/')[0], file.split('/')[0])}"]
         with hydra.initialize_config_dir(str(micro.ROOT / "configs"), version_base=None):
             config = OmegaConf.to_object(hydra.compose("config", words))
-        pipelines.run.run(config)
+        nde_talf.pipelines.run.run(config)
         result = {"how": "", "seen": exports(run) if resumed else seen}
     except UserError as error:
         result = {"how": "refused", "text": str(error)}
@@ -145,7 +157,9 @@ def look(folder: Path, file: str, untouched: dict[str, dict], corpus: Path) -> s
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
     before = manifests(folder / "checkpoints/default")
-    process = multiprocessing.get_context("fork").Process(target=child, args=(folder, file, answer, corpus))
+    process = multiprocessing.get_context("fork").Process(
+        target=child, args=(folder, file, answer, corpus)
+    )
     process.start()
     process.join(SECONDS)
     if process.exitcode is None:
@@ -157,9 +171,15 @@ def look(folder: Path, file: str, untouched: dict[str, dict], corpus: Path) -> s
     after = manifests(folder / "checkpoints/default")
     again = {stage for stage in before if after.get(stage) != before[stage]}
     if result["how"]:
-        return result["how"] + (", finished work removed" if again and not RESUMED.search(file) else "")
+        return result["how"] + (
+            ", finished work removed" if again and not RESUMED.search(file) else ""
+        )
     if again and not RESUMED.search(file):
-        return "made again, the old one kept" if "kept in" in printed else "finished work removed and made again"
+        return (
+            "made again, the old one kept"
+            if "kept in" in printed
+            else "finished work removed and made again"
+        )
     if NOTICES.search(" ".join(printed.split())):
         return "told"
     same = result["seen"] == untouched["exports" if RESUMED.search(file) else "view"]
@@ -168,8 +188,14 @@ def look(folder: Path, file: str, untouched: dict[str, dict], corpus: Path) -> s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bits", type=int, default=1, help="flips a file, each in a copy of its own")
-    parser.add_argument("--run", type=Path, help="the folder of a finished micro run (with its corpus); default: make one")
+    parser.add_argument(
+        "--bits", type=int, default=1, help="flips a file, each in a copy of its own"
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        help="the folder of a finished micro run (with its corpus); default: make one",
+    )
     parser.add_argument("--only", default="", help="a regular expression for the files' names")
     options = parser.parse_args()
     quiet()
@@ -185,9 +211,17 @@ def main() -> None:
             assert done.returncode == 0, done.stdout + done.stderr
         run = pristine / "checkpoints/default"
         untouched = {"view": view(run), "exports": exports(run)}
-        files = [str(p.relative_to(run)) for p in sorted(run.rglob("*")) if p.is_file() and p.stat().st_size]
-        files = [file for file in files if not UNREAD.search(file) and re.search(options.only, file)]
-        corpus = options.run.resolve() / "corpus.jsonl" if options.run else pristine / "corpus.jsonl"
+        files = [
+            str(p.relative_to(run))
+            for p in sorted(run.rglob("*"))
+            if p.is_file() and p.stat().st_size
+        ]
+        files = [
+            file for file in files if not UNREAD.search(file) and re.search(options.only, file)
+        ]
+        corpus = (
+            options.run.resolve() / "corpus.jsonl" if options.run else pristine / "corpus.jsonl"
+        )
         for file in ["no file", *(file for file in files for _ in range(options.bits))]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(pristine, folder)
@@ -206,7 +240,12 @@ def main() -> None:
             rows.append([file, where, found])
             print(*rows[-1], file=sys.stderr, flush=True)
     rows += [["in all", count, what] for what, count in counts.most_common()]
-    report("flips", f"python -m benchmarks.flips --bits {options.bits}", ["file", "flipped", "found"], rows)
+    report(
+        "flips",
+        f"python -m benchmarks.flips --bits {options.bits}",
+        ["file", "flipped", "found"],
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Cases in processes of their own, forked from one that has imported everything: what a case printed, and how it ended."""
+"""Cases in processes of their own, forked from one that has imported everything: what a case
+printed, and how it ended.
+"""
 
 import faulthandler
 import json
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError
 
 TOLD, TRACEBACK = "told in words", "traceback"
 
@@ -44,7 +46,9 @@ def forked(
     """
     answer = out.with_suffix(".json")
     answer.unlink(missing_ok=True)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(work, out, answer, headroom, seconds))
+    process = multiprocessing.get_context("fork").Process(
+        target=_child, args=(work, out, answer, headroom, seconds)
+    )
     process.start()
     if started:
         started(process)
@@ -65,7 +69,9 @@ def forked(
     return Outcome({0: "ended well", 1: TOLD, 130: "interrupted", 143: "interrupted"}[code], words)
 
 
-def _child(work: Callable[[], Any], out: Path, answer: Path, headroom: int | None, seconds: float) -> None:
+def _child(
+    work: Callable[[], Any], out: Path, answer: Path, headroom: int | None, seconds: float
+) -> None:
     sink = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(sink, number)

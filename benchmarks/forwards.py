@@ -3,17 +3,20 @@
 import time
 from collections.abc import Callable
 
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.sampling import Rng, SamplingSetting
-from draft_training.head import EagleHead
-from evaluation.benchmark import Generate
-from evaluation.speculative import add_matches, record_of
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.evaluation.benchmark import Generate
+from nde_talf.evaluation.speculative import add_matches, record_of
 
 
 class ForwardClock:
-    """Seconds inside the forward passes and output layers of the models it watches, and how many passes the draft made. Watch
-    a model before anything is built of it."""
+    """Seconds inside the forward passes and output layers of the models it watches, and how many
+    passes the draft made.
+
+    Watch a model before anything is built of it.
+    """
 
     def __init__(self):
         self.reset()
@@ -40,8 +43,16 @@ class ForwardClock:
         return timed
 
 
-def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int, clock: ForwardClock) -> Generate:
-    """A method of our loop (see `evaluation.methods.Speculative`) whose records say what happened inside the models."""
+def watched(
+    name: str,
+    decoder: SpeculativeDecoder,
+    setting: SamplingSetting,
+    new_tokens: int,
+    clock: ForwardClock,
+) -> Generate:
+    """A method of our loop (see `evaluation.methods.Speculative`) whose records say what happened
+    inside the models.
+    """
 
     def generate(prompt: list[int], seed: int, kind: str):
         stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(seed))

@@ -1,21 +1,27 @@
-"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then the others.
+"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then
+the others.
 
-It needs torch, transformers and safetensors alone, no hub and no data set: the text is the Python standard library's. Each part
-prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--results: another folder).
+It needs torch, transformers and safetensors alone, no hub and no data set: the text is the Python
+standard library's. Each part prints a table, and writes it to benchmarks/results/gpu_PART.md and
+.json (--results: another folder).
 
-- pair: trains a target of some 100 M parameters and distils a two-layer draft from it. `--minutes` cuts the training; started
-  again, it goes on where it stopped.
-- traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels run.
-- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and one tree in float32. tokens/s,
-  the time of a step outside kernels and how often the host waits for the device, by torch's profiler; peak memory.
-- graphs: a step with static shapes, with levels of drafting and verification launched one operation at a time and recorded in
-  CUDA graphs (`decoding.captured`; forward passes are graphs in both). The columns are those of part decode.
+- pair: trains a target of some 100 M parameters and distils a two-layer draft from it. `--minutes`
+  cuts the training; started again, it goes on where it stopped.
+- traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels
+  run.
+- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and
+  one tree in float32. tokens/s, the time of a step outside kernels and how often the host waits for
+  the device, by torch's profiler; peak memory.
+- graphs: a step with static shapes, with levels of drafting and verification launched one operation
+  at a time and recorded in CUDA graphs (`nde_talf.decoding.captured`; forward passes are graphs in
+  both). The columns are those of part decode.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
-- attention: one layer's attention of a tree's rows, under one mask over text and tree and in two parts, by context and rows.
-  The context from which on two parts are faster is `OPEN` of `decoding.forward.attention`. It needs no pair.
+- attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
+  parts, by context and rows. The context from which on two parts are faster is `OPEN` of
+  `nde_talf.decoding.forward.attention`. It needs no pair.
 
-`--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator of torch, nothing waits and
-no memory is counted.
+`--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator
+of torch, nothing waits and no memory is counted.
 """
 
 import argparse
@@ -37,35 +43,39 @@ from torch.nn import functional as F
 from benchmarks import timing
 from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
-from data.engines.transformers import TransformersEngine
-from data.text.prompts import Prompt
-from data.text.tokenizer import pack, train_tokenizer
-from data.traces.settings import TracesConfig
-from data.traces.trace import trace_trajectories
-from decoding.actions import Action
-from decoding.common.bootstrap import shown
-from decoding.common.errors import UserError
-from decoding.common.micro_batch import MicroBatch
-from decoding.drafter import LMDrafter
-from decoding.forward import attention as attended
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.static import MARGIN, StaticShapes, unrecorded
-from decoding.verification import VERIFIERS
-from draft_training.head import EagleHead
-from draft_training.losses import HeadReadout, tree_loss
-from draft_training.settings import EagleLoss, HassLoss, TalfLoss
-from draft_training.target_trees import TreeSpec, chains, target_beam, target_features
-from evaluation.benchmark import read_records, run_benchmark
-from evaluation.methods import Speculative
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import speed_ratio
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.tokenizer import pack, train_tokenizer
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces.trace import trace_trajectories
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.forward import attention as attended
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import MARGIN, StaticShapes, unrecorded
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.losses import HeadReadout, tree_loss
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
+from nde_talf.draft_training.target_trees import TreeSpec, chains, target_beam, target_features
+from nde_talf.evaluation.benchmark import read_records, run_benchmark
+from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import speed_ratio
 
 PARTS = ("pair", "traces", "decode", "graphs", "heads", "attention")
 SETTING = SamplingSetting(0.6)
-TREES = (("traversal", Action(1, 0, 7)), ("specinfer", Action(3, 0, 5)), ("specinfer", Action(3, 2, 4)))
+TREES = (
+    ("traversal", Action(1, 0, 7)),
+    ("specinfer", Action(3, 0, 5)),
+    ("specinfer", Action(3, 2, 4)),
+)
 ROWS = max(tree.nodes for _, tree in TREES)
 """Of static shapes. No more, since every size of a pass is compiled."""
 LENGTH, SAVE_SECONDS = 256, 60.0
@@ -73,7 +83,10 @@ LENGTH, SAVE_SECONDS = 256, 60.0
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the pair, and how much of everything is run. Models are (hidden, layers, heads, intermediate)."""
+    """Sizes of the pair, and how much of everything is run.
+
+    Models are (hidden, layers, heads, intermediate).
+    """
 
     vocab: int
     target: tuple[int, int, int, int]
@@ -94,21 +107,43 @@ SIZES = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--folder", type=Path, default=Path("checkpoints/gpu"), help="of the pair that part pair trains")
-    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="where tables are written")
-    parser.add_argument("--minutes", type=float, default=7.0, help="of training, after which part pair stops")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("checkpoints/gpu"),
+        help="of the pair that part pair trains",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=timing.RESULTS, help="where tables are written"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=7.0, help="of training, after which part pair stops"
+    )
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch sees no GPU here. --device cpu --size small rehearses on the CPU.")
+        raise SystemExit(
+            "--device cuda: torch sees no GPU here. --device cpu --size small rehearses on the CPU."
+        )
     timing.RESULTS = options.results
-    command = f"python -m benchmarks.gpu --part {options.part}" + (" --size small" if options.size == "small" else "")
+    command = f"python -m benchmarks.gpu --part {options.part}" + (
+        " --size small" if options.size == "small" else ""
+    )
     size, device = SIZES[options.size], torch.device(options.device)
     try:
-        parts = {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads, "attention": attention}
+        parts = {
+            "pair": pair,
+            "traces": traces,
+            "decode": decode,
+            "graphs": graphs,
+            "heads": heads,
+            "attention": attention,
+        }
         parts[options.part](options, size, device, command)
     except UserError as error:
         raise SystemExit(str(error)) from error
@@ -120,7 +155,11 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device, command:
     for records in options.folder.glob("*.jsonl"):  # of another pair
         records.unlink()
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[: size.files]
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if "site-packages" not in path.parts]
+    texts = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in files
+        if "site-packages" not in path.parts
+    ]
     tokenizer = train_tokenizer(texts[:: max(1, len(texts) // 200)], size.vocab)
     rows = pack(tokenizer, texts, LENGTH)
     held_out, rows = rows[::50], rows[torch.arange(len(rows)) % 50 > 0]
@@ -128,13 +167,25 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device, command:
     found = []
     teacher: nn.Module | None = None
     for role in ("target", "draft"):
-        model, seconds, steps = _train(options.folder / role, size, role, teacher, rows.to(device), until)
+        model, seconds, steps = _train(
+            options.folder / role, size, role, teacher, rows.to(device), until
+        )
         teacher = model
         with torch.inference_mode():
-            nats = [float(_loss(model, batch.to(device))) for batch in held_out[: 4 * size.batch].split(size.batch)]
+            nats = [
+                float(_loss(model, batch.to(device)))
+                for batch in held_out[: 4 * size.batch].split(size.batch)
+            ]
         count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         found.append(
-            [role, count, f"{steps} of {size.steps}", seconds, steps * size.batch * LENGTH / seconds, sum(nats) / len(nats)]
+            [
+                role,
+                count,
+                f"{steps} of {size.steps}",
+                seconds,
+                steps * size.batch * LENGTH / seconds,
+                sum(nats) / len(nats),
+            ]
         )
     report(
         "gpu_pair",
@@ -148,7 +199,9 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device, command:
 def _train(
     folder: Path, size: Size, role: str, teacher: nn.Module | None, rows: Tensor, until: float
 ) -> tuple[nn.Module, float, int]:
-    """The model of `folder`, trained up to `size.steps` or until the time is over, and seconds and steps so far."""
+    """The model of `folder`, trained up to `size.steps` or until the time is over, and seconds and
+    steps so far.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden, layers, head_count, intermediate = getattr(size, role)
@@ -172,7 +225,9 @@ def _train(
         rate_now = 6e-4 * min((step + 1) / 100, 0.5 + 0.5 * math.cos(math.pi * step / size.steps))
         for group in optimizer.param_groups:
             group["lr"] = rate_now
-        index = torch.randint(len(rows), (size.batch,), generator=torch.Generator().manual_seed(step)).to(rows.device)
+        index = torch.randint(
+            len(rows), (size.batch,), generator=torch.Generator().manual_seed(step)
+        ).to(rows.device)
         with torch.autocast(rows.device.type, torch.bfloat16):
             loss = _loss(model, rows[index], teacher)
         loss.backward()
@@ -185,13 +240,23 @@ def _train(
             _save(state, model, optimizer, step, seconds + saved - started)
     if time.monotonic() >= until and step < size.steps:
         _save(state, model, optimizer, step, seconds + time.monotonic() - started)
-        raise SystemExit(f"{folder.name}: {step} of {size.steps} steps, and the time is over. Start the part again to go on.")
+        raise SystemExit(
+            f"{folder.name}: {step} of {size.steps} steps, and the time is over. Start the part"
+            " again to go on."
+        )
     model.save_pretrained(folder)
     return model.eval(), torch.load(state, map_location="cpu", weights_only=True)["seconds"], step
 
 
-def _save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seconds: float) -> None:
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
+def _save(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seconds: float
+) -> None:
+    content = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "seconds": seconds,
+    }
     torch.save(content, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 
@@ -213,11 +278,15 @@ def traces(options: argparse.Namespace, size: Size, device: torch.device, comman
     texts = TransformersEngine(target).sample(starts, SETTING, size.new_tokens, 0)
     _wait(device)
     sampling = time.perf_counter() - started
-    config = TracesConfig(new_tokens=size.new_tokens, samples=size.samples, verifiers=["specinfer", "traversal"])
+    config = TracesConfig(
+        new_tokens=size.new_tokens, samples=size.samples, verifiers=["specinfer", "traversal"]
+    )
     prompts = [Prompt(str(i), "code", "", tokens) for i, tokens in enumerate(starts)]
 
     def trace(some: slice) -> int:
-        columns = trace_trajectories(target, draft, prompts[some], texts[some], [SETTING], config, MicroBatch(256), 0)
+        columns = trace_trajectories(
+            target, draft, prompts[some], texts[some], [SETTING], config, MicroBatch(256), 0
+        )
         return len(columns["prompt_id"])
 
     trace(slice(1))  # warm-up
@@ -230,7 +299,15 @@ def traces(options: argparse.Namespace, size: Size, device: torch.device, comman
     columns = ["what", "s", "a second", "kernels run", "peak GiB"]
     tokens = sum(map(len, texts)) - sum(map(len, starts))
     found = [["texts of the target (tokens)", sampling, tokens / sampling, "–", ""]]
-    found.append([f"roots, {size.samples} super-trees each", seconds, roots / seconds, f"{seen.busy:.0%}", _peak(device)])
+    found.append(
+        [
+            f"roots, {size.samples} super-trees each",
+            seconds,
+            roots / seconds,
+            f"{seen.busy:.0%}",
+            _peak(device),
+        ]
+    )
     report("gpu_traces", command, columns, found, [_machine(device)])
 
 
@@ -243,9 +320,17 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
     made: dict[str, Speculative] = {}
 
     def add(
-        name: str, models: tuple[CausalModel, CausalModel], tree: Action | None, rule: str, static: StaticShapes | None
+        name: str,
+        models: tuple[CausalModel, CausalModel],
+        tree: Action | None,
+        rule: str,
+        static: StaticShapes | None,
     ) -> None:
-        drafter, policy = (None, Autoregressive()) if tree is None else (LMDrafter(models[1], static), Delayed(tree))
+        drafter, policy = (
+            (None, Autoregressive())
+            if tree is None
+            else (LMDrafter(models[1], static), Delayed(tree))
+        )
         decoder = SpeculativeDecoder(models[0], drafter, policy, rule, static=static)
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
 
@@ -265,13 +350,21 @@ def graphs(options: argparse.Namespace, size: Size, device: torch.device, comman
     target, draft = _load(options, device)
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    every = {"one by one": StaticShapes(context, ROWS, record=unrecorded), "recorded": StaticShapes(context, ROWS)}
+    every = {
+        "one by one": StaticShapes(context, ROWS, record=unrecorded),
+        "recorded": StaticShapes(context, ROWS),
+    }
     made = {}
     for name in (BASELINE, CONTROL):
-        decoder = SpeculativeDecoder(target, None, Autoregressive(), "nss", static=every["recorded"])
+        decoder = SpeculativeDecoder(
+            target, None, Autoregressive(), "nss", static=every["recorded"]
+        )
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
     for (rule, tree), (how, static) in product(TREES, every.items()):
-        name, own = f"{VERIFIERS[rule].name} {tuple(tree)}, {how}", (LMDrafter(draft, static), Delayed(tree), rule)
+        name, own = (
+            f"{VERIFIERS[rule].name} {tuple(tree)}, {how}",
+            (LMDrafter(draft, static), Delayed(tree), rule),
+        )
         # On a CPU trees would stay on the host.
         decoder = SpeculativeDecoder(target, *own, static=static, device=True)
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
@@ -298,9 +391,14 @@ def _decoded(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with _profiled(device) as seen:
-            generation = made[name].decoder.generate(prompts[0][2], size.new_tokens, SETTING, Rng.seeded(0))
+            generation = made[name].decoder.generate(
+                prompts[0][2], size.new_tokens, SETTING, Rng.seeded(0)
+            )
         ratio = speed_ratio(own, by_method[BASELINE])
-        tokens, step = rate(own, "tokens", "steps"), sum(r.seconds for r in own) / sum(r.steps for r in own)
+        tokens, step = (
+            rate(own, "tokens", "steps"),
+            sum(r.seconds for r in own) / sum(r.steps for r in own),
+        )
         found.append(
             [
                 name,
@@ -323,8 +421,20 @@ def _decoded(
         "waits a step",
         "peak GiB",
     ]
-    notes = [_machine(device), "A generation's steps and its prefill count for the last three columns, under the profiler."]
-    report(f"gpu_{part}", command, columns, found, notes + doubts([record for own in by_method.values() for record in own]))
+    notes = [
+        _machine(device),
+        (
+            "A generation's steps and its prefill count for the last three columns, under the"
+            " profiler."
+        ),
+    ]
+    report(
+        f"gpu_{part}",
+        command,
+        columns,
+        found,
+        notes + doubts([record for own in by_method.values() for record in own]),
+    )
     records.unlink()
 
 
@@ -349,15 +459,28 @@ def heads(options: argparse.Namespace, size: Size, device: torch.device, command
         with _profiled(device) as seen:
             step()
         found.append(
-            [loss.name, getattr(loss, "depth", 1), 1 / seconds, batch.numel() / seconds, f"{seen.busy:.0%}", _peak(device)]
+            [
+                loss.name,
+                getattr(loss, "depth", 1),
+                1 / seconds,
+                batch.numel() / seconds,
+                f"{seen.busy:.0%}",
+                _peak(device),
+            ]
         )
     columns = ["loss", "depth", "steps/s", "tokens/s", "kernels run", "peak GiB"]
-    note = f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens are roots."
+    note = (
+        f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens"
+        " are roots."
+    )
     report("gpu_heads", command, columns, found, [_machine(device), note])
 
 
 def _head_step(
-    head: EagleHead, tokens: Tensor, loss: TalfLoss | HassLoss | EagleLoss, optimizer: torch.optim.Optimizer
+    head: EagleHead,
+    tokens: Tensor,
+    loss: TalfLoss | HassLoss | EagleLoss,
+    optimizer: torch.optim.Optimizer,
 ) -> None:
     target, length, depth = head.target, tokens.shape[1], getattr(loss, "depth", 1)
     roots = torch.arange(1, length - depth, device=tokens.device).expand(len(tokens), -1)
@@ -366,12 +489,16 @@ def _head_step(
             trees = target_beam(target, tokens, TreeSpec(loss.k, depth), roots, None)
         else:
             trees = chains(tokens, target_features(target, tokens, None)[0], roots, depth)
-    outputs = head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, loss.detach_features, None)
+    outputs = head.tree_features(
+        trees.tokens, trees.features, trees.roots, trees.levels, loss.detach_features, None
+    )
     outputs = [head.read(level) for level in outputs]
     outputs[0] = outputs[0].flatten(0, 1)[:, None]
     along = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
     every = torch.full((len(outputs[0]),), 1 / len(outputs[0]), device=tokens.device)
-    weights = [every] + [torch.full(roots.shape, 1 / roots.numel(), device=tokens.device)] * (len(outputs) - 1)
+    weights = [every] + [torch.full(roots.shape, 1 / roots.numel(), device=tokens.device)] * (
+        len(outputs) - 1
+    )
     tree_loss(outputs, along, HeadReadout.of(head), loss, weights)[0].backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -386,14 +513,22 @@ def attention(options: argparse.Namespace, size: Size, device: torch.device, com
             torch.randn(1, count, slots, width, dtype=dtype, device=device)
             for count, slots in ((heads, rows), (shared, context + rows), (shared, context + rows))
         )
-        small = torch.full((1, 1, rows, rows), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+        small = torch.full(
+            (1, 1, rows, rows), torch.finfo(dtype).min, dtype=dtype, device=device
+        ).triu_(1)
         own = small.repeat(1, 1, heads // shared, 1)
         wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
         ways = (attended.Seen(0, context, context, wide), attended.Seen(0, 0, context, own))
-        times = [_milliseconds(device, partial(attended.attend, query, keys, values, seen, width**-0.5)) for seen in ways]
+        times = [
+            _milliseconds(device, partial(attended.attend, query, keys, values, seen, width**-0.5))
+            for seen in ways
+        ]
         found.append([context, rows, *times, times[0] / times[1]])
     columns = ["context", "rows", "one mask, ms", "two parts, ms", "one mask over two parts"]
-    note = f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the other, launches included."
+    note = (
+        f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the"
+        " other, launches included."
+    )
     report("gpu_attention", command, columns, found, [_machine(device), note])
 
 
@@ -412,7 +547,9 @@ def _milliseconds(device: torch.device, call: Callable[[], object], calls: int =
 
 @dataclass
 class Seen:
-    """busy: the fraction of the time in which a kernel ran; waits: how often the host waited for the device."""
+    """busy: the fraction of the time in which a kernel ran; waits: how often the host waited for
+    the device.
+    """
 
     busy: float = 0.0
     waits: int = 0
@@ -431,19 +568,31 @@ def _profiled(device: torch.device) -> Iterator[Seen]:
         _wait(device)
         seconds = time.perf_counter() - started
     events = profiler.key_averages()
-    if on_gpu:  # operators have the time of their kernels too; the profiler itself waits for the full device
+    # operators have the time of their kernels too; the profiler itself waits for the full device
+    if on_gpu:
         kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
-        micros = sum(event.self_device_time_total for event in kernels if not event.is_user_annotation)
-        seen.waits = sum(event.count for event in events if event.key.endswith(("StreamSynchronize", "EventSynchronize")))
+        micros = sum(
+            event.self_device_time_total for event in kernels if not event.is_user_annotation
+        )
+        seen.waits = sum(
+            event.count
+            for event in events
+            if event.key.endswith(("StreamSynchronize", "EventSynchronize"))
+        )
     else:
         micros = sum(event.self_cpu_time_total for event in events)
     seen.busy = min(1.0, micros / 1e6 / seconds)
 
 
-def _load(options: argparse.Namespace, device: torch.device, dtype: str = "bfloat16") -> tuple[CausalModel, CausalModel]:
+def _load(
+    options: argparse.Namespace, device: torch.device, dtype: str = "bfloat16"
+) -> tuple[CausalModel, CausalModel]:
     if not (options.folder / "draft" / "config.json").exists():
         raise UserError(f"--folder {options.folder}: there is no pair; run --part pair first.")
-    target, draft = (CausalModel.load(options.folder / role, str(device), dtype, role) for role in ("target", "draft"))
+    target, draft = (
+        CausalModel.load(options.folder / role, str(device), dtype, role)
+        for role in ("target", "draft")
+    )
     return target, draft
 
 
@@ -462,7 +611,11 @@ def _peak(device: torch.device) -> float | str:
 
 
 def _machine(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU: a rehearsal, no figure of a GPU"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else "a CPU: a rehearsal, no figure of a GPU"
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Draft heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same text: mean generation length on
-held-out prompts by loss and tree (Tables 2 and 3 of the SALF & TALF paper), and accuracy by the rank conditioned on
-(Figure 2b).
+"""Draft heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same
+text: mean generation length on held-out prompts by loss and tree (Tables 2 and 3 of the SALF & TALF
+paper), and accuracy by the rank conditioned on (Figure 2b).
 
-`python -m benchmarks.heads [--run checkpoints/default]`, after `python -m pipelines.run stage=pair`. Once for equal optimiser
-steps, once for equal time. An interrupted run goes on where it stopped; its files are in `<run>/heads`.
+`python -m benchmarks.heads [--run checkpoints/default]`, after `python -m pipelines.run
+stage=pair`. Once for equal optimiser steps, once for equal time. An interrupted run goes on where
+it stopped; its files are in `<run>/heads`.
 
-`--as-printed` makes the paper's own comparison: equal time from random heads (no warm start), with the target's trees and
-features precomputed (their cost is stated apart), HASS with gradients through its features, the paper's calibration measure;
-and beside it some heads at equal steps. At temperatures above 0 it decodes with i.i.d. trees, verified by SpecInfer and
-Traversal. The plan, with its cost, is printed before anything is trained; `--plan` stops there.
-`--own-text` trains all heads on text that the target continued itself.
+`--as-printed` makes the paper's own comparison: equal time from random heads (no warm start), with
+the target's trees and features precomputed (their cost is stated apart), HASS with gradients
+through its features, the paper's calibration measure; and beside it some heads at equal steps. At
+temperatures above 0 it decodes with i.i.d. trees, verified by SpecInfer and Traversal. The plan,
+with its cost, is printed before anything is trained; `--plan` stops there. `--own-text` trains all
+heads on text that the target continued itself.
 
-Time is CPU time of one thread, so that other work on the machine does not change who is given how many steps.
+Time is CPU time of one thread, so that other work on the machine does not change who is given how
+many steps.
 """
 
 import argparse
@@ -23,36 +26,42 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.head_comparison import comparison_table, generation_length, rank_figure, rank_table
 from benchmarks.timing import RESULTS
-from data.dialogues.token_rows import TokenRows
-from data.text.pair import Pair, check_prompts, spread
-from decoding.actions import Action
-from decoding.common.files import read_json, write_json
-from decoding.common.progress import console, track
-from decoding.drafter import Drafter, LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.salf import Optimal, Salf
-from decoding.sampling import SamplingSetting
-from decoding.setting import read_draft_temperature
-from decoding.verification import VERIFIERS
-from draft_training.export import load_head, save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.precision import AUTOCAST, cast_once, resolved
-from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head, prepared_labels
-from draft_training.trainer import eager_attention
-from evaluation.benchmark import Record, read_records, run_benchmark, together
-from evaluation.methods import Speculative
-from evaluation.papers.ranks import after_ranks, calibration_error
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.pair import Pair, check_prompts, spread
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.salf import Optimal, Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.setting import read_draft_temperature
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.precision import AUTOCAST, cast_once, resolved
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import (
+    HeadBatch,
+    HeadModule,
+    build_head,
+    fit_head,
+    prepared_labels,
+)
+from nde_talf.draft_training.trainer import eager_attention
+from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark, together
+from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.papers.ranks import after_ranks, calibration_error
 
 WARM, CEILING = "warm start", "the target itself"
 TALF = {f"TALF, k = {k}": TalfLoss(k=k) for k in (1, 2, 4)}
@@ -83,7 +92,10 @@ IID_NOTE = """(K, L1, L2) are i.i.d. trees: a trunk of L1 draws from the drafter
 then K paths of L2 draws; under a greedy target a single path holds its most likely tokens, and several paths are drawn at 0.6.
 A drafter equal to the target would reach L1 + L2 + 1 tokens a pass with them.
 """
-OWN_ROWS, OWN_PROMPT = 2048, 32  # of --own-text: how many rows, and how many tokens of each are the corpus's
+OWN_ROWS, OWN_PROMPT = (
+    2048,
+    32,
+)  # of --own-text: how many rows, and how many tokens of each are the corpus's
 RANK_ROWS = 32  # held-out rows for Figure 2b
 
 
@@ -93,25 +105,50 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="default: <run>/heads")
     parser.add_argument("--warm-steps", type=int, default=250)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--roots", type=int, default=32, help="roots of a row that get a tree in a step")
-    parser.add_argument("--rows", type=int, help="rows of the training text to use, evenly over it; default: all")
-    parser.add_argument("--prompts", type=int, default=20, help="held-out prompts; first the test split's, then the traces'")
+    parser.add_argument(
+        "--roots", type=int, default=32, help="roots of a row that get a tree in a step"
+    )
+    parser.add_argument(
+        "--rows", type=int, help="rows of the training text to use, evenly over it; default: all"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=20,
+        help="held-out prompts; first the test split's, then the traces'",
+    )
     parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target"
+    )
     parser.add_argument(
         "--draft-temperatures", nargs="+", default=["auto"],
         help="what the drafter ranks trees at: auto, match, raw or a temperature, for each of --temperatures or one for all",
     )  # fmt: skip
-    parser.add_argument("--trees", nargs="+", choices=[*TREES, *IID], default=[*TREES, *IID], help="to decode with")
-    parser.add_argument("--as-printed", action="store_true", help="the SALF & TALF paper's own comparison; see above")
-    parser.add_argument("--l1", action="store_true", help="regression by the L1 norm, as papers print it")
+    parser.add_argument(
+        "--trees", nargs="+", choices=[*TREES, *IID], default=[*TREES, *IID], help="to decode with"
+    )
+    parser.add_argument(
+        "--as-printed",
+        action="store_true",
+        help="the SALF & TALF paper's own comparison; see above",
+    )
+    parser.add_argument(
+        "--l1", action="store_true", help="regression by the L1 norm, as papers print it"
+    )
     parser.add_argument("--lk", action="store_true", help="heads trained with the LK hybrid too")
-    parser.add_argument("--own-text", action="store_true", help="train on continuations that the target samples")
-    parser.add_argument("--plan", action="store_true", help="print the cost of the trainings, and stop")
+    parser.add_argument(
+        "--own-text", action="store_true", help="train on continuations that the target samples"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="print the cost of the trainings, and stop"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
     options = parser.parse_args()
-    drawn = [read_draft_temperature(each, "--draft-temperatures") for each in options.draft_temperatures]
+    drawn = [
+        read_draft_temperature(each, "--draft-temperatures") for each in options.draft_temperatures
+    ]
     drawn *= len(options.temperatures) if len(drawn) == 1 else 1
     if len(drawn) != len(options.temperatures):
         parser.error("--draft-temperatures: give one for each of --temperatures, or one for all.")
@@ -129,13 +166,24 @@ def main() -> None:
     printed, losses = options.as_printed, AS_PRINTED if options.as_printed else LOSSES
     losses = losses | (LK if options.lk else {})
     if options.l1:
-        losses = {name: replace(x, regression_norm="l1") if x.regresses else x for name, x in losses.items()}
+        losses = {
+            name: replace(x, regression_norm="l1") if x.regresses else x
+            for name, x in losses.items()
+        }
     base = HeadConfig(chain_fraction=0.0, roots=options.roots, seed=options.seed)
     warm = None
     if not printed:
-        warm = trained(target, rows, replace(base, loss=EagleLoss(), steps=options.warm_steps), folder / "warm")
+        warm = trained(
+            target, rows, replace(base, loss=EagleLoss(), steps=options.warm_steps), folder / "warm"
+        )
     configs = {
-        name: replace(base, loss=loss, steps=options.steps, warm_start=warm and str(warm), seed=options.seed + 1)
+        name: replace(
+            base,
+            loss=loss,
+            steps=options.steps,
+            warm_start=warm and str(warm),
+            seed=options.seed + 1,
+        )
         for name, loss in losses.items()
     }
     costs = step_seconds(target, rows, configs, folder / "step_seconds.json", printed)
@@ -146,9 +194,11 @@ def main() -> None:
         "A step's CPU seconds, interleaved medians: "
         + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
         + ".",
-        f"Trainings for equal time: {len(configs) * options.steps * seconds[SLOWEST]:.0f} CPU seconds together, steps: "
+        f"Trainings for equal time: {len(configs) * options.steps * seconds[SLOWEST]:.0f} CPU"
+        " seconds together, steps: "
         + ", ".join(f"{name} {steps}" for name, steps in longer.items())
-        + f". For equal steps ({options.steps}): {options.steps * sum(seconds[n] for n in same_steps if n != SLOWEST):.0f} CPU "
+        + f". For equal steps ({options.steps}):"
+        f" {options.steps * sum(seconds[n] for n in same_steps if n != SLOWEST):.0f} CPU "
         + "seconds more.",
     ]
     console.print("\n\n".join(plan))
@@ -161,20 +211,31 @@ def main() -> None:
         heads[name] = trained(target, rows, configs[name], folder / "steps" / slug(name))
     for name, config in configs.items():
         if name != SLOWEST:
-            heads[f"{name}, as long"] = trained(target, rows, replace(config, steps=longer[name]), folder / "time" / slug(name))
+            heads[f"{name}, as long"] = trained(
+                target, rows, replace(config, steps=longer[name]), folder / "time" / slug(name)
+            )
 
     # 3. Decoding.
     records = folder / "records.jsonl"
-    prompts = pair.prompts("test", min(options.prompts, sum(p.split == "test" for p in pair.every_prompt())), "--prompts")
+    prompts = pair.prompts(
+        "test",
+        min(options.prompts, sum(p.split == "test" for p in pair.every_prompt())),
+        "--prompts",
+    )
     prompts += pair.prompts("trace", options.prompts - len(prompts), "--prompts")
     check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
     entries = [(p.id, p.kind, p.tokens) for p in prompts]
     settings = [SamplingSetting(temperature) for temperature in options.temperatures]
     trees_at = {
-        str(setting): [tree for tree in options.trees if decoded(tree, setting.temperature, printed)] for setting in settings
+        str(setting): [
+            tree for tree in options.trees if decoded(tree, setting.temperature, printed)
+        ]
+        for setting in settings
     }
     for setting, ranking in zip(settings, drawn, strict=True):
-        drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
+        drafters: dict[str, Drafter] = {
+            name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()
+        }
         drafters[CEILING] = LMDrafter(target)
         methods = {}
         for name, drafter in drafters.items():
@@ -183,11 +244,15 @@ def main() -> None:
                     continue  # every draw is accepted
                 policy, rule = (TREES | IID)[tree]
                 decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS[rule], ranking)
-                methods[f"{name} / {tree}"] = Speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
+                methods[f"{name} / {tree}"] = Speculative(
+                    f"{name} / {tree}", decoder, setting, options.new_tokens
+                )
         run_benchmark(methods, entries, setting, records, options.seed)
 
     # 4. The page.
-    named = ({} if printed else {WARM: warm}) | {name: heads.get(f"{name}, as long") or heads[name] for name in configs}
+    named = ({} if printed else {WARM: warm}) | {
+        name: heads.get(f"{name}, as long") or heads[name] for name in configs
+    }
     if not printed:
         named |= {name: heads[name] for name in configs}
     ranks = by_rank(target, named, pair, folder / "ranks.json", printed)
@@ -196,15 +261,23 @@ def main() -> None:
     by_steps = {**begun, **{name: name for name in same_steps}, CEILING: CEILING}
     by_time = {
         **begun,
-        **{(name if name == SLOWEST else f"{name}, as long"): f"{name} ({steps} steps)" for name, steps in longer.items()},
+        **{
+            (name if name == SLOWEST else f"{name}, as long"): f"{name} ({steps} steps)"
+            for name, steps in longer.items()
+        },
         CEILING: CEILING,
     }
 
     def tables(heading: str, titles: dict[str, str], references: list[str]) -> list[str]:
-        """One table of all temperatures where the trees are the same ones at each, else one for each."""
+        """One table of all temperatures where the trees are the same ones at each, else one for
+        each.
+        """
         if len({tuple(trees) for trees in trees_at.values()}) == 1:
             every = {str(setting): f"temperature {setting.temperature:g}" for setting in settings}
-            return [f"## {heading}", comparison_table(found, titles, trees_at[str(settings[0])], references, every)]
+            return [
+                f"## {heading}",
+                comparison_table(found, titles, trees_at[str(settings[0])], references, every),
+            ]
         parts = []
         for setting, trees in trees_at.items():
             more = [ALL_IID] if (mixed := pooled(found, setting, trees)) else []
@@ -213,42 +286,64 @@ def main() -> None:
             parts += [f"## {heading}: temperature {setting.removeprefix('T=')}", table]
         return parts
 
-    command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
+    command = (
+        f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps"
+        f" {options.steps}"
+    )
     command += f" --temperatures {' '.join(map(str, options.temperatures))}"
     command += f" --draft-temperatures {' '.join(options.draft_temperatures)}"
     command += "".join(
-        f" --{flag}" for flag in ("as-printed", "l1", "lk", "own-text") if getattr(options, flag.replace("-", "_"))
+        f" --{flag}"
+        for flag in ("as-printed", "l1", "lk", "own-text")
+        if getattr(options, flag.replace("-", "_"))
     )
     command += f" --rows {options.rows}" if options.rows else ""
     if options.trees != [*TREES, *IID]:
         command += " --trees " + " ".join(f"'{tree}'" for tree in options.trees)
-    command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
+    command += (
+        f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens}"
+        f" --seed {options.seed}"
+    )
     prepared = [
-        "The target's trees and features are not counted as training time: a step is timed with labels on disk, which give the "
-        "same weights as those computed in the step. For all roots of a row they cost, in CPU seconds: "
+        "The target's trees and features are not counted as training time: a step is timed with"
+        " labels on disk, which give the same weights as those computed in the step. For all roots"
+        " of a row they cost, in CPU seconds: "
         + ", ".join(f"{name} {value:.2f}" for name, value in costs["labels"].items())
-        + f". Rows: {4 * longer['EAGLE']} of {len(rows)} for EAGLE, {4 * options.steps} for {SLOWEST}."
+        + f". Rows: {4 * longer['EAGLE']} of {len(rows)} for EAGLE, {4 * options.steps} for"
+        f" {SLOWEST}."
     ] * printed
     begins = (
-        f"Every head continues one EAGLE-loss warm start ({options.warm_steps} steps), whose own row is that head as it was."
+        f"Every head continues one EAGLE-loss warm start ({options.warm_steps} steps), whose own"
+        " row is that head as it was."
     )
     begins = "Every head begins at random." if printed else begins
     parts = [
         f"`{command}` (torch {torch.__version__})",
-        f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
-        f"held-out prompts, {options.new_tokens} new tokens each. "
-        f"{begins} The last row drafts with the target itself: what a head equal to it would reach. Trees are chosen by the "
-        f"drafter's probabilities, warped as {', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, "
-        "th = 0.6; the verifier is NSS.",
+        (
+            "Mean generation length τ: tokens a target pass, the bonus token included; 95 %"
+            f" bootstrap over {options.prompts} held-out prompts, {options.new_tokens} new tokens"
+            f" each. {begins} The last row drafts with the target itself: what a head equal to it"
+            " would reach. Trees are chosen by the drafter's probabilities, warped as"
+            f" {', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, th ="
+            " 0.6; the verifier is NSS."
+        ),
         *([IID_NOTE] if printed else []),
         *plan,
         *prepared,
         *tables(f"Same optimiser steps ({options.steps})", by_steps, ["EAGLE", "HASS"]),
-        *tables(f"Same time (that of {options.steps} steps of {SLOWEST})", by_time, ["EAGLE, as long", "HASS, as long"]),
-        f"## After a token that is n-th in the head's own distribution ({'same time' if printed else 'same steps'})",
+        *tables(
+            f"Same time (that of {options.steps} steps of {SLOWEST})",
+            by_time,
+            ["EAGLE, as long", "HASS, as long"],
+        ),
+        (
+            "## After a token that is n-th in the head's own distribution"
+            f" ({'same time' if printed else 'same steps'})"
+        ),
         "Accuracy: the head's most likely token is the target's. "
         + (
-            "ECE as in the paper's Appendix A: binned by the head's probability of the target's most likely token."
+            "ECE as in the paper's Appendix A: binned by the head's probability of the target's"
+            " most likely token."
             if printed
             else "ECE: of that token's probability, against the target's."
         ),
@@ -257,7 +352,14 @@ def main() -> None:
     ]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{options.name}.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
-    everything = [*found, *(record for setting, trees in trees_at.items() for record in pooled(found, setting, trees))]
+    everything = [
+        *found,
+        *(
+            record
+            for setting, trees in trees_at.items()
+            for record in pooled(found, setting, trees)
+        ),
+    ]
     lengths: dict[str, dict[str, list[float]]] = {}
     for setting in trees_at:
         by_method: dict[str, list[Record]] = {}
@@ -265,23 +367,32 @@ def main() -> None:
             if record.setting == setting:
                 by_method.setdefault(record.method, []).append(record)
         lengths[setting] = {method: generation_length(own) for method, own in by_method.items()}
-    content = {"command": command, "costs": costs, "steps": longer, "generation_length": lengths, "ranks": ranks}
+    content = {
+        "command": command,
+        "costs": costs,
+        "steps": longer,
+        "generation_length": lengths,
+        "ranks": ranks,
+    }
     write_json(RESULTS / f"{options.name}.json", content)
     rank_figure(ranks).savefig(RESULTS / f"{options.name}_by_rank.png")
     console.print("\n\n".join(parts))
 
 
 def decoded(tree: str, temperature: float, printed: bool) -> bool:
-    """Whether the comparison decodes with `tree` at `temperature`. Under a greedy target SpecInfer and Traversal write and
-    accept the same."""
+    """Whether the comparison decodes with `tree` at `temperature`.
+
+    Under a greedy target SpecInfer and Traversal write and accept the same.
+    """
     if not printed:
         return tree in TREES
     return tree.endswith("SpecInfer") or (tree in TREES) == (temperature == 0)
 
 
 def pooled(records: list[Record], setting: str, trees: list[str]) -> list[Record]:
-    """Of one setting, a record for each head and prompt with the sums over the i.i.d. trees; none where there is one such tree
-    or none."""
+    """Of one setting, a record for each head and prompt with the sums over the i.i.d. trees; none
+    where there is one such tree or none.
+    """
     among = [tree for tree in trees if tree in IID]
     if len(among) < 2:
         return []
@@ -305,20 +416,35 @@ def trained(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Pa
 
 
 def step_seconds(
-    target: CausalModel, rows: TokenRows, configs: dict[str, HeadConfig], file: Path, stored: bool = False
+    target: CausalModel,
+    rows: TokenRows,
+    configs: dict[str, HeadConfig],
+    file: Path,
+    stored: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """By loss, measured once: `step`, the median CPU seconds of an optimiser step, steps of all losses in turn; `labels`, CPU
-    seconds for which the target prepares a row's labels on disk, 0 where they are computed in the step. stored: with labels on
-    disk."""
+    """By loss, measured once: `step`, the median CPU seconds of an optimiser step, steps of all
+    losses in turn; `labels`, CPU seconds for which the target prepares a row's labels on disk, 0
+    where they are computed in the step. stored: with labels on disk.
+    """
     if not file.exists():
         on_disk = {"labels": {"name": "features", "dtype": "float32"}} if stored else {}
-        configs = {name: replace(config, steps=TIMED_ROWS, **on_disk) for name, config in configs.items()}
+        configs = {
+            name: replace(config, steps=TIMED_ROWS, **on_disk) for name, config in configs.items()
+        }
         some, labels, modules, sources = rows[torch.arange(TIMED_ROWS)], {}, {}, {}
         for name, config in configs.items():
-            kind, started = (config.loss.name, config.loss.k, config.loss.depth), time.process_time()
+            kind, started = (
+                (config.loss.name, config.loss.k, config.loss.depth),
+                time.process_time(),
+            )
             if kind not in sources:
-                source = prepared_labels(target, some, file.parent / "timing" / "-".join(map(str, kind)), config)
-                sources[kind] = source, (time.process_time() - started) / TIMED_ROWS if source else 0.0
+                source = prepared_labels(
+                    target, some, file.parent / "timing" / "-".join(map(str, kind)), config
+                )
+                sources[kind] = (
+                    source,
+                    (time.process_time() - started) / TIMED_ROWS if source else 0.0,
+                )
             source, labels[name] = sources[kind]
             modules[name] = HeadModule(build_head(target, config), config, source)
         base = next(iter(configs.values()))
@@ -341,18 +467,29 @@ def step_seconds(
         write_json(file, {"step": steps, "labels": labels})
         shutil.rmtree(file.parent / "timing", ignore_errors=True)
     found = read_json(file)
-    return found if "step" in found else {"step": found, "labels": dict.fromkeys(found, 0.0)}  # of an earlier version
+    return (
+        found if "step" in found else {"step": found, "labels": dict.fromkeys(found, 0.0)}
+    )  # of an earlier version
 
 
 @torch.inference_mode()
 def own_text(target: CausalModel, rows: TokenRows, file: Path, seed: int) -> TokenRows:
-    """The first `OWN_ROWS` rows, of which the target samples all tokens after the first `OWN_PROMPT` (temperature 1); these
-    alone count. Made once."""
+    """The first `OWN_ROWS` rows, of which the target samples all tokens after the first
+    `OWN_PROMPT` (temperature 1); these alone count.
+
+    Made once.
+    """
     if not file.exists():
         torch.manual_seed(seed)
         beginnings = rows.tokens[:OWN_ROWS, :OWN_PROMPT].split(128)
         length = rows.tokens.shape[1]
-        how = {"do_sample": True, "top_k": 0, "min_length": length, "max_length": length, "pad_token_id": 0}
+        how = {
+            "do_sample": True,
+            "top_k": 0,
+            "min_length": length,
+            "max_length": length,
+            "pad_token_id": 0,
+        }
         texts = [
             target.module.generate(part, attention_mask=torch.ones_like(part), **how)
             for part in track(beginnings, "the target's own text", len(beginnings), "batch")
@@ -367,12 +504,17 @@ def own_text(target: CausalModel, rows: TokenRows, file: Path, seed: int) -> Tok
 def by_rank(
     target: CausalModel, heads: dict[str, Path], pair: Pair, file: Path, of_label: bool = False
 ) -> dict[str, dict[str, list[float]]]:
-    """Accuracy and calibration error of every head, lists over the rank conditioned on. of_label: see `after_ranks`."""
+    """Accuracy and calibration error of every head, lists over the rank conditioned on. of_label:
+    see `after_ranks`.
+    """
     if not file.exists():
         rows, found = TokenRows.plain(spread(pair.rows("held_out"), RANK_ROWS)), {}
         for name in track(heads, "by rank", len(heads), "head"):
             agree, confidence, right = (
-                part.numpy() for part in after_ranks(load_head(heads[name], target), target, rows, of_label=of_label)
+                part.numpy()
+                for part in after_ranks(
+                    load_head(heads[name], target), target, rows, of_label=of_label
+                )
             )
             errors = [calibration_error(*one) for one in zip(confidence, right, strict=True)]
             found[name] = {"accuracy": agree.mean(1).tolist(), "ece": errors}

@@ -1,7 +1,8 @@
 """Labels: what super-trees save, where the time goes, and how noisy one root's labels are.
 
-`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`. Three tables: roots a second from
-super-trees against own trees for every action; a label's standard error against seconds; what the exact last level removes.
+`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`. Three
+tables: roots a second from super-trees against own trees for every action; a label's standard error
+against seconds; what the exact last level removes.
 """
 
 import argparse
@@ -15,21 +16,26 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import interleaved, report
-from data.engines.transformers import TransformersEngine
-from data.text.pair import Pair
-from data.traces.label_chunks import chunk_rows, labels
-from data.traces.settings import SETTINGS
-from data.traces.super_trees import Prefix, super_trees
-from data.traces.trace import root_positions
-from decoding.actions import TREES, Action
-from decoding.model import CausalModel
-from decoding.names import LABELLED
-from decoding.sampling import SamplingSetting, warp
-from decoding.super_tree import SuperTreeLayout, super_tree_layout
-from decoding.verification.branching import BRANCHING
-from decoding.verification.bundles import Bundle
-from decoding.verification.gains import branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
-from evaluation.solver_acceptance import trajectory_trees
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.label_chunks import chunk_rows, labels
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.super_trees import Prefix, super_trees
+from nde_talf.data.traces.trace import root_positions
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.rules.bundles import Bundle
+from nde_talf.decoding.rules.gains import (
+    branch_gains,
+    expected_block_efficiency,
+    trunk_paths,
+    trunk_reach,
+)
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
+from nde_talf.evaluation.solver_acceptance import trajectory_trees
 
 VERIFIER = "specinfer"  # of the first two tables
 
@@ -51,7 +57,9 @@ def own_layout(action: Action) -> SuperTreeLayout:
 
 
 def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> Tensor:
-    """Eq. 3 of one action from its own trees, [T], with the last level in expectation as in the labels."""
+    """Eq. 3 of one action from its own trees, [T], with the last level in expectation as in the
+    labels.
+    """
     count, rows, _ = p.shape
     tree = torch.arange(count)[:, None, None, None]
 
@@ -69,7 +77,11 @@ class Roots:
     """The roots along one trajectory, with the prefix inside both models."""
 
     def __init__(
-        self, pair: tuple[CausalModel, CausalModel], prompt: list[int], trajectory: list[int], setting: SamplingSetting
+        self,
+        pair: tuple[CausalModel, CausalModel],
+        prompt: list[int],
+        trajectory: list[int],
+        setting: SamplingSetting,
     ):
         self.setting = setting
         self.target, self.draft = target, draft = pair
@@ -81,14 +93,24 @@ class Roots:
     def trees(self, samples: int, layout: SuperTreeLayout, micro_batch: int) -> Iterator:
         roots = self.positions.repeat_interleave(samples)
         for part in roots.split(micro_batch):
-            uniforms = torch.rand(len(part), len(layout), generator=self.generator, dtype=torch.float64)
+            uniforms = torch.rand(
+                len(part), len(layout), generator=self.generator, dtype=torch.float64
+            )
             yield super_trees(*self.prefixes, self.tokens, part, layout, self.setting, uniforms)
 
     def by_super_trees(self, samples: int) -> None:
         layout = super_tree_layout()
         chunk = chunk_rows(self.target.vocab_size, 0, layout)
         for trees in self.trees(samples, layout, 8):
-            labels(trees, self.target, self.draft, [(self.setting, self.setting)], [VERIFIER], layout, chunk)
+            labels(
+                trees,
+                self.target,
+                self.draft,
+                [(self.setting, self.setting)],
+                [VERIFIER],
+                layout,
+                chunk,
+            )
 
     def by_own_trees(self, samples: int) -> None:
         for action in TREES:
@@ -96,12 +118,16 @@ class Roots:
                 layout = own_layout(action)
                 for trees in self.trees(samples, layout, len(self.positions) * samples):
                     p = warp(self.target.logits(trees.h_p), self.setting)
-                    own_label(p, warp(self.draft.logits(trees.h_q), self.setting), trees.tokens, layout)
+                    own_label(
+                        p, warp(self.draft.logits(trees.h_q), self.setting), trees.tokens, layout
+                    )
 
 
 @contextmanager
 def forward_seconds(*models: CausalModel) -> Iterator[list[float]]:
-    """Seconds spent in the models' passes and output layers inside the block, as the one number of a list."""
+    """Seconds spent in the models' passes and output layers inside the block, as the one number of
+    a list.
+    """
     total = [0.0]
 
     def timed(call):
@@ -122,12 +148,23 @@ def forward_seconds(*models: CausalModel) -> Iterator[list[float]]:
 
 
 @torch.inference_mode()
-def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting, repeats: int) -> None:
-    """Tables labels_speed and labels_error (its seconds; the errors come from one sample's standard deviation)."""
+def speed(
+    target: CausalModel,
+    draft: CausalModel,
+    prompts: list[list[int]],
+    setting: SamplingSetting,
+    repeats: int,
+) -> None:
+    """Tables labels_speed and labels_error (its seconds; the errors come from one sample's standard
+    deviation).
+    """
     trajectory = max(TransformersEngine(target).sample(prompts, setting, 64, 0), key=len)
     prompt = next(p for p in prompts if trajectory[: len(p)] == p)
     roots = Roots((target, draft), prompt, trajectory, setting)
-    tasks = {"super-trees": lambda: roots.by_super_trees(4), "own trees": lambda: roots.by_own_trees(4)}
+    tasks = {
+        "super-trees": lambda: roots.by_super_trees(4),
+        "own trees": lambda: roots.by_own_trees(4),
+    }
     times = interleaved(tasks, repeats)
     with forward_seconds(target, draft) as inside:
         started = time.perf_counter()
@@ -135,12 +172,23 @@ def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], set
         share = inside[0] / (time.perf_counter() - started)
     count = len(roots.positions)
     rows = [
-        [name, count / seconds, times.seconds["own trees"] / seconds, times.cpu["own trees"] / times.cpu[name]]
+        [
+            name,
+            count / seconds,
+            times.seconds["own trees"] / seconds,
+            times.cpu["own trees"] / times.cpu[name],
+        ]
         for name, seconds in times.seconds.items()
     ]
     rows[0].append(f"{100 * share:.0f} %")
     rows[1].append("–")
-    columns = ["labels of all trees, s = 4", "roots a second", "times as many", "by CPU time", "of it in the models' passes"]
+    columns = [
+        "labels of all trees, s = 4",
+        "roots a second",
+        "times as many",
+        "by CPU time",
+        "of it in the models' passes",
+    ]
     report("labels_speed", "python -m benchmarks.labels", columns, rows, [times.note()])
 
     layout, samples = super_tree_layout(), 24
@@ -148,34 +196,66 @@ def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], set
     for trees in roots.trees(samples, layout, 8):
         p, q = trees.distributions(target, draft, setting, setting)
         for exact, parts in values.items():
-            parts.append(expected_block_efficiency(p, q, trees.tokens, VERIFIER, layout, exact, check=False))
+            parts.append(
+                expected_block_efficiency(p, q, trees.tokens, VERIFIER, layout, exact, check=False)
+            )
     depths = torch.tensor([tree.depth for tree in TREES])
-    groups = {"depth 1": depths == 1, "depth 2-4": (depths > 1) & (depths < 5), "depth 5-16": depths > 4}
+    groups = {
+        "depth 1": depths == 1,
+        "depth 2-4": (depths > 1) & (depths < 5),
+        "depth 5-16": depths > 4,
+    }
     sizes = (1, 2, 4, 8)
-    times = interleaved({str(s): (lambda s=s: roots.by_super_trees(s)) for s in sizes}, repeats)
-    spread = {exact: torch.cat(parts).view(count, samples, -1).var(1).mean(0) for exact, parts in values.items()}
+    times = interleaved({str(s): lambda s=s: roots.by_super_trees(s) for s in sizes}, repeats)
+    spread = {
+        exact: torch.cat(parts).view(count, samples, -1).var(1).mean(0)
+        for exact, parts in values.items()
+    }
     rows = [
         [s, times.seconds[str(s)] / count, times.cpu[str(s)] / count]
-        + [float((spread[exact][group].mean() / s).sqrt()) for group in groups.values() for exact in (True, False)]
+        + [
+            float((spread[exact][group].mean() / s).sqrt())
+            for group in groups.values()
+            for exact in (True, False)
+        ]
         for s in sizes
     ]
     columns = ["super-trees a root (s)", "seconds a root", "CPU seconds a root"]
-    columns += [f"standard error, {group}{how}" for group in groups for how in ("", " (last level sampled)")]
+    columns += [
+        f"standard error, {group}{how}" for group in groups for how in ("", " (last level sampled)")
+    ]
     report("labels_error", "python -m benchmarks.labels", columns, rows, [times.note()])
 
 
-def noise(target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting, samples: int) -> None:
-    """Table labels: every method's noise, what the exact last level removes of it, and that it biases nothing."""
+def noise(
+    target: CausalModel,
+    draft: CausalModel,
+    prompts: list[list[int]],
+    setting: SamplingSetting,
+    samples: int,
+) -> None:
+    """Table labels: every method's noise, what the exact last level removes of it, and that it
+    biases nothing.
+    """
     layout = super_tree_layout()
     drafting = torch.tensor([tree.depth > 0 for tree in TREES])
-    values = {(name, exact): [] for name in LABELLED for exact in ((False, True) if name in BRANCHING else (True,))}
+    values = {
+        (name, exact): []
+        for name in LABELLED
+        for exact in ((False, True) if name in BRANCHING else (True,))
+    }
     for trees in trajectory_trees(target, draft, prompts, setting, setting, layout, samples, 32):
         p, q = trees.distributions(target, draft, setting, setting)
         for (name, exact), parts in values.items():
             found = expected_block_efficiency(p, q, trees.tokens, name, layout, exact, check=False)
             parts.append(found.view(-1, samples, len(TREES))[..., drafting])
     depths = torch.tensor([tree.depth for tree in TREES])[drafting]
-    groups = {"1": depths == 1, "2": depths == 2, "3-4": (depths > 2) & (depths < 5), "5-16": depths > 4}
+    groups = {
+        "1": depths == 1,
+        "2": depths == 2,
+        "3-4": (depths > 2) & (depths < 5),
+        "5-16": depths > 4,
+    }
     rows = []
     for name in LABELLED:
         exact = torch.cat(values[name, True])  # [roots, samples, A]

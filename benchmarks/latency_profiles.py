@@ -1,13 +1,14 @@
-"""Latency tables of machines that are not at hand, from a roofline: `python -m benchmarks.latency_profiles` writes
-configs/latency/*.json.
+"""Latency tables of machines that are not at hand, from a roofline: `python -m
+benchmarks.latency_profiles` writes configs/latency/*.json.
 
-`pipelines.costs` has the formula. These are models, not measurements: measure your own pair with stage=latency.
+`nde_talf.pipelines.costs` has the formula. These are models, not measurements: measure your own
+pair with stage=latency.
 """
 
 from pathlib import Path
 
-from pipelines.costs import Model, gpus, seconds
-from selector.latency import NODES, SEQUENCES, WIDTHS, LatencyTable
+from nde_talf.pipelines.costs import Model, gpus, seconds
+from nde_talf.selector.latency import NODES, SEQUENCES, WIDTHS, LatencyTable
 
 FOLDER = Path(__file__).parents[1] / "configs" / "latency"
 CONTEXTS = [64, 512, 2048, 8192]
@@ -28,7 +29,10 @@ PROFILES = {
 def main() -> None:
     for name, (target, target_machine, draft, draft_machine) in PROFILES.items():
         target_passes, draft_passes = (
-            [[[round(seconds(*of, c, n, b), 6) for n in sizes] for c in CONTEXTS] for b in SEQUENCES]
+            [
+                [[round(seconds(*of, c, n, b), 6) for n in sizes] for c in CONTEXTS]
+                for b in SEQUENCES
+            ]
             for of, sizes in (((target, target_machine), NODES), ((draft, draft_machine), WIDTHS))
         )
         table = LatencyTable(

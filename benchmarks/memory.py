@@ -1,8 +1,10 @@
-"""Peak memory of speculative decoding over autoregressive decoding at 1,500 generated tokens (DynaTree paper, Table 6).
+"""Peak memory of speculative decoding over autoregressive decoding at 1,500 generated tokens
+(DynaTree paper, Table 6).
 
-`python -m benchmarks.memory [--run checkpoints/default]`. Every method runs in a process of its own, which loads only the
-models it needs. Two figures: what the operating system says the process held at most, interpreter and libraries included; and
-the tensors that stay, weights and caches of both models.
+`python -m benchmarks.memory [--run checkpoints/default]`. Every method runs in a process of its
+own, which loads only the models it needs. Two figures: what the operating system says the process
+held at most, interpreter and libraries included; and the tensors that stay, weights and caches of
+both models.
 """
 
 import argparse
@@ -11,20 +13,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
 from benchmarks.timing import report
-from data.text.pair import Pair
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.dynatree import DynaTree
-from decoding.policies.fixed import Shaped, fixed_shape
-from decoding.sampling import Rng, SamplingSetting
-from decoding.verification import VERIFIERS
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.dynatree import DynaTree
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 
 METHODS = {
     "autoregressive": (Autoregressive, "greedy"),
@@ -40,7 +42,11 @@ def measure(run: Path, method: str, tokens: int) -> dict[str, float]:
     """Bytes of one method, in this process."""
     make, rule = METHODS[method]
     pair, policy = Pair(run / "pair"), make()
-    target, draft = (pair.target("cpu", "float32"), None) if policy.trees == "none" else pair.models("cpu", "float32")
+    target, draft = (
+        (pair.target("cpu", "float32"), None)
+        if policy.trees == "none"
+        else pair.models("cpu", "float32")
+    )
     drafter = LMDrafter(draft) if draft else None
     decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], SamplingSetting(0.5))
     prompt = pair.prompts("test", 1, "run")[0].tokens
@@ -50,7 +56,9 @@ def measure(run: Path, method: str, tokens: int) -> dict[str, float]:
     return {
         "tokens": len(generation.tokens),
         "peak": generation.stats.peak_bytes,
-        "weights": sum(w.nbytes for model in (target, draft) if model for w in model.module.parameters()),
+        "weights": sum(
+            w.nbytes for model in (target, draft) if model for w in model.module.parameters()
+        ),
         "caches": sum(session.cache.bytes for session in sessions),
         "target_cache": decoder.session.cache.bytes,
     }
@@ -60,7 +68,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--method", choices=list(METHODS), help="measure this one alone and print it as JSON")
+    parser.add_argument(
+        "--method", choices=list(METHODS), help="measure this one alone and print it as JSON"
+    )
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -69,8 +79,18 @@ def main() -> None:
         return
     found = {}
     for method in METHODS:
-        command = [sys.executable, "-m", "benchmarks.memory", "--run", str(options.run), "--method", method]
-        done = subprocess.run([*command, "--tokens", str(options.tokens)], capture_output=True, text=True, check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.memory",
+            "--run",
+            str(options.run),
+            "--method",
+            method,
+        ]
+        done = subprocess.run(
+            [*command, "--tokens", str(options.tokens)], capture_output=True, text=True, check=True
+        )
         found[method] = json.loads(done.stdout.splitlines()[-1])
     plain = found["autoregressive"]
 
@@ -95,7 +115,12 @@ def main() -> None:
         ]
         for method, own in found.items()
     ]
-    report("memory", f"python -m benchmarks.memory --run checkpoints/{options.run.name}", columns, table)
+    report(
+        "memory",
+        f"python -m benchmarks.memory --run checkpoints/{options.run.name}",
+        columns,
+        table,
+    )
 
 
 if __name__ == "__main__":

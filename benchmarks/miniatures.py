@@ -1,8 +1,10 @@
-"""Miniatures of real models: the configuration class of a published model with its peculiarities, a few layers of 32 numbers.
+"""Miniatures of real models: the configuration class of a published model with its peculiarities, a
+few layers of 32 numbers.
 
-`python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy decoding through trees
-give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of all presets of configs/model from
-pair to report, in a temporary folder (`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
+`python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy
+decoding through trees give the text of plain passes, can a head be built on it. `--presets` runs
+the miniatures of all presets of configs/model from pair to report, in a temporary folder
+(`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
 """
 
 import argparse
@@ -14,29 +16,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
 from benchmarks.costs import composed, presets, put
 from benchmarks.timing import markdown
-from data.text.tokenizer import train_tokenizer
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loading import architecture
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.beam import Beam
-from decoding.sampling import Rng, SamplingSetting
-from decoding.verification import VERIFIERS
-from draft_training.families import not_for_vllm
-from draft_training.head import EagleHead
-from pipelines.config import Config
-from pipelines.dry_run import model_config
+from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loading import architecture
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.families import not_for_vllm
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.dry_run import model_config
 
 ROOT = Path(__file__).parents[1]
 TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
-"""Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest text."""
+"""Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest
+text.
+"""
 TEXT = {
     "hidden_size": 32, "intermediate_size": 64, "ffn_dim": 64, "max_position_embeddings": CONTEXT, "sliding_window": WINDOW,
     "attention_chunk_size": WINDOW, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_window_layers": 2,
@@ -44,7 +48,13 @@ TEXT = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "rotary_dim": 4,
 }  # fmt: skip
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+}
 VISION |= {"patch_size": 8}
 FAMILIES = """llama mistral mistral3 ministral3 qwen2 qwen3 qwen3_moe mixtral gemma gemma2 gemma3_text gemma3 phi phi3 granite
 granitemoe starcoder2 cohere cohere2 olmo2 olmo3 olmoe gpt_oss llama4_text exaone4 glm4 smollm3 stablelm persimmon opt gpt_neox
@@ -55,8 +65,9 @@ gpt2 gptj codegen bloom mpt mamba jamba minimax qwen3_next"""
 def shrink(config: Any, rows: int = ROWS) -> Any:
     """A configuration of the same class with the same peculiarities, and small sizes.
 
-    Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay. Windows become 16 tokens. There
-    is one layer of each kind, two at least. Heads stay grouped or not, and their size stays other than hidden / heads.
+    Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay.
+    Windows become 16 tokens. There is one layer of each kind, two at least. Heads stay grouped or
+    not, and their size stays other than hidden / heads.
 
     Args:
         rows: of the output layer.
@@ -101,7 +112,9 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
 
 
 def build(config: Any, folder: Path, tokenizer: Any, seed: int) -> None:
-    """Save a model of this configuration with random weights, and the tokenizer, as a user's own model."""
+    """Save a model of this configuration with random weights, and the tokenizer, as a user's own
+    model.
+    """
     torch.manual_seed(seed)
     architecture(config)[0].from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -113,28 +126,63 @@ def texts() -> list[str]:
 
 
 def miniature(preset: str, folder: Path) -> Config:
-    """The run of a preset with miniatures of its models in `folder`: its stages, methods and losses, on this project's own
-    text, with few prompts and steps. Output layers differ by as many rows as those of the published models."""
+    """The run of a preset with miniatures of its models in `folder`: its stages, methods and
+    losses, on this project's own text, with few prompts and steps.
+
+    Output layers differ by as many rows as those of the published models.
+    """
     config = composed(f"model={preset}")
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    models = {role: model_config(name, role) for role in ("target", "draft") if (name := getattr(config.model, role))}
+    models = {
+        role: model_config(name, role)
+        for role in ("target", "draft")
+        if (name := getattr(config.model, role))
+    }
     rows = {role: own.get_text_config().vocab_size for role, own in models.items()}
     for seed, (role, own) in enumerate(models.items()):
         build(shrink(own, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     where = {role: str(folder / role) for role in models}
-    config.model = replace(config.model, **where, device="cpu", dtype="float32", length=64, threads=1, tensor_parallel=1)
+    config.model = replace(
+        config.model,
+        **where,
+        device="cpu",
+        dtype="float32",
+        length=64,
+        threads=1,
+        tensor_parallel=1,
+    )
     small = {"prompt_count": 30, "prompt_tokens": [16, 24], "held_out": 0.3, "test_fraction": 0.3}
     config.data = replace(config.data, source=str(corpus), sets={}, mix={}, **small)
-    settings = [name for name in config.evaluation.settings if name in config.traces.settings][:1] or config.traces.settings[:1]
-    small = {"train_prompts": 5, "validation_prompts": 3, "new_tokens": 32, "stride": 16, "samples": 2, "validation_samples": 2}
-    config.traces = replace(config.traces, **small, settings=settings, dtype="float32", micro_batch=4)
-    config.evaluation = replace(config.evaluation, settings=settings, prompts=2, new_tokens=24, calibration_prompts=1, passes=1)
+    settings = [name for name in config.evaluation.settings if name in config.traces.settings][
+        :1
+    ] or config.traces.settings[:1]
+    small = {
+        "train_prompts": 5,
+        "validation_prompts": 3,
+        "new_tokens": 32,
+        "stride": 16,
+        "samples": 2,
+        "validation_samples": 2,
+    }
+    config.traces = replace(
+        config.traces, **small, settings=settings, dtype="float32", micro_batch=4
+    )
+    config.evaluation = replace(
+        config.evaluation,
+        settings=settings,
+        prompts=2,
+        new_tokens=24,
+        calibration_prompts=1,
+        passes=1,
+    )
     config.latency = replace(config.latency, contexts=[32], repeats=2, accept_noise=True)
     config.selector = replace(config.selector, epochs=5, folds=2)
-    config.draft = replace(config.draft, steps=4, batch=2, accumulate=1, roots=8, warm_up=1, precision="32-true")
+    config.draft = replace(
+        config.draft, steps=4, batch=2, accumulate=1, roots=8, warm_up=1, precision="32-true"
+    )
     config.dialogues = replace(config.dialogues, source=None)
     config.tracking.mode = "disabled"
     config.paths.checkpoints = str(folder / "runs")
@@ -152,10 +200,16 @@ def greedy(model: CausalModel, prompt: list[int], count: int) -> list[int]:
 
 
 def decodes(model: CausalModel) -> bool:
-    """Whether greedy decoding through trees, which reach past the window, gives the tokens of plain passes."""
+    """Whether greedy decoding through trees, which reach past the window, gives the tokens of plain
+    passes.
+    """
     prompt, draft = [5, 6, 7, 8, 9] * 4, LMDrafter(model)
-    decoder = SpeculativeDecoder(model, draft, Beam(k=3, depth=10, nodes=20), VERIFIERS["greedy"], SamplingSetting(1.0))
-    return decoder.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(0)).tokens == greedy(model, prompt, 40)
+    decoder = SpeculativeDecoder(
+        model, draft, Beam(k=3, depth=10, nodes=20), VERIFIERS["greedy"], SamplingSetting(1.0)
+    )
+    return decoder.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(0)).tokens == greedy(
+        model, prompt, 40
+    )
 
 
 def tried(kind: str, folder: Path) -> list[str]:
@@ -163,10 +217,21 @@ def tried(kind: str, folder: Path) -> list[str]:
     from transformers import AutoConfig
 
     try:
-        build(shrink(AutoConfig.for_model(kind)), folder / kind, train_tokenizer(texts()[:5], TOKENS), 0)
+        build(
+            shrink(AutoConfig.for_model(kind)),
+            folder / kind,
+            train_tokenizer(texts()[:5], TOKENS),
+            0,
+        )
         model = CausalModel.load(folder / kind, "cpu", "float32", kind)
     except UserError as error:
-        return [kind, f"no: {str(error).split(': ', 1)[1].split(', so one pass')[0].split('. ')[0]}", "–", "–", "–"]
+        return [
+            kind,
+            f"no: {str(error).split(': ', 1)[1].split(', so one pass')[0].split('. ')[0]}",
+            "–",
+            "–",
+            "–",
+        ]
     try:
         family = EagleHead(model).family
         head = [family.name, "no" if not_for_vllm(family) else "yes"]
@@ -177,29 +242,36 @@ def tried(kind: str, folder: Path) -> list[str]:
 
 def from_pair_to_report(preset: str, folder: Path) -> list[str]:
     """Run a preset's miniature: its line of the table."""
-    import pipelines.run
+    import nde_talf.pipelines.run
 
     config, started = miniature(preset, folder), time.perf_counter()
     try:
-        pipelines.run.run(config)
+        nde_talf.pipelines.run.run(config)
         done = "yes"
     except UserError as error:
         done = f"no: {error}"
-    stages = sorted(path.parent.name for path in Path(config.paths.checkpoints, config.run).glob("*/manifest.json"))
+    stages = sorted(
+        path.parent.name
+        for path in Path(config.paths.checkpoints, config.run).glob("*/manifest.json")
+    )
     return [f"`{preset}`", done, ", ".join(stages), f"{time.perf_counter() - started:.0f} s"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--presets", nargs="*", metavar="NAME", help="run these presets' miniatures, or all, from pair to report"
+        "--presets",
+        nargs="*",
+        metavar="NAME",
+        help="run these presets' miniatures, or all, from pair to report",
     )
     named = parser.parse_args().presets
     quiet()
     with TemporaryDirectory() as folder:
         if named is None:
             table = markdown(
-                ["family", "loads", "decodes", "head", "vLLM head"], [tried(kind, Path(folder)) for kind in FAMILIES.split()]
+                ["family", "loads", "decodes", "head", "vLLM head"],
+                [tried(kind, Path(folder)) for kind in FAMILIES.split()],
             )
             put("models.md", "families", table)
         else:

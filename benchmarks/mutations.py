@@ -1,8 +1,9 @@
 """Plant faults in the mathematics, one at a time, and print those that no test notices.
 
-`python -m benchmarks.mutations [--only WORD ...]`: each fault is a substitution of text in a copy of the repository; the tests
-that ought to notice it run there until the first fails. Some thirty minutes on two cores, for the night; exit status 1 where
-one survives. A fault whose text is no longer there is an error: the list follows the code.
+`python -m benchmarks.mutations [--only WORD ...]`: each fault is a substitution of text in a copy
+of the repository; the tests that ought to notice it run there until the first fails. Some thirty
+minutes on two cores, for the night; exit status 1 where one survives. A fault whose text is no
+longer there is an error: the list follows the code.
 """
 
 import argparse
@@ -50,10 +51,18 @@ class Fault(NamedTuple):
     tests: str
 
 
-V = "decoding/verification"
+V = "decoding/rules"
 T = "tests/decoding"
-PEAKED, LOSSLESS, KEPT = f"{T}/test_peaked.py", f"{T}/test_lossless.py", f"{T}/test_acceptance_kept.py"
-EXPECTED, ACCEPTANCE, OTHER = f"{T}/test_expected.py", f"{T}/test_acceptance.py", f"{T}/test_other_trees.py"
+PEAKED, LOSSLESS, KEPT = (
+    f"{T}/test_peaked.py",
+    f"{T}/test_lossless.py",
+    f"{T}/test_acceptance_kept.py",
+)
+EXPECTED, ACCEPTANCE, OTHER = (
+    f"{T}/test_expected.py",
+    f"{T}/test_acceptance.py",
+    f"{T}/test_other_trees.py",
+)
 DEVICE, SOLVERS = f"{T}/test_device_laws.py", f"{T}/test_device_solvers.py"
 SAMPLING, LOOP, LAW = (
     f"{T}/test_sampling.py",
@@ -72,7 +81,9 @@ FAULTS = [
         "return ratio(mass, state.d * qx)",
         OTHER,
     ),
-    Fault("rejection forgets what is left", f"{V}/rules.py", "step / left, 0.0)", "step, 0.0)", PEAKED),
+    Fault(
+        "rejection forgets what is left", f"{V}/rules.py", "step / left, 0.0)", "step, 0.0)", PEAKED
+    ),
     Fault(
         "a child that could not be drawn counts",
         f"{V}/rules.py",
@@ -80,8 +91,20 @@ FAULTS = [
         "if False:",
         PEAKED,
     ),
-    Fault("D forgets 1 - w0", f"{V}/rules.py", "return Residual(c, z, z + 1 - w0)", "return Residual(c, z, z)", LOSSLESS),
-    Fault("correction from p", f"{V}/rules.py", "return node.rest(state.c) if", "return node.p if", LOSSLESS),
+    Fault(
+        "D forgets 1 - w0",
+        f"{V}/rules.py",
+        "return Residual(c, z, z + 1 - w0)",
+        "return Residual(c, z, z)",
+        LOSSLESS,
+    ),
+    Fault(
+        "correction from p",
+        f"{V}/rules.py",
+        "return node.rest(state.c) if",
+        "return node.p if",
+        LOSSLESS,
+    ),
     Fault(
         "what is left is 1 - q",
         "decoding/policies/dyspec.py",
@@ -103,7 +126,13 @@ FAULTS = [
         "1 - float((self.q_at(node) - rest).sum()) if mass",
         PEAKED,
     ),
-    Fault("NSS draws from q", f"{V}/rules.py", "return self.target(node.p)", "return self.target(node.q)", LOSSLESS),
+    Fault(
+        "NSS draws from q",
+        f"{V}/rules.py",
+        "return self.target(node.p)",
+        "return self.target(node.q)",
+        LOSSLESS,
+    ),
     Fault(
         "NaiveTree's residual is p",
         f"{V}/walk.py",
@@ -112,7 +141,11 @@ FAULTS = [
         LOSSLESS,
     ),
     Fault(
-        "SpecTr's rho too small", f"{V}/spectr.py", "valid = value <= 0", "valid = value <= 0.05", f"{LOSSLESS} {ACCEPTANCE}"
+        "SpecTr's rho too small",
+        f"{V}/spectr.py",
+        "valid = value <= 0",
+        "valid = value <= 0.05",
+        f"{LOSSLESS} {ACCEPTANCE}",
     ),
     Fault(
         "SpecTr's rho is k",
@@ -122,7 +155,11 @@ FAULTS = [
         ACCEPTANCE,
     ),
     Fault(
-        "a tournament without theta", f"{V}/tournament.py", "return self.theta * win + 1 - self.theta", "return win", ACCEPTANCE
+        "a tournament without theta",
+        f"{V}/tournament.py",
+        "return self.theta * win + 1 - self.theta",
+        "return win",
+        ACCEPTANCE,
     ),
     Fault(
         "the tournament's law swapped",
@@ -139,7 +176,11 @@ FAULTS = [
         LOSSLESS,
     ),
     Fault(
-        "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
+        "GBV forgets the branches below",
+        f"{V}/gbv.py",
+        "lower = below / upto if upto > 0 else 0.0",
+        "lower = 0.0",
+        LOSSLESS,
     ),
     Fault("GBV's power sum", f"{V}/gbv.py", "total * f if j > 1", "total if j > 1", LOSSLESS),
     Fault(
@@ -149,14 +190,56 @@ FAULTS = [
         "keep = state.z / state.d",
         LOSSLESS,
     ),
-    Fault("block: kept too little", f"{V}/traversal.py", "z / (z + 1 - w0) / w0 if", "z / (z + 1 - w0) if", LOSSLESS),
-    Fault("block: correction from p", f"{V}/traversal.py", "left if mass > EMPTY else row", "row", LOSSLESS),
-    Fault("block: rows not divided", f"{V}/traversal.py", "float(row[token]) / divisor", "float(row[token]) / 1.01", LOSSLESS),
-    Fault("greedy matching above temperature 0", f"{V}/rules.py", "if top < 1 - 1e-6:", "if top < 0:", OTHER),
+    Fault(
+        "block: kept too little",
+        f"{V}/traversal.py",
+        "z / (z + 1 - w0) / w0 if",
+        "z / (z + 1 - w0) if",
+        LOSSLESS,
+    ),
+    Fault(
+        "block: correction from p",
+        f"{V}/traversal.py",
+        "left if mass > EMPTY else row",
+        "row",
+        LOSSLESS,
+    ),
+    Fault(
+        "block: rows not divided",
+        f"{V}/traversal.py",
+        "float(row[token]) / divisor",
+        "float(row[token]) / 1.01",
+        LOSSLESS,
+    ),
+    Fault(
+        "greedy matching above temperature 0",
+        f"{V}/rules.py",
+        "if top < 1 - 1e-6:",
+        "if top < 0:",
+        OTHER,
+    ),
     # Drivers on the device.
-    Fault("device: kept by the weight alone", f"{V}/traversal.py", "torch.where(w0 < 1, z / d, w0))", "w0)", DEVICE),
-    Fault("device: the parent before its children", f"{V}/trees.py", "apart | (below &", "apart | (sees.bool() &", DEVICE),
-    Fault("device: siblings in any order", f"{V}/trees.py", "(number[:, None] > number)", "(number[:, None] < number)", DEVICE),
+    Fault(
+        "device: kept by the weight alone",
+        f"{V}/traversal.py",
+        "torch.where(w0 < 1, z / d, w0))",
+        "w0)",
+        DEVICE,
+    ),
+    Fault(
+        "device: the parent before its children",
+        f"{V}/trees.py",
+        "apart | (below &",
+        "apart | (sees.bool() &",
+        DEVICE,
+    ),
+    Fault(
+        "device: siblings in any order",
+        f"{V}/trees.py",
+        "(number[:, None] > number)",
+        "(number[:, None] < number)",
+        DEVICE,
+    ),
     Fault(
         "device: anybody's child is followed",
         f"{V}/walk.py",
@@ -164,7 +247,13 @@ FAULTS = [
         "match = (",
         DEVICE,
     ),
-    Fault("device: first acceptances do not exclude each other", f"{V}/walk.py", "accept * missed[:, :-1]", "accept", SOLVERS),
+    Fault(
+        "device: first acceptances do not exclude each other",
+        f"{V}/walk.py",
+        "accept * missed[:, :-1]",
+        "accept",
+        SOLVERS,
+    ),
     Fault(
         "device: the residual of too few rejections",
         f"{V}/walk.py",
@@ -180,7 +269,13 @@ FAULTS = [
         "",
         DEVICE,
     ),
-    Fault("device: GBV's f is g", f"{V}/gbv.py", "f = (g - (1 - lower) * ranked).clamp_(min=0)", "f = g", SOLVERS),
+    Fault(
+        "device: GBV's f is g",
+        f"{V}/gbv.py",
+        "f = (g - (1 - lower) * ranked).clamp_(min=0)",
+        "f = g",
+        SOLVERS,
+    ),
     Fault(
         "device: the better always wins",
         f"{V}/tournament.py",
@@ -210,7 +305,13 @@ FAULTS = [
         "(field[rows, 0] for field",
         EXPECTED,
     ),
-    Fault("labels: NSS' misses", f"{V}/reduce.py", "miss = 1 - q[row]", "miss = q[row]", f"{ACCEPTANCE} {EXPECTED}"),
+    Fault(
+        "labels: NSS' misses",
+        f"{V}/reduce.py",
+        "miss = 1 - q[row]",
+        "miss = q[row]",
+        f"{ACCEPTANCE} {EXPECTED}",
+    ),
     Fault(
         "labels: traversal's D",
         f"{V}/traversal.py",
@@ -218,7 +319,13 @@ FAULTS = [
         "states[:, 1], states[:, 2])[index]",
         EXPECTED,
     ),
-    Fault("labels: GBV with q", f"{V}/gbv.py", "tilt(qx, g, f, lower, draws, member.shape[1])", "qx", EXPECTED),
+    Fault(
+        "labels: GBV with q",
+        f"{V}/gbv.py",
+        "tilt(qx, g, f, lower, draws, member.shape[1])",
+        "qx",
+        EXPECTED,
+    ),
     Fault(
         "labels: earlier siblings accepted",
         f"{V}/bundles.py",
@@ -233,7 +340,13 @@ FAULTS = [
         "landing(level.px, level.qx, state) * level.member",
         f"{ACCEPTANCE} {EXPECTED}",
     ),
-    Fault("optimal acceptance", f"{V}/acceptance.py", "p_head - q_head**k", "p_head - q_head * k", ACCEPTANCE),
+    Fault(
+        "optimal acceptance",
+        f"{V}/acceptance.py",
+        "p_head - q_head**k",
+        "p_head - q_head * k",
+        ACCEPTANCE,
+    ),
     # Sampling.
     Fault(
         "temperature multiplies",
@@ -263,10 +376,26 @@ FAULTS = [
         "into[np.flatnonzero(row == lowest)[:surplus]] = 0",
         SAMPLING,
     ),
-    Fault("top-p of the full row after top-k", "decoding/sampling.py", "top_p * total if top_k", "top_p if top_k", SAMPLING),
-    Fault("the nucleus is not renormalised", "decoding/sampling.py", "into /= row.dtype.type(mass)", "into /= 1", SAMPLING),
     Fault(
-        "a block searched from the start", "decoding/sampling.py", "self._sums[found - 1] if found else 0.0", "0.0", SAMPLING
+        "top-p of the full row after top-k",
+        "decoding/sampling.py",
+        "top_p * total if top_k",
+        "top_p if top_k",
+        SAMPLING,
+    ),
+    Fault(
+        "the nucleus is not renormalised",
+        "decoding/sampling.py",
+        "into /= row.dtype.type(mass)",
+        "into /= 1",
+        SAMPLING,
+    ),
+    Fault(
+        "a block searched from the start",
+        "decoding/sampling.py",
+        "self._sums[found - 1] if found else 0.0",
+        "0.0",
+        SAMPLING,
     ),
     Fault(
         "inverse cdf by half the total",
@@ -276,7 +405,13 @@ FAULTS = [
         SAMPLING,
     ),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
-    Fault("rows see their siblings", "decoding/masks.py", "bits[row, :row] = self._blocked", "bits[row, :row] = 0", LOOP),
+    Fault(
+        "rows see their siblings",
+        "decoding/masks.py",
+        "bits[row, :row] = self._blocked",
+        "bits[row, :row] = 0",
+        LOOP,
+    ),
     Fault(
         "positions by row",
         "decoding/session.py",
@@ -308,11 +443,31 @@ FAULTS = [
     *(
         Fault(f"drafts for an engine: {name}", file, old, new, "tests/nde_talf/test_proposals.py")
         for name, file, old, new in (
-            ("a cache of another text", "nde_talf/proposals.py", "np.array_equal(self.text, text[:read])", "True"),
-            ("one cache for two rows", "nde_talf/proposals.py", "                free[at] = None\n", ""),
-            ("the target's own token counts as accepted", "nde_talf/proposals.py", "in tokens[:-1]:", "in tokens:"),
+            (
+                "a cache of another text",
+                "nde_talf/proposals.py",
+                "np.array_equal(self.text, text[:read])",
+                "True",
+            ),
+            (
+                "one cache for two rows",
+                "nde_talf/proposals.py",
+                "                free[at] = None\n",
+                "",
+            ),
+            (
+                "the target's own token counts as accepted",
+                "nde_talf/proposals.py",
+                "in tokens[:-1]:",
+                "in tokens:",
+            ),
             ("features of the target", "selector/selector.py", "self.scale[OF_TARGET] = 0", "pass"),
-            ("drafts of a batch cost one", "selector/chains.py", "[drafts * one for one in", "[one for one in"),
+            (
+                "drafts of a batch cost one",
+                "selector/chains.py",
+                "[drafts * one for one in",
+                "[one for one in",
+            ),
         )
     ),
     *(
@@ -330,11 +485,20 @@ FAULTS = [
                 "row is not None and float(row[text[-1]]) > -torch.inf",
                 "True",
             ),
-            ("beyond the end of the text", "nde_talf/prepared.py", "self.ends.isdisjoint(text[self.start :])", "True"),
+            (
+                "beyond the end of the text",
+                "nde_talf/prepared.py",
+                "self.ends.isdisjoint(text[self.start :])",
+                "True",
+            ),
         )
     ),
     Fault(
-        "draft setting ignored", "decoding/loop.py", "drafted_under(self.draft_setting, setting, self.kind)", "setting", KEPT
+        "draft setting ignored",
+        "decoding/loop.py",
+        "drafted_under(self.draft_setting, setting, self.kind)",
+        "setting",
+        KEPT,
     ),
     Fault(
         "head feeds back the root's feature",
@@ -346,23 +510,45 @@ FAULTS = [
     Fault(
         "head commits with its own feature",
         "draft_training/head_drafter.py",
-        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None])",
-        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features.roll(1, 0))[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root,"
+        " features=self.head.combine(features)[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root,"
+        " features=self.head.combine(features.roll(1, 0))[None])",
         KEPT,
     ),
     *(
         Fault(f"draft at temperature 0: {name}", file, old, new, f"{T}/test_draft_temperature.py")
         for name, file, old, new in (
-            ("picked trees see a point", "decoding/setting.py", 'if wanted == AUTO and trees == "top_k":', "if False:"),
-            ("drawn trees see a point", "decoding/setting.py", "return DRAWN if wanted == AUTO", "return DRAWN if False"),
-            ("features see a point", "decoding/setting.py", "return RAW if setting.temperature == 0 else", "return"),
+            (
+                "picked trees see a point",
+                "decoding/setting.py",
+                'if wanted == AUTO and trees == "top_k":',
+                "if False:",
+            ),
+            (
+                "drawn trees see a point",
+                "decoding/setting.py",
+                "return DRAWN if wanted == AUTO",
+                "return DRAWN if False",
+            ),
+            (
+                "features see a point",
+                "decoding/setting.py",
+                "return RAW if setting.temperature == 0 else",
+                "return",
+            ),
             (
                 "features of the root for the token before it",
                 "decoding/drafter.py",
                 "return rows[0], rows[1]",
                 "return rows[1], rows[1]",
             ),
-            ("p of the root on the device", "decoding/device_tree.py", "self.logits.index_select(0, end)", "self.logits[:1]"),
+            (
+                "p of the root on the device",
+                "decoding/device_tree.py",
+                "self.logits.index_select(0, end)",
+                "self.logits[:1]",
+            ),
         )
     ),
     Fault(
@@ -398,15 +584,30 @@ FAULTS = [
     *(
         Fault(name, file, old, new, f"{T}/test_families.py {T}/test_padded_rows.py")
         for name, file, old, new in (
-            ("windows one token too wide", "decoding/windows.py", "rows - columns >= self.size", "rows - columns > self.size"),
+            (
+                "windows one token too wide",
+                "decoding/windows.py",
+                "rows - columns >= self.size",
+                "rows - columns > self.size",
+            ),
             (
                 "chunks that slide",
                 "decoding/windows.py",
                 "rows // self.size != columns // self.size",
                 "rows - columns >= self.size",
             ),
-            ("windows count slots", "decoding/cache.py", "self.positions[:, moved]]", "self.positions[:, length + inside :]]"),
-            ("static: positions stay", "decoding/cache.py", "self.positions.index_copy_(1, to, ", "(to, "),
+            (
+                "windows count slots",
+                "decoding/cache.py",
+                "self.positions[:, moved]]",
+                "self.positions[:, length + inside :]]",
+            ),
+            (
+                "static: positions stay",
+                "decoding/cache.py",
+                "self.positions.index_copy_(1, to, ",
+                "(to, ",
+            ),
             ("soft cap left out", "decoding/readout.py", "if self.cap is None:", "if True:"),
             (
                 "missing rows are drafted",
@@ -420,23 +621,43 @@ FAULTS = [
     *(
         Fault(name, f"decoding/forward/{file}", old, new, f"{T}/test_forward.py")
         for name, file, old, new in (
-            ("the edge of a window is open", "attention.py", "tree + width - window.size)", "tree + 1 - window.size)"),
+            (
+                "the edge of a window is open",
+                "attention.py",
+                "tree + width - window.size)",
+                "tree + 1 - window.size)",
+            ),
             (
                 "merged by the other weight",
                 "attention.py",
                 "torch.sigmoid(of_text - of_tree)",
                 "torch.sigmoid(of_tree - of_text)",
             ),
-            ("turned the other way", "rotary.py", "-sin[..., :half], sin[..., half:]", "sin[..., :half], -sin[..., half:]"),
+            (
+                "turned the other way",
+                "rotary.py",
+                "-sin[..., :half], sin[..., half:]",
+                "sin[..., :half], -sin[..., half:]",
+            ),
             (
                 "queries share the wrong keys",
                 "attention.py",
                 "mask.repeat(1, 1, groups, 1)",
                 "mask.repeat_interleave(groups, 2)",
             ),
-            ("copied weights stay old", "fused.py", "torch._foreach_copy_(self._copies, fresh)", "pass"),
+            (
+                "copied weights stay old",
+                "fused.py",
+                "torch._foreach_copy_(self._copies, fresh)",
+                "pass",
+            ),
             ("replaced weights stay old", "fused.py", "self._addresses() != self._where", "False"),
-            ("soft cap of scores left out", "attention.py", ".mul_(scale / cap).tanh_().mul_(cap)", ".mul_(scale)"),
+            (
+                "soft cap of scores left out",
+                "attention.py",
+                ".mul_(scale / cap).tanh_().mul_(cap)",
+                ".mul_(scale)",
+            ),
             ("features are overwritten", "layer.py", "states = states + (", "states += ("),
         )
     ),
@@ -463,8 +684,16 @@ FAULTS = [
         KEPT,
     ),
     # Drafting from the text.
-    Fault("n-gram goes on after the text", "decoding/ngram.py", " and at + 1 < len(text)]", "]", NGRAM),
-    Fault("n-gram goes on after another token", "decoding/ngram.py", "if text[at] == token and", "if", NGRAM),
+    Fault(
+        "n-gram goes on after the text", "decoding/ngram.py", " and at + 1 < len(text)]", "]", NGRAM
+    ),
+    Fault(
+        "n-gram goes on after another token",
+        "decoding/ngram.py",
+        "if text[at] == token and",
+        "if",
+        NGRAM,
+    ),
     Fault(
         "n-gram tree above its budget",
         "decoding/policies/ngram.py",
@@ -486,10 +715,34 @@ FAULTS = [
         "tokens[:-1]",
         NGRAM,
     ),
-    Fault("n-grams draft at any rate", "decoding/mixed.py", "ngram.rate(ngram.size) >= ngram.config.min_rate", "True", NGRAM),
-    Fault("threshold's value does not fall", "decoding/policies/dyspec.py", "value *= left", "value *= 1", KEPT),
-    Fault("the beam takes the first", "decoding/policies/beam.py", "heapq.nlargest(self.k, grown)]", "grown[: self.k]]", KEPT),
-    Fault("SALF does not stop", "decoding/policies/salf.py", "gains[-1] < self.threshold", "gains[-1] < 0", KEPT),
+    Fault(
+        "n-grams draft at any rate",
+        "decoding/mixed.py",
+        "ngram.rate(ngram.size) >= ngram.config.min_rate",
+        "True",
+        NGRAM,
+    ),
+    Fault(
+        "threshold's value does not fall",
+        "decoding/policies/dyspec.py",
+        "value *= left",
+        "value *= 1",
+        KEPT,
+    ),
+    Fault(
+        "the beam takes the first",
+        "decoding/policies/beam.py",
+        "heapq.nlargest(self.k, grown)]",
+        "grown[: self.k]]",
+        KEPT,
+    ),
+    Fault(
+        "SALF does not stop",
+        "decoding/policies/salf.py",
+        "gains[-1] < self.threshold",
+        "gains[-1] < 0",
+        KEPT,
+    ),
     Fault(
         "DynaTree's branches swapped",
         "decoding/policies/dynatree.py",
@@ -497,7 +750,13 @@ FAULTS = [
         "return some if confidence",
         KEPT,
     ),
-    Fault("SALF fills its tree", "decoding/policies/salf.py", "if self.fill else found", "if True else found", KEPT),
+    Fault(
+        "SALF fills its tree",
+        "decoding/policies/salf.py",
+        "if self.fill else found",
+        "if True else found",
+        KEPT,
+    ),
     Fault(
         "DynaTree branches at the root",
         "decoding/policies/dynatree.py",
@@ -512,7 +771,13 @@ FAULTS = [
         "depth < history.depth or",
         KEPT,
     ),
-    Fault("DynaTree learns from the depth", "decoding/policies/dynatree.py", '== "tokens" else', '== "depth" else', POLICIES),
+    Fault(
+        "DynaTree learns from the depth",
+        "decoding/policies/dynatree.py",
+        '== "tokens" else',
+        '== "depth" else',
+        POLICIES,
+    ),
     Fault(
         "DynaTree's tau_l stands still",
         "decoding/policies/dynatree.py",
@@ -520,7 +785,13 @@ FAULTS = [
         "= self.confident_low, self",
         POLICIES,
     ),
-    Fault("exact ranks are coarse", f"{V}/ranking.py", "(bits, 1) if exact else", "(bits, 1) if not exact else", PRINTED),
+    Fault(
+        "exact ranks are coarse",
+        f"{V}/ranking.py",
+        "(bits, 1) if exact else",
+        "(bits, 1) if not exact else",
+        PRINTED,
+    ),
     Fault(
         "the programme of khisti_lp",
         f"{V}/tournament.py",
@@ -535,7 +806,13 @@ FAULTS = [
         "np.add(rate + below[:-1]",
         POLICIES,
     ),
-    Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),
+    Fault(
+        "positional rates",
+        "decoding/policies/fixed.py",
+        "reach = reach * (1 - chance)",
+        "reach = reach * chance",
+        POLICIES,
+    ),
     Fault(
         "a draft's logits stay on its device",
         "decoding/remote.py",
@@ -547,10 +824,30 @@ FAULTS = [
     *(
         Fault(f"parts: {name}", file, old, new, f"{T}/test_tensor_parallel.py")
         for name, file, old, new in (
-            ("followers commit no rows", "decoding/follower.py", ".commit(length, slots)", ".commit(length)"),
-            ("followers never go back", "decoding/follower.py", "cache.crop(value.length - cache.get_seq_length())", "pass"),
-            ("copies are not sent", "decoding/cache.py", 'self.moved("copies", copied, count, length)', "pass"),
-            ("windows are not sent", "decoding/follower.py", "setattr(body.config, key, size)", "pass"),
+            (
+                "followers commit no rows",
+                "decoding/follower.py",
+                ".commit(length, slots)",
+                ".commit(length)",
+            ),
+            (
+                "followers never go back",
+                "decoding/follower.py",
+                "cache.crop(value.length - cache.get_seq_length())",
+                "pass",
+            ),
+            (
+                "copies are not sent",
+                "decoding/cache.py",
+                'self.moved("copies", copied, count, length)',
+                "pass",
+            ),
+            (
+                "windows are not sent",
+                "decoding/follower.py",
+                "setattr(body.config, key, size)",
+                "pass",
+            ),
         )
     ),
 ]
@@ -570,7 +867,9 @@ def planted(fault: Fault, folder: Path) -> str:
 
 
 def tested(files: list[str], folder: Path) -> str:
-    """Run the tests in a process forked from this one, which has imported what takes long to import."""
+    """Run the tests in a process forked from this one, which has imported what takes long to
+    import.
+    """
     process = get_context("fork").Process(target=_pytest, args=(files, folder))
     process.start()
     process.join(SECONDS)
@@ -595,19 +894,38 @@ def _pytest(files: list[str], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--unchecked", action="store_true", help="do not look first whether the tests pass without a fault")
-    parser.add_argument("--only", nargs="+", default=[], help="faults whose name or file contains one of these words")
+    parser.add_argument(
+        "--unchecked",
+        action="store_true",
+        help="do not look first whether the tests pass without a fault",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="faults whose name or file contains one of these words",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    asked = [fault for fault in FAULTS if not options.only or any(word in fault.name + fault.file for word in options.only)]
+    asked = [
+        fault
+        for fault in FAULTS
+        if not options.only or any(word in fault.name + fault.file for word in options.only)
+    ]
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in COPIED:
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
+            )
         shutil.copy(ROOT / "pyproject.toml", folder)
         shutil.copytree(ROOT / "docs", folder / "docs")
-        files = () if options.unchecked else sorted({file for fault in asked for file in fault.tests.split()})
+        files = (
+            ()
+            if options.unchecked
+            else sorted({file for fault in asked for file in fault.tests.split()})
+        )
         for file in files:
             if (state := tested([file], folder)) != STATES[0]:
                 sys.exit(f"{file}: {state} without any fault; mend that first.")
@@ -615,7 +933,9 @@ def main() -> None:
             started = time.perf_counter()
             found[fault.name] = planted(fault, folder)
             print(
-                f"{number}/{len(asked)} {fault.name}: {found[fault.name]} ({time.perf_counter() - started:.0f} s)", flush=True
+                f"{number}/{len(asked)} {fault.name}: {found[fault.name]}"
+                f" ({time.perf_counter() - started:.0f} s)",
+                flush=True,
             )
     left = [name for name, state in found.items() if not state.startswith("noticed")]
     print(

@@ -1,22 +1,24 @@
-"""What a few rows cost with a large weight matrix, by MKL and by oneDNN, and what a target's pass then takes.
+"""What a few rows cost with a large weight matrix, by MKL and by oneDNN, and what a target's pass
+then takes.
 
-`python -m benchmarks.products` (five minutes). float32, one thread. Shapes are those of Qwen2.5-0.5B and of larger models; the
-pass is that of a Qwen 2 of eight layers of 896 with random weights, 96 tokens of context, from tokens to logits. Both libraries
-are interleaved; medians of CPU time, in units of one row by MKL.
+`python -m benchmarks.products` (five minutes). float32, one thread. Shapes are those of
+Qwen2.5-0.5B and of larger models; the pass is that of a Qwen 2 of eight layers of 896 with random
+weights, 96 tokens of context, from tokens to logits. Both libraries are interleaved; medians of CPU
+time, in units of one row by MKL.
 """
 
 import argparse
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from torch.nn import functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.timing import interleaved, report
-from decoding.forward import product as room
-from decoding.model import CausalModel
-from decoding.session import TreeSession
+from nde_talf.decoding.forward import product as room
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.session import TreeSession
 
 SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
 ROWS = (1, 2, 4, 8, 16, 33)
@@ -26,8 +28,15 @@ CONTEXT = 96
 def qwen() -> CausalModel:
     """A Qwen 2 of eight layers, as wide as Qwen2.5-0.5B, with random weights."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
-    return CausalModel(Qwen2ForCausalLM(Qwen2Config(vocab_size=32000, num_hidden_layers=8, **sizes)), "Qwen 2")
+    sizes = {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    }
+    return CausalModel(
+        Qwen2ForCausalLM(Qwen2Config(vocab_size=32000, num_hidden_layers=8, **sizes)), "Qwen 2"
+    )
 
 
 @torch.inference_mode()
@@ -66,7 +75,15 @@ def main() -> None:
         return {"MKL": lambda: run(False), "oneDNN": lambda: run(True)}
 
     rows += measured("a pass of 8 layers of 896", passes, options.repeats, notes)
-    columns = ["product", "rows", "MKL, ms", "oneDNN, ms", "oneDNN over MKL", "MKL, of one row", "oneDNN, of one row by MKL"]
+    columns = [
+        "product",
+        "rows",
+        "MKL, ms",
+        "oneDNN, ms",
+        "oneDNN over MKL",
+        "MKL, of one row",
+        "oneDNN, of one row by MKL",
+    ]
     report("products", "python -m benchmarks.products", columns, rows, notes)
 
 

@@ -1,16 +1,23 @@
-"""Figures of one method from its benchmark records, with 95 % bootstrap intervals over prompts. Pure functions."""
+"""Figures of one method from its benchmark records, with 95 % bootstrap intervals over prompts.
+
+Pure functions.
+"""
 
 import numpy as np
 
-from decoding.common.bootstrap import ratio_of_totals, times
-from evaluation.benchmark import Record
-from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from evaluation.speed import speed_ratio
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, times
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.evaluation.speed import speed_ratio
 
 
 def rate(records: list[Record], above: str, below: str) -> list[float]:
     """Sum of one field over the sum of another."""
-    return ratio_of_totals(np.array([[getattr(record, above), getattr(record, below)] for record in records], dtype=float))
+    return ratio_of_totals(
+        np.array(
+            [[getattr(record, above), getattr(record, below)] for record in records], dtype=float
+        )
+    )
 
 
 def doubts(records: list[Record]) -> list[str]:
@@ -18,7 +25,12 @@ def doubts(records: list[Record]) -> list[str]:
     found = []
     for setting in dict.fromkeys(record.setting for record in records):
         here = [record for record in records if record.setting == setting]
-        ratio = speed_ratio(*([r for r in here if r.method == name] for name in (CONTROL, BASELINE)))
+        ratio = speed_ratio(
+            *([r for r in here if r.method == name] for name in (CONTROL, BASELINE))
+        )
         if ratio and not trusted(ratio):
-            found.append(f"{setting}: {NOT_TRUSTED} (plain decoding against itself: {times(ratio)}); it supports no claim.")
+            found.append(
+                f"{setting}: {NOT_TRUSTED} (plain decoding against itself: {times(ratio)}); it"
+                " supports no claim."
+            )
     return found

@@ -1,9 +1,11 @@
-"""What selectors win over everything that could be run in their place, from the files of finished runs.
+"""What selectors win over everything that could be run in their place, from the files of finished
+runs.
 
-`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN] [--out FOLDER]`. The commands that
-make the committed pages' runs are in PAGES. --online: runs with `evaluation=campaign`, of other settings or seeds, that are
-reported together; without it all evaluations beside --run whose names begin with its name. Unfinished ones count as far as they
-have come. Writes results/selector.md and docs/selector.png, or both into --out.
+`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN] [--out
+FOLDER]`. The commands that make the committed pages' runs are in PAGES. --online: runs with
+`evaluation=campaign`, of other settings or seeds, that are reported together; without it all
+evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have
+come. Writes results/selector.md and docs/selector.png, or both into --out.
 """
 
 import argparse
@@ -15,17 +17,17 @@ from typing import NamedTuple
 
 from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
-from decoding.common.bootstrap import shown
-from decoding.common.errors import UserError
-from decoding.common.files import read_json
-from evaluation.benchmark import Record, read_records, together
-from evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
-from evaluation.plots import selector_ratios
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import CPU, MEAN, speed_ratios
-from evaluation.table import row
-from evaluation.text import ablation_table, markdown
-from pipelines.stage import BEGUN
+from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json
+from nde_talf.evaluation.benchmark import Record, read_records, together
+from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
+from nde_talf.evaluation.plots import selector_ratios
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import CPU, MEAN, speed_ratios
+from nde_talf.evaluation.table import row
+from nde_talf.evaluation.text import ablation_table, markdown
+from nde_talf.pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAPER = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
@@ -55,14 +57,22 @@ done
 python -m benchmarks.selector --run checkpoints/second --out benchmarks/results/second"""
 PAGES = {
     "paper": (
-        "One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on traffic of several domains",
+        (
+            "One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on"
+            " traffic of several domains"
+        ),
         PAPER,
-        "The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and given to these runs with "
-        "`model.target=`, `model.draft=` and `data=traffic_full`.",
+        (
+            "The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and"
+            " given to these runs with `model.target=`, `model.draft=` and `data=traffic_full`."
+        ),
     ),
     "second": (
-        "A second pair (`model=testbed2`: a 10-layer target and a 2-layer draft, both trained here) on mathematics, an "
-        "encyclopedia and chat, for which nothing was tuned before this one run",
+        (
+            "A second pair (`model=testbed2`: a 10-layer target and a 2-layer draft, both trained"
+            " here) on mathematics, an encyclopedia and chat, for which nothing was tuned before"
+            " this one run"
+        ),
         SECOND,
         "Chat is 80 questions with answers, so that few of its prompts are decoded.",
     ),
@@ -114,14 +124,23 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("checkpoints/paper"))
     parser.add_argument("--online", type=Path, nargs="+")
     parser.add_argument("--ablations", type=Path)
-    parser.add_argument("--out", type=Path, help="a folder for both files in place of the committed ones")
+    parser.add_argument(
+        "--out", type=Path, help="a folder for both files in place of the committed ones"
+    )
     options = parser.parse_args()
-    beside = sorted(path.parent.parent for path in options.run.parent.glob(f"{options.run.name}*/report/{BEGUN}"))
+    beside = sorted(
+        path.parent.parent
+        for path in options.run.parent.glob(f"{options.run.name}*/report/{BEGUN}")
+    )
     online = [Decoded(run) for run in options.online or beside]
     if not online:
-        raise UserError(f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign.")
+        raise UserError(
+            f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign."
+        )
     offline = read_json(options.run / "selector" / "offline.json")
-    ablations = read_json(options.ablations / "ablations" / "ablations.json") if options.ablations else {}
+    ablations = (
+        read_json(options.ablations / "ablations" / "ablations.json") if options.ablations else {}
+    )
     page = PAGES.get(options.run.name, ("The run's pair", "", ""))
     text = "\n\n".join(_sections(page, offline, online, ablations)) + "\n"
     if options.out:
@@ -141,11 +160,17 @@ class Decoded:
     def __init__(self, run: Path):
         self.report = run / "report"
         made = read_json(self.report / BEGUN)["settings"]
-        self.seed, self.settings = made["seed"] + made["evaluation"].get("seed", 0), made["evaluation"]
+        self.seed, self.settings = (
+            made["seed"] + made["evaluation"].get("seed", 0),
+            made["evaluation"],
+        )
         self.records = list(read_records(self.report / "records.jsonl"))
         plans = [read_json(path) for path in sorted(self.report.glob("roles-*.json"))]
         self.roles = {
-            plan["setting"]: {role: plan["same"].get(name, name) for role, name in plan["roles"].items()} for plan in plans
+            plan["setting"]: {
+                role: plan["same"].get(name, name) for role, name in plan["roles"].items()
+            }
+            for plan in plans
         }
 
 
@@ -167,7 +192,10 @@ class Campaign(NamedTuple):
                     if found:
                         records.setdefault(setting, {}).setdefault(role, []).extend(found)
                         titles.setdefault(setting, {})[role] = name
-        merged = {setting: {role: together(own) for role, own in roles.items()} for setting, roles in records.items()}
+        merged = {
+            setting: {role: together(own) for role, own in roles.items()}
+            for setting, roles in records.items()
+        }
         return cls({s: merged[s] for s in sorted(merged, key=lambda s: (s == GREEDY, s))}, titles)
 
     @property
@@ -176,7 +204,9 @@ class Campaign(NamedTuple):
 
     def roles(self, learned: bool) -> list[str]:
         """Those of selectors, or all others but the control."""
-        found = dict.fromkeys(role for roles in self.records.values() for role in roles if role != CONTROL)
+        found = dict.fromkeys(
+            role for roles in self.records.values() for role in roles if role != CONTROL
+        )
         return [role for role in found if (LEARNED in role) == learned]
 
     def speed(self, setting: str, role: str) -> float:
@@ -189,12 +219,20 @@ class Campaign(NamedTuple):
 
     def one_rival(self) -> str:
         """What was fastest over the sampled settings, by the geometric mean."""
-        return max(self.roles(learned=False), key=lambda role: prod(self.speed(s, role) for s in self.sampled))
+        return max(
+            self.roles(learned=False),
+            key=lambda role: prod(self.speed(s, role) for s in self.sampled),
+        )
 
     def over(self, ours: str, theirs: dict[str, str]) -> dict[str, list[float] | None]:
-        """[ratio, low, high] of a role to another, which may be another one under every setting, and MEAN over the sampled
-        ones. IN_CPU_TIME: that mean in CPU time."""
-        pairs = {s: (roles.get(ours, []), roles.get(theirs[s], [])) for s, roles in self.records.items()}
+        """[ratio, low, high] of a role to another, which may be another one under every setting,
+        and MEAN over the sampled ones.
+
+        IN_CPU_TIME: that mean in CPU time.
+        """
+        pairs = {
+            s: (roles.get(ours, []), roles.get(theirs[s], [])) for s, roles in self.records.items()
+        }
         sampled = [pairs[s] for s in self.sampled]
         (found, mean), (in_cpu, mean_in_cpu) = speed_ratios(sampled), speed_ratios(sampled, CPU)
         return {
@@ -209,8 +247,13 @@ class Campaign(NamedTuple):
         return self.over(ours, dict.fromkeys(self.records, theirs))
 
 
-def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded], ablations: dict) -> Iterator[str]:
-    results = next((run.report / "results.json" for run in runs if (run.report / "results.json").exists()), None)
+def _sections(
+    page: tuple[str, str, str], offline: dict, runs: list[Decoded], ablations: dict
+) -> Iterator[str]:
+    results = next(
+        (run.report / "results.json" for run in runs if (run.report / "results.json").exists()),
+        None,
+    )
     machine = read_json(results)["environment"] if results else {}
     known = [machine[key] for key in ("device", "CPU", "dtype") if key in machine]
     pair, commands, remark = page
@@ -222,8 +265,21 @@ def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded], ab
     yield from _online(runs)
     yield "## Offline: held-out roots"
     yield OFFLINE_NOTE
-    rows = (_offline_row(name, *entry) for name, tables in offline.items() for entry in _settings(tables["measured"]))
-    columns = ["selector", "setting", "roots", "best static tree", *OFFLINE.values(), "root by root", "of the way", "worst 5 %"]
+    rows = (
+        _offline_row(name, *entry)
+        for name, tables in offline.items()
+        for entry in _settings(tables["measured"])
+    )
+    columns = [
+        "selector",
+        "setting",
+        "roots",
+        "best static tree",
+        *OFFLINE.values(),
+        "root by root",
+        "of the way",
+        "worst 5 %",
+    ]
     yield markdown(columns, rows)
     if ablations:
         yield "## Ablations"
@@ -233,52 +289,102 @@ def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded], ab
 
 def _online(runs: list[Decoded]) -> Iterator[str]:
     found, records = Campaign.of(runs), together(record for run in runs for record in run.records)
-    yield ONLINE_NOTE.format(tuning=" or ".join({str(run.settings["calibration_prompts"]): 0 for run in runs}))
+    yield ONLINE_NOTE.format(
+        tuning=" or ".join({str(run.settings["calibration_prompts"]): 0 for run in runs})
+    )
     if GREEDY in found.records:
         yield GREEDY_NOTE
     yield f"Decoded: {'; '.join(_decoded(runs))}."
     yield from doubts(records)
-    learned, best = found.roles(learned=True), {setting: found.best_rival(setting) for setting in found.records}
-    named = "; ".join(f"{s}: {_called(found, s, role)}, {found.speed(s, role):.0f} tokens/s" for s, role in best.items())
+    learned, best = (
+        found.roles(learned=True),
+        {setting: found.best_rival(setting) for setting in found.records},
+    )
+    named = "; ".join(
+        f"{s}: {_called(found, s, role)}, {found.speed(s, role):.0f} tokens/s"
+        for s, role in best.items()
+    )
     yield f"Best rival of each setting: {named}."
     one = found.one_rival() if found.sampled else best[GREEDY]
     yield f"The one that is best over the sampled settings: {one}."
 
     yield "### What the selectors win, mean over the sampled settings"
-    against = ["own best static tree", "Traversal's best static", "best static told the domain", "best one rival"]
+    against = [
+        "own best static tree",
+        "Traversal's best static",
+        "best static told the domain",
+        "best one rival",
+    ]
     header = ["", *against, "best rival of each setting"]
     ratios = {role: list(_columns(found, role, one, best)) for role in learned}
     for key, clock in (
         (MEAN, "By the wall clock"),
         (IN_CPU_TIME, "In CPU time, which other work on the machine disturbs less"),
     ):
-        rows = ([role, *(shown(ratio.get(key), 3) for ratio in own)] for role, own in ratios.items())
+        rows = (
+            [role, *(shown(ratio.get(key), 3) for ratio in own)] for role, own in ratios.items()
+        )
         yield f"{clock}:\n\n" + markdown(header, rows)
-    for title, against in (("Traversal's best static tree", None), ("the best rival of the setting", best)):
+    for title, against in (
+        ("Traversal's best static tree", None),
+        ("the best rival of the setting", best),
+    ):
         yield f"### Over {title}, setting by setting"
-        columns = [*found.sampled, MEAN, IN_CPU_TIME, *([GREEDY] if GREEDY in found.records else [])]
-        ratios = {role: found.over(role, against) if against else found.over_role(role, TRAVERSAL) for role in learned}
-        yield markdown(["", *columns], ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in ratios.items()))
+        columns = [
+            *found.sampled,
+            MEAN,
+            IN_CPU_TIME,
+            *([GREEDY] if GREEDY in found.records else []),
+        ]
+        ratios = {
+            role: found.over(role, against) if against else found.over_role(role, TRAVERSAL)
+            for role in learned
+        }
+        yield markdown(
+            ["", *columns],
+            ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in ratios.items()),
+        )
     for ours in (MAIN, MIXED):
         if ours in learned:
             yield f"### {ours} over every rival"
             rivals = {role: found.over_role(ours, role) for role in found.roles(learned=False)}
-            yield markdown(["", *columns], ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in rivals.items()))
+            yield markdown(
+                ["", *columns],
+                ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in rivals.items()),
+            )
     yield "### What lost"
     yield from _lost(found, learned, best)
     yield "### The methods"
     for setting, roles in found.records.items():
         yield f"{setting}\n\n" + markdown(
-            ["role", "tuned", "block efficiency", "tokens/s", "over plain decoding", "overhead in a step"],
+            [
+                "role",
+                "tuned",
+                "block efficiency",
+                "tokens/s",
+                "over plain decoding",
+                "overhead in a step",
+            ],
             (_method(found, setting, role) for role in roles),
         )
 
 
 def _columns(found: Campaign, role: str, one: str, best: dict[str, str]) -> Iterable[dict]:
-    own = next((f"{title}, {BEST_STATIC}" for name, title in TITLES.items() if role == selector_title(name)), TRAVERSAL)
-    static = [r for r in found.roles(learned=False) if r.endswith(BEST_STATIC) and not r.startswith(NGRAM)]
+    own = next(
+        (
+            f"{title}, {BEST_STATIC}"
+            for name, title in TITLES.items()
+            if role == selector_title(name)
+        ),
+        TRAVERSAL,
+    )
+    static = [
+        r for r in found.roles(learned=False) if r.endswith(BEST_STATIC) and not r.startswith(NGRAM)
+    ]
     if role == selector_title("across"):
-        yield found.over(role, {s: max(static, key=lambda r: found.speed(s, r)) for s in found.records})
+        yield found.over(
+            role, {s: max(static, key=lambda r: found.speed(s, r)) for s in found.records}
+        )
     else:
         yield found.over_role(role, f"{NGRAM} + {TRAVERSAL}" if role == MIXED else own)
     for other in (TRAVERSAL, BY_DOMAIN, one):
@@ -287,14 +393,24 @@ def _columns(found: Campaign, role: str, one: str, best: dict[str, str]) -> Iter
 
 
 def _lost(found: Campaign, learned: list[str], best: dict[str, str]) -> Iterator[str]:
-    """In words: the selectors that are not faster than the best rival, and the rivals that are slower than plain decoding."""
+    """In words: the selectors that are not faster than the best rival, and the rivals that are
+    slower than plain decoding.
+    """
     lines = []
     for setting in found.records:
         ratios = {role: found.over(role, best).get(setting) for role in learned}
-        slower = [f"{role} ({shown(own, 3)})" for role, own in ratios.items() if own and own[1] <= 1]
-        plain = [r for r in found.roles(learned=False) if 0 < found.speed(setting, r) < found.speed(setting, BASELINE)]
+        slower = [
+            f"{role} ({shown(own, 3)})" for role, own in ratios.items() if own and own[1] <= 1
+        ]
+        plain = [
+            r
+            for r in found.roles(learned=False)
+            if 0 < found.speed(setting, r) < found.speed(setting, BASELINE)
+        ]
         said = f"not shown to be faster than {best[setting]}: {'; '.join(slower) or 'none'}"
-        lines.append(f"- {setting}: {said}. Slower than plain decoding: {', '.join(plain) or 'none'}.")
+        lines.append(
+            f"- {setting}: {said}. Slower than plain decoding: {', '.join(plain) or 'none'}."
+        )
     yield "\n".join(lines)
 
 
@@ -321,22 +437,41 @@ def _decoded(runs: list[Decoded]) -> Iterable[str]:
     counts: dict[str, Counter] = {}
     for run in runs:
         own = Counter(record.setting for record in run.records if record.method == BASELINE)
-        counts.setdefault(f"{run.settings['new_tokens']} tokens each with seed {run.seed}", Counter()).update(own)
+        counts.setdefault(
+            f"{run.settings['new_tokens']} tokens each with seed {run.seed}", Counter()
+        ).update(own)
     for what, own in counts.items():
-        yield f"{what}, " + ", ".join(f"{count} prompts at {setting}" for setting, count in own.items())
+        yield f"{what}, " + ", ".join(
+            f"{count} prompts at {setting}" for setting, count in own.items()
+        )
 
 
 def _settings(own: dict) -> list[tuple[str, dict]]:
-    return [*own["settings"].items(), ("all", {**own["all"], "roots": own["validation_roots"], "static": ""})]
+    return [
+        *own["settings"].items(),
+        ("all", {**own["all"], "roots": own["validation_roots"], "static": ""}),
+    ]
 
 
 def _offline_row(name: str, setting: str, own: dict) -> list[str]:
     static = str(tuple(own["static"])) if own["static"] else ""
     ratios = (shown(own.get(key), 3) for key in OFFLINE)
     bounds = own["split_half"][0], own["same_half"][0]
-    way = [f"{100 * (own['selector'][0] - 1) / (bound - 1):.0f}" if bound > 1 else "–" for bound in reversed(bounds)]
+    way = [
+        f"{100 * (own['selector'][0] - 1) / (bound - 1):.0f}" if bound > 1 else "–"
+        for bound in reversed(bounds)
+    ]
     root = f"{bounds[0]:.3f} to {bounds[1]:.3f}"
-    return [name, setting, str(own["roots"]), static, *ratios, root, f"{way[0]} to {way[1]} %", f"{own['worst_5_percent']:.2f}"]
+    return [
+        name,
+        setting,
+        str(own["roots"]),
+        static,
+        *ratios,
+        root,
+        f"{way[0]} to {way[1]} %",
+        f"{own['worst_5_percent']:.2f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Peak memory of stage selector on synthetic roots of the NDE paper's number and size.
 
-`python -m benchmarks.selector_memory [--scale 0.25]`. At scale 1: 1,750 training prompts under 8 sampling settings with 32
-roots each (448,000 roots), 64,000 held-out ones, the hidden sizes of Qwen-2.5 32B and 0.5B, 4 super-trees a root. The store is
-written to --folder, 20 GB with the labels of six verifiers. A process of its own then does what stage selector does for one
-verifier: it cross-fits, trains, and evaluates offline. Its training is short; memory does not depend on its length.
+`python -m benchmarks.selector_memory [--scale 0.25]`. At scale 1: 1,750 training prompts under 8
+sampling settings with 32 roots each (448,000 roots), 64,000 held-out ones, the hidden sizes of
+Qwen-2.5 32B and 0.5B, 4 super-trees a root. The store is written to --folder, 20 GB with the labels
+of six verifiers. A process of its own then does what stage selector does for one verifier: it
+cross-fits, trains, and evaluates offline. Its training is short; memory does not depend on its
+length.
 """
 
 import argparse
@@ -16,30 +18,35 @@ import threading
 import time
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import numpy as np
 import torch
 
 from benchmarks.timing import report
-from data.traces.settings import SETTINGS
-from data.traces.store import TraceStore
-from decoding.actions import TREES
-from decoding.features import SCALARS
-from selector.crossfit import train_selector
-from selector.evaluate import evaluate_offline
-from selector.latency import LatencyTable
-from selector.roots import PricedRoots, roots_from_traces
-from selector.rows import columns
-from selector.settings import SelectorConfig
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.features import SCALARS
+from nde_talf.selector.crossfit import train_selector
+from nde_talf.selector.evaluate import evaluate_offline
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import PricedRoots, roots_from_traces
+from nde_talf.selector.rows import columns
+from nde_talf.selector.settings import SelectorConfig
 
 VERIFIERS = ["specinfer", "spectr", "khisti", "naivetree", "nss", "traversal"]
 NAMES = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
 ROOTS, IN_SHARD = 32, 8  # of a prompt under a setting; prompts in a shard
 
 
-def synthetic(folder: Path, train: int, held_out: int, hidden: tuple[int, int], verifiers: list[str]) -> TraceStore:
-    """A store of `train` and `held_out` prompts. Labels rise with depth, by more or less as the hidden states say."""
+def synthetic(
+    folder: Path, train: int, held_out: int, hidden: tuple[int, int], verifiers: list[str]
+) -> TraceStore:
+    """A store of `train` and `held_out` prompts.
+
+    Labels rise with depth, by more or less as the hidden states say.
+    """
     store, rng, rows = TraceStore(folder), np.random.default_rng(0), IN_SHARD * ROOTS
     depth = torch.tensor([tree.depth for tree in TREES]) / 16
     groups = [
@@ -51,7 +58,11 @@ def synthetic(folder: Path, train: int, held_out: int, hidden: tuple[int, int], 
     for shard, (split, at, name) in enumerate(groups):
         states = {
             key: torch.from_numpy(rng.standard_normal((rows, size), dtype=np.float32)).half()
-            for key, size in zip(("h_p_previous", "h_q_previous", "h_q_root"), (hidden[0], hidden[1], hidden[1]), strict=True)
+            for key, size in zip(
+                ("h_p_previous", "h_q_previous", "h_q_root"),
+                (hidden[0], hidden[1], hidden[1]),
+                strict=True,
+            )
         }
         good = states["h_q_root"][:, 0].float().sigmoid()
         found = {
@@ -79,7 +90,9 @@ def select(folder: Path, verifier: str, folds: int) -> dict[str, float]:
     def watch() -> None:
         while not ended.wait(0.05):
             lines = Path("/proc/self/status").read_text().splitlines()
-            anonymous.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")))
+            anonymous.append(
+                next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+            )
 
     threading.Thread(target=watch, daemon=True).start()
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.monotonic()
@@ -105,11 +118,21 @@ def select(folder: Path, verifier: str, folds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's roots")
-    parser.add_argument("--hidden", type=int, nargs=2, default=[5120, 896], help="hidden sizes of target and draft")
-    parser.add_argument("--verifiers", nargs="+", default=VERIFIERS, help="whose labels the store holds")
+    parser.add_argument(
+        "--hidden", type=int, nargs=2, default=[5120, 896], help="hidden sizes of target and draft"
+    )
+    parser.add_argument(
+        "--verifiers", nargs="+", default=VERIFIERS, help="whose labels the store holds"
+    )
     parser.add_argument("--folds", type=int, default=4, help="selector.folds")
-    parser.add_argument("--folder", type=Path, help="for the store and the run; default: a temporary folder")
-    parser.add_argument("--select", action="store_true", help="only select from the store in --folder, and print JSON")
+    parser.add_argument(
+        "--folder", type=Path, help="for the store and the run; default: a temporary folder"
+    )
+    parser.add_argument(
+        "--select",
+        action="store_true",
+        help="only select from the store in --folder, and print JSON",
+    )
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -135,13 +158,29 @@ def main() -> None:
         command += ["--verifiers", *options.verifiers]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-    per_root = 4 * (options.hidden[0] + 2 * options.hidden[1] + len(options.verifiers) * 4 * len(TREES))
-    names = ["training roots", "arrays in float32, GB", "store, GB", "peak resident, GB", "of it not backed by files, GB"]
-    row = [f"{found['training_roots']:,}", f"{found['training_roots'] * per_root / 1e9:.1f}", f"{disk / 1e9:.1f}"]
+    per_root = 4 * (
+        options.hidden[0] + 2 * options.hidden[1] + len(options.verifiers) * 4 * len(TREES)
+    )
+    names = [
+        "training roots",
+        "arrays in float32, GB",
+        "store, GB",
+        "peak resident, GB",
+        "of it not backed by files, GB",
+    ]
+    row = [
+        f"{found['training_roots']:,}",
+        f"{found['training_roots'] * per_root / 1e9:.1f}",
+        f"{disk / 1e9:.1f}",
+    ]
     row += [f"{found[key] / 1e9:.2f}" for key in ("peak", "anonymous")]
     row += [f"{made:.0f} s", f"{found['seconds']:.0f} s"]
-    command = f"python -m benchmarks.selector_memory --scale {options.scale:g} --folds {options.folds}"
-    command += f" --verifiers {' '.join(options.verifiers)}" if options.verifiers != VERIFIERS else ""
+    command = (
+        f"python -m benchmarks.selector_memory --scale {options.scale:g} --folds {options.folds}"
+    )
+    command += (
+        f" --verifiers {' '.join(options.verifiers)}" if options.verifiers != VERIFIERS else ""
+    )
     report("selector_memory", command, [*names, "writing the store", "selecting"], [row])
 
 

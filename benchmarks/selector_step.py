@@ -1,4 +1,5 @@
-"""What choosing a tree costs the decode loop: the selector's overhead in a step, and the same with everything in cache.
+"""What choosing a tree costs the decode loop: the selector's overhead in a step, and the same with
+everything in cache.
 
 `python -m benchmarks.selector_step [--run checkpoints/default]`, after `python -m pipelines.run`.
 """
@@ -12,14 +13,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import report
-from data.text.pair import Pair
-from data.traces.settings import SETTINGS
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Rng, SamplingSetting
-from selector.latency import LatencyTable
-from selector.policy import NeuralPolicy
-from selector.selector import Selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector
 
 
 def main() -> None:
@@ -44,7 +45,9 @@ def main() -> None:
         own, total = [], []
         decoder.generate(prompts[0], options.new_tokens, SETTINGS[name], Rng.seeded(0))  # warm-up
         for seed, prompt in enumerate(prompts):
-            for step in decoder.generate(prompt, options.new_tokens, SETTINGS[name], Rng.seeded(seed)).steps:
+            for step in decoder.generate(
+                prompt, options.new_tokens, SETTINGS[name], Rng.seeded(seed)
+            ).steps:
                 own.append(step.seconds["policy"])
                 total.append(sum(step.seconds.values()))
         warm = _in_cache(policy, decoder, prompts[0], SETTINGS[name])
@@ -58,10 +61,14 @@ def main() -> None:
         "step, µs",
         "fraction of all steps' time",
     ]
-    report("selector_step", f"python -m benchmarks.selector_step --run {options.run}", columns, rows)
+    report(
+        "selector_step", f"python -m benchmarks.selector_step --run {options.run}", columns, rows
+    )
 
 
-def _in_cache(policy: NeuralPolicy, decoder: SpeculativeDecoder, prompt: list[int], setting: SamplingSetting) -> list[float]:
+def _in_cache(
+    policy: NeuralPolicy, decoder: SpeculativeDecoder, prompt: list[int], setting: SamplingSetting
+) -> list[float]:
     """Seconds of choosing for one and the same root, again and again."""
     seen, choose = [], policy.choose
 

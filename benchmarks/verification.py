@@ -1,15 +1,19 @@
-"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows; labels and `warp` likewise.
+"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows;
+labels and `warp` likewise.
 
-Every rule is timed twice. "from probabilities": on rows of the target that are warped already, which is where published ratios
-start the clock. "from logits": as the decode loop runs it, which warps the rows that a rule looks at.
+Every rule is timed twice. "from probabilities": on rows of the target that are warped already,
+which is where published ratios start the clock. "from logits": as the decode loop runs it, which
+warps the rows that a rule looks at.
 
-Beside our rules, on the same rows and from logits: transformers' `_speculative_sampling`; vLLM's rejection sampler, where vLLM
-is installed (run this in `.venv-vllm`); and with --authors FOLDER the verifiers of the GBV paper's authors, from a copy of
-their repository. They take paths of one length without a trunk, so they are timed on the trees (4, 0, 4) and (1, 0, 8).
+Beside our rules, on the same rows and from logits: transformers' `_speculative_sampling`; vLLM's
+rejection sampler, where vLLM is installed (run this in `.venv-vllm`); and with --authors FOLDER the
+verifiers of the GBV paper's authors, from a copy of their repository. They take paths of one length
+without a trunk, so they are timed on the trees (4, 0, 4) and (1, 0, 8).
 
 `warp` is timed on one peaked row, one flat one, and 32 peaked rows of which one is flat.
 
-`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats 15] [--authors FOLDER]`
+`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats
+15] [--authors FOLDER]`
 """
 
 import argparse
@@ -26,15 +30,15 @@ import torch
 from transformers.generation.utils import _speculative_sampling
 
 from benchmarks.timing import Timings, interleaved, report
-from decoding.actions import Action
-from decoding.names import LABELLED
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Delayed
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.super_tree import super_tree_layout
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
-from decoding.verification.gains import expected_block_efficiency
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.tree import DraftTree
 
 PATH = Action(1, 0, 8)
 TREES = (Action(4, 0, 4), Action(4, 4, 4), PATH)
@@ -42,10 +46,18 @@ AIMS = {"bv": 2.0, "gbv": 3.0, "khisti": 10.0}
 """Softmaxes from logits at 32,000 tokens, where they are not OTHERS."""
 OTHERS = 1.5
 LABEL_AIMS = {"khisti": 10.0, "naive": "–", "bv": "–"}
-BRANCHING, ON_PATHS = ("nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"), ("naive", "bv")
+BRANCHING, ON_PATHS = (
+    ("nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"),
+    ("naive", "bv"),
+)
 AUTHORS = ("naive", "nss", "specinfer", "spectr", "bv", "traversal", "gbv")
 SETTING = SamplingSetting(1.0)
-CUTS = (SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, top_k=50), SamplingSetting(1.0, min_p=0.05))
+CUTS = (
+    SamplingSetting(0.7),
+    SamplingSetting(1.0, 0.9),
+    SamplingSetting(1.0, top_k=50),
+    SamplingSetting(1.0, min_p=0.05),
+)
 """Settings that `warp` is timed with."""
 WARPED = 32_000, 150_000
 PARTS = ("rules", "labels", "warp")
@@ -61,8 +73,9 @@ class Ratios(NamedTuple):
 
 
 class Rows:
-    """Logits of a made-up pair: peaked as a language model's at temperature 1 (the best token holds a third, on average), the
-    draft's the target's with noise."""
+    """Logits of a made-up pair: peaked as a language model's at temperature 1 (the best token holds
+    a third, on average), the draft's the target's with noise.
+    """
 
     def __init__(self, vocabulary: int, seed: int):
         self.vocabulary, self.generator = vocabulary, torch.Generator().manual_seed(seed)
@@ -93,8 +106,9 @@ class RowDrafter:
 
 
 class Case(NamedTuple):
-    """A drawn tree with its distributions; the target's logits [N, V]; at its n nodes with children the draft's rows and their
-    logarithms [n, V]."""
+    """A drawn tree with its distributions; the target's logits [N, V]; at its n nodes with children
+    the draft's rows and their logarithms [n, V].
+    """
 
     tree: DraftTree
     logits: torch.Tensor
@@ -107,7 +121,11 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
     drafter = RowDrafter(rows)
     tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, rng)
     logits = torch.cat(drafter.logits)
-    logits = torch.cat([logits, rows(len(tree) - len(logits))[0]]) if len(tree) > len(logits) else logits[: len(tree)]
+    logits = (
+        torch.cat([logits, rows(len(tree) - len(logits))[0]])
+        if len(tree) > len(logits)
+        else logits[: len(tree)]
+    )
     tree.p = [warp(row, SETTING) for row in logits]
     q = torch.stack([tree.q_at(node) for node, children in enumerate(tree.children) if children])
     return Case(tree, logits, q, q.log())
@@ -116,9 +134,13 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
 def verification_ratios(
     vocabulary: int, action: Action, trees: int, repeats: int, authors: str | None
 ) -> tuple[dict[str, Ratios], str]:
-    """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over rounds; and what the A/A
-    control says."""
-    rows, rng = Rows(vocabulary, 0), Rng.seeded(100)  # what is accepted varies from call to call, as in decoding
+    """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over
+    rounds; and what the A/A control says.
+    """
+    rows, rng = (
+        Rows(vocabulary, 0),
+        Rng.seeded(100),
+    )  # what is accepted varies from call to call, as in decoding
     made = [drawn(rows, action, Rng.seeded(seed)) for seed in range(trees)]
     out = [torch.empty_like(case.logits) for case in made]
 
@@ -151,7 +173,10 @@ def verification_ratios(
 
 
 def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], object]]:
-    """Others' verification of one tree with the target's logits [N, V], by name. Paths for transformers and vLLM."""
+    """Others' verification of one tree with the target's logits [N, V], by name.
+
+    Paths for transformers and vLLM.
+    """
     found: dict[str, Callable[[Case], object]] = {}
     if action == PATH:
         found["transformers"] = _transformers
@@ -171,7 +196,9 @@ def _transformers(case: Case) -> object:
 
 
 def _vllm() -> Callable[[Case], object]:
-    """vLLM's `rejection_sample`, without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+    """VLLM's `rejection_sample`, without the draw of the token after the last drafted one, which
+    vLLM makes elsewhere.
+    """
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
@@ -182,35 +209,64 @@ def _vllm() -> Callable[[Case], object]:
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
     none, bonus = torch.empty(0), torch.zeros(1, 1, dtype=torch.int32)
-    how = (torch.ones(1), False, True, None, None, {}, None, True, None, none, none, none, [[]], None, {}, LogitsProcessors())
+    how = (
+        torch.ones(1),
+        False,
+        True,
+        None,
+        None,
+        {},
+        None,
+        True,
+        None,
+        none,
+        none,
+        none,
+        [[]],
+        None,
+        {},
+        LogitsProcessors(),
+    )
 
     def verify(case: Case) -> object:
         count, tokens = len(case.q), torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
         ends = torch.tensor([count], dtype=torch.int32)
-        return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+        return rejection_sample(
+            tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how)
+        )
 
     return verify
 
 
 def _authors(name: str, case: Case) -> object:
-    """`TreeVerifier.verify` on rows by prefix, as their `target_tree_pass` and `iid_draft` make them."""
+    """`TreeVerifier.verify` on rows by prefix, as their `target_tree_pass` and `iid_draft` make
+    them.
+    """
     from verifier import TreeVerifier
 
     tree = case.tree
     paths = [[tree.tokens[each] for each in (0, *tree.path(node))] for node in range(len(tree))]
     prefixes = [",".join(map(str, path)) for path in paths]
-    ends = [paths[child] for children in tree.children for child in children if not tree.children[child]]
+    ends = [
+        paths[child] for children in tree.children for child in children if not tree.children[child]
+    ]
     q = {prefix: row for prefix, row in zip(prefixes, tree.q, strict=True) if row is not None}
-    return TreeVerifier(ends, prefixes, q, dict(zip(prefixes, torch.softmax(case.logits, -1), strict=True))).verify(name)
+    return TreeVerifier(
+        ends, prefixes, q, dict(zip(prefixes, torch.softmax(case.logits, -1), strict=True))
+    ).verify(name)
 
 
 def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
-    return {name: Ratios(*(own[name] / own["softmax"] for own in (times.seconds, times.cpu))) for name in names}
+    return {
+        name: Ratios(*(own[name] / own["softmax"] for own in (times.seconds, times.cpu)))
+        for name in names
+    }
 
 
 def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]:
-    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's rows; and what the A/A
-    control says."""
+    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's
+    rows; and what the A/A control says.
+    """
     layout, rows = super_tree_layout(), Rows(vocabulary, 1)
     logits, draft_logits = rows(layout.inner)
     # Branches that continue alike share their rows, as real ones do: the first path's row counts.
@@ -226,20 +282,31 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
     out = torch.empty_like(logits)
     tasks = {"softmax": lambda: torch.softmax(logits, -1, out=out)}
     for name in LABELLED:
-        tasks[name] = lambda name=name: expected_block_efficiency(p[None], q[None], tokens, name, check=False)
+        tasks[name] = lambda name=name: expected_block_efficiency(
+            p[None], q[None], tokens, name, check=False
+        )
     times = interleaved(tasks, repeats)
     return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
 
 
 def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
-    """Rows of a table: what is warped, how, and its time over that of the softmax of the same logits, by either clock; and what
-    the A/A control says. A flat row is one of equally large logits with some noise."""
+    """Rows of a table: what is warped, how, and its time over that of the softmax of the same
+    logits, by either clock; and what the A/A control says.
+
+    A flat row is one of equally large logits with some noise.
+    """
     logits = Rows(vocabulary, 2)(32)[0]
     flat = 0.1 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(3))
-    cases = {"1 row, peaked": logits[:1], "1 row, flat": flat, "32 rows, 1 of them flat": torch.cat([logits[1:], flat])}
+    cases = {
+        "1 row, peaked": logits[:1],
+        "1 row, flat": flat,
+        "32 rows, 1 of them flat": torch.cat([logits[1:], flat]),
+    }
     softmax = {case: partial(torch.softmax, own, -1) for case, own in cases.items()}
     tasks = dict(softmax)
-    tasks |= {f"{case}, {cut}": partial(warp, own, cut) for case, own in cases.items() for cut in CUTS}
+    tasks |= {
+        f"{case}, {cut}": partial(warp, own, cut) for case, own in cases.items() for cut in CUTS
+    }
     times = interleaved(tasks, repeats)
     rows = []
     for case, cut in product(cases, CUTS):
@@ -255,7 +322,9 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--trees", type=int, default=24)
-    parser.add_argument("--authors", help="folder with the verifier.py and node.py of the GBV paper's authors")
+    parser.add_argument(
+        "--authors", help="folder with the verifier.py and node.py of the GBV paper's authors"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if "rules" in options.parts:
@@ -265,7 +334,13 @@ def main() -> None:
     if "warp" in options.parts:
         found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
         columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time", "aim"]
-        report("warp", COMMAND, columns, [row for own, _ in found for row in own], [said for _, said in found])
+        report(
+            "warp",
+            COMMAND,
+            columns,
+            [row for own, _ in found for row in own],
+            [said for _, said in found],
+        )
 
 
 def rules(options: argparse.Namespace) -> None:
@@ -274,18 +349,36 @@ def rules(options: argparse.Namespace) -> None:
     columns = [
         "tree",
         "method",
-        *(f"V = {v:,}{after or ', from probabilities'}{clock}" for v in options.vocabulary for after, clock in kinds),
+        *(
+            f"V = {v:,}{after or ', from probabilities'}{clock}"
+            for v in options.vocabulary
+            for after, clock in kinds
+        ),
         "aim",
     ]
     rows, notes = [], []
     for action in TREES:
         found = {}
         for v in options.vocabulary:
-            found[v], said = verification_ratios(v, action, options.trees, options.repeats, options.authors)
+            found[v], said = verification_ratios(
+                v, action, options.trees, options.repeats, options.authors
+            )
             notes.append(said)
         for name in dict.fromkeys(name.removesuffix(LOGITS) for name in found[v]):
-            own = [found[v].get(name + after, ("–", "–"))[at] for v in found for after in ("", LOGITS) for at in (0, 1)]
-            rows.append([str(tuple(action)), name, *own, AIMS.get(name, OTHERS) if name in VERIFIERS else "–"])
+            own = [
+                found[v].get(name + after, ("–", "–"))[at]
+                for v in found
+                for after in ("", LOGITS)
+                for at in (0, 1)
+            ]
+            rows.append(
+                [
+                    str(tuple(action)),
+                    name,
+                    *own,
+                    AIMS.get(name, OTHERS) if name in VERIFIERS else "–",
+                ]
+            )
     if not find_spec("vllm"):
         notes.append("vLLM is not installed here.")
     report("verification", COMMAND, columns, rows, notes)
@@ -294,7 +387,11 @@ def rules(options: argparse.Namespace) -> None:
 def labels(options: argparse.Namespace) -> None:
     """The table of labels."""
     found, said = label_ratios(options.vocabulary[-1], options.repeats)
-    columns = ["method", *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")), "aim"]
+    columns = [
+        "method",
+        *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")),
+        "aim",
+    ]
     report(
         "verification_labels",
         COMMAND,

@@ -1,9 +1,12 @@
-"""Our proposer inside vLLM, greedily, at one request and at four at a time: lengths by a selector, fixed ones and n-grams. Also
-vLLM without speculation, and with its own draft_model and ngram.
+"""Our proposer inside vLLM, greedily, at one request and at four at a time: lengths by a selector,
+fixed ones and n-grams.
 
-`python -m benchmarks.vllm_proposer [--run checkpoints/default]`, after `python -m pipelines.run` with a selector of draft
-features (docs/vllm.md). An engine is a process, one at a time, and engines take turns, round by round. All methods of our
-proposer share one engine, where they take turns by group of prompts.
+Also vLLM without speculation, and with its own draft_model and ngram.
+
+`python -m benchmarks.vllm_proposer [--run checkpoints/default]`, after `python -m pipelines.run`
+with a selector of draft features (docs/vllm.md). An engine is a process, one at a time, and engines
+take turns, round by round. All methods of our proposer share one engine, where they take turns by
+group of prompts.
 """
 
 import argparse
@@ -19,15 +22,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import report
-from data.engines.vllm import open_llm, sampling_params
-from data.engines.vllm_speculation import draft_method, ngram_method
-from data.text.pair import Pair, check_prompts
-from decoding.common.bootstrap import ratio_of_totals, shown
-from decoding.sampling import SamplingSetting
-from evaluation.protocol import NOT_TRUSTED
+from nde_talf.data.engines.vllm import open_llm, sampling_params
+from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
+from nde_talf.data.text.pair import Pair, check_prompts
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.protocol import NOT_TRUSTED
 from nde_talf.in_vllm import KEY, Options, for_vllm
-from selector.latency import LatencyTable
-from selector.selector import Selector
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 
 GREEDY, GROUP, LENGTHS, DRAFTED = SamplingSetting(0.0), 4, (2, 4, 8), 4
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
@@ -37,16 +40,31 @@ AT_ONCE = (1, GROUP)
 
 
 def engines(run: Path, selector: Path, overhead_ms: float) -> dict[str, dict[str, dict]]:
-    """By engine, and by method that it runs, the arguments of `vllm.LLM`. The engine opens with the last ones."""
+    """By engine, and by method that it runs, the arguments of `vllm.LLM`.
+
+    The engine opens with the last ones.
+    """
     pair = Pair(run / "pair")
     draft = pair.where("draft")
     own = {f"{OURS}, fixed {length}": for_vllm(draft, tokens=length) for length in LENGTHS}
-    own |= {CONTROL: own[FIXED], f"{OURS}, n-grams up to {DRAFTED}": for_vllm("ngram", tokens=DRAFTED)}
-    own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(draft, selector, 8, overhead_ms=overhead_ms)
+    own |= {
+        CONTROL: own[FIXED],
+        f"{OURS}, n-grams up to {DRAFTED}": for_vllm("ngram", tokens=DRAFTED),
+    }
+    own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(
+        draft, selector, 8, overhead_ms=overhead_ms
+    )
     own[f"{OURS}, selector"] = for_vllm(draft, selector, 8)
     theirs = {"draft_model": draft_method(draft, DRAFTED), "ngram": ngram_method(DRAFTED)}
-    alone = {f"vLLM's {name} {DRAFTED}": {"speculative_config": method} for name, method in theirs.items()}
-    return {PLAIN: {PLAIN: {}}, OURS: own, **{name: {name: method} for name, method in alone.items()}}
+    alone = {
+        f"vLLM's {name} {DRAFTED}": {"speculative_config": method}
+        for name, method in theirs.items()
+    }
+    return {
+        PLAIN: {PLAIN: {}},
+        OURS: own,
+        **{name: {name: method} for name, method in alone.items()},
+    }
 
 
 def work(file: Path) -> None:
@@ -54,9 +72,17 @@ def work(file: Path) -> None:
     given = json.loads(file.read_text())
     methods, groups = given["methods"], given["groups"]
     longest = max(len(prompt) for group in groups for prompt in group) + given["new_tokens"] + 9
-    options = {"disable_log_stats": False, "enable_prefix_caching": False, **list(methods.values())[-1]}
+    options = {
+        "disable_log_stats": False,
+        "enable_prefix_caching": False,
+        **list(methods.values())[-1],
+    }
     llm = open_llm(given["target"], "float32", longest, **options)
-    makers = {name: proposals(llm, asked) for name, asked in methods.items() if KEY in asked.get("additional_config", {})}
+    makers = {
+        name: proposals(llm, asked)
+        for name, asked in methods.items()
+        if KEY in asked.get("additional_config", {})
+    }
 
     def timed(name: str, group: list[list[int]], at_once: int) -> dict[str, Any]:
         if name in makers:
@@ -65,10 +91,16 @@ def work(file: Path) -> None:
         before, wall, cpu, texts = counts(llm), time.perf_counter(), time.process_time(), []
         for start in range(0, len(group), at_once):
             asked = [{"prompt_token_ids": prompt} for prompt in group[start : start + at_once]]
-            outputs = llm.generate(asked, sampling_params(GREEDY, given["new_tokens"], None), use_tqdm=False)
+            outputs = llm.generate(
+                asked, sampling_params(GREEDY, given["new_tokens"], None), use_tqdm=False
+            )
             texts += [list(output.outputs[0].token_ids) for output in outputs]
         seconds = [time.perf_counter() - wall, time.process_time() - cpu]
-        return {"texts": texts, "seconds": seconds, "counts": [b - a for a, b in zip(before, counts(llm), strict=True)]}
+        return {
+            "texts": texts,
+            "seconds": seconds,
+            "counts": [b - a for a, b in zip(before, counts(llm), strict=True)],
+        }
 
     for name in methods:  # what is compiled late, and the prices of a selector
         for at_once in AT_ONCE:
@@ -95,12 +127,19 @@ def proposals(llm: Any, asked: dict) -> Any:
 def counts(llm: Any) -> list[int]:
     """So far: drafted tokens and accepted ones."""
     names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-    return [sum(metric.value for metric in llm.get_metrics() if metric.name == name) for name in names]
+    return [
+        sum(metric.value for metric in llm.get_metrics() if metric.name == name) for name in names
+    ]
 
 
 def run_engine(given: dict, threads: int) -> dict[str, dict[int, dict]]:
     """What `work` found in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "NUMBA_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.json"
@@ -108,14 +147,24 @@ def run_engine(given: dict, threads: int) -> dict[str, dict[int, dict]]:
         command = [sys.executable, "-m", "benchmarks.vllm_proposer", "--work", str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{', '.join(given['methods'])} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
-        return {name: {int(g): one for g, one in own.items()} for name, own in json.loads(file.read_text()).items()}
+            raise SystemExit(
+                f"{', '.join(given['methods'])} ended with status"
+                f" {done.returncode}:\n{done.stderr[-3000:]}"
+            )
+        return {
+            name: {int(g): one for g, one in own.items()}
+            for name, own in json.loads(file.read_text()).items()
+        }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--selector", type=Path, default=Path("checkpoints/served/selector/export/traversal"))
+    parser.add_argument(
+        "--selector", type=Path, default=Path("checkpoints/served/selector/export/traversal")
+    )
     parser.add_argument("--prompts", type=int, default=16, help=f"a multiple of {GROUP}")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
@@ -126,7 +175,9 @@ def main() -> None:
         return work(options.work)
     pair, selector = Pair(options.run / "pair"), options.selector
     found = pair.prompts("test", options.prompts // GROUP * GROUP, "--prompts")
-    check_prompts(found, target := pair.target("cpu", "float32"), options.new_tokens + 9, target.max_context)
+    check_prompts(
+        found, target := pair.target("cpu", "float32"), options.new_tokens + 9, target.max_context
+    )
     tokens = [prompt.tokens for prompt in found]
     given = {"target": pair.where("target"), "new_tokens": options.new_tokens}
     given["groups"] = [tokens[start : start + GROUP] for start in range(0, len(tokens), GROUP)]
@@ -141,10 +192,20 @@ def main() -> None:
                 overhead = step_overhead(rounds[0][f"{PLAIN}|1"], table)
     sizes = ("selector", "prompts", "new_tokens", "rounds", "threads")
     command = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in sizes)
-    columns = ["method", "at once", "tokens a step", "drafted a step", "tokens/s", "speedup", "speedup, CPU time", "same text"]
+    columns = [
+        "method",
+        "at once",
+        "tokens a step",
+        "drafted a step",
+        "tokens/s",
+        "speedup",
+        "speedup, CPU time",
+        "same text",
+    ]
     rows, notes = rows_of(rounds)
     notes.append(
-        f"Without speculation a step of vLLM takes {overhead:.1f} ms more than the latency table's pass over one token."
+        f"Without speculation a step of vLLM takes {overhead:.1f} ms more than the latency table's"
+        " pass over one token."
     )
     report("vllm_proposer", f"python -m benchmarks.vllm_proposer {command}", columns, rows, notes)
 
@@ -157,11 +218,15 @@ def step_overhead(plain: dict[int, dict], table: LatencyTable) -> float:
 
 
 def rows_of(rounds: list[dict[str, dict[int, dict]]]) -> tuple[list[list], list[str]]:
-    """A row for each method and concurrency, and what the A/A control says. Seconds are medians over the rounds of a group of
-    prompts; texts and counts are those of the first round."""
+    """A row for each method and concurrency, and what the A/A control says.
+
+    Seconds are medians over the rounds of a group of prompts; texts and counts are those of the
+    first round.
+    """
     rows, notes = [], []
     times = {
-        name: np.median([[one["seconds"] for one in turn[name].values()] for turn in rounds], 0) for name in rounds[0]
+        name: np.median([[one["seconds"] for one in turn[name].values()] for turn in rounds], 0)
+        for name in rounds[0]
     }  # [groups, 2]
     for key, groups in rounds[0].items():
         name, at_once = key.split("|")
@@ -173,11 +238,26 @@ def rows_of(rounds: list[dict[str, dict[int, dict]]]) -> tuple[list[list], list[
         plain = [text for one in rounds[0][base].values() for text in one["texts"]]
         same = np.mean([a == b for a, b in zip(texts, plain, strict=True)])
         speed = f"{written / times[key][:, 0].sum():.0f}"
-        rows.append([name, at_once, f"{written / steps:.2f}", f"{drafted / steps:.2f}", speed, *ratios, f"{same:.0%}"])
+        rows.append(
+            [
+                name,
+                at_once,
+                f"{written / steps:.2f}",
+                f"{drafted / steps:.2f}",
+                speed,
+                *ratios,
+                f"{same:.0%}",
+            ]
+        )
     for at_once in AT_ONCE:
-        ratio = [speedup(times, f"{FIXED}|{at_once}", f"{CONTROL}|{at_once}", clock) for clock in (0, 1)]
+        ratio = [
+            speedup(times, f"{FIXED}|{at_once}", f"{CONTROL}|{at_once}", clock) for clock in (0, 1)
+        ]
         doubt = "" if all(low <= 1 <= high for _, low, high in ratio) else f": {NOT_TRUSTED}"
-        words = " and ".join(f"{shown(one, 3)} by {clock}" for one, clock in zip(ratio, ("wall time", "CPU time"), strict=True))
+        words = " and ".join(
+            f"{shown(one, 3)} by {clock}"
+            for one, clock in zip(ratio, ("wall time", "CPU time"), strict=True)
+        )
         notes.append(f"A/A control at {at_once} at once, {words}{doubt}.")
     return rows, notes
 

@@ -1,1 +1,4 @@
-"""Prompts and corpora, engines that generate, and the traces a selector learns from. Imports `decoding` only."""
+"""Prompts and corpora, engines that generate, and the traces a selector learns from.
+
+Imports `decoding` only.
+"""

@@ -1,2 +1,5 @@
-"""The torch inference loop and its mathematics. Imports nothing else of the project, and of third parties torch alone
-(transformers only where a model is loaded)."""
+"""The torch inference loop and its mathematics.
+
+Imports nothing else of the project, and of third parties torch alone (transformers only where a
+model is loaded).
+"""

@@ -1,8 +1,10 @@
-"""The action space of delayed trees (Definition 5.2 and Eq. 8, NDE paper) and which actions are the same tree.
+"""The action space of delayed trees (Definition 5.2 and Eq. 8, NDE paper) and which actions are the
+same tree.
 
-An action (K, L1, L2) drafts a trunk of L1 tokens, then K branches of L2. Any K at L2 = 0 is the bare trunk, and K = 1
-is a single path of L1 + L2, however it is split: 4 x 9 x 9 = 324 actions are 233 distinct trees. Policies and labels
-are indexed by distinct tree, so that equals share their estimates and never split a policy's mass.
+An action (K, L1, L2) drafts a trunk of L1 tokens, then K branches of L2. Any K at L2 = 0 is the
+bare trunk, and K = 1 is a single path of L1 + L2, however it is split: 4 x 9 x 9 = 324 actions are
+233 distinct trees. Policies and labels are indexed by distinct tree, so that equals share their
+estimates and never split a policy's mass.
 """
 
 from itertools import product
@@ -25,7 +27,9 @@ class Action(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Tokens of the target pass, root included, if no two draws coincide (Eq. 11's 1 + L1 + K L2)."""
+        """Tokens of the target pass, root included, if no two draws coincide (Eq. 11's 1 + L1 + K
+        L2).
+        """
         return 1 + self.l1 + self.k * self.l2
 
 
@@ -46,5 +50,8 @@ TREE_INDEX: dict[Action, int] = {tree: i for i, tree in enumerate(TREES)}
 
 
 def tree_index(action: Action) -> int:
-    """Index into `TREES` of the tree that `action` drafts. Raises KeyError outside the action space."""
+    """Index into `TREES` of the tree that `action` drafts.
+
+    Raises KeyError outside the action space.
+    """
     return TREE_INDEX[canonical(action)]

@@ -1,8 +1,10 @@
-"""A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
+"""A key/value cache whose rows are slots: written in place, rolled back by length, compacted by
+gathering rows.
 
-It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape
-lie in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half if that
-is not enough. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
+It knows nothing about trees. Transformers' models write through it. There are two kinds of layers.
+Growing ones of one shape lie in one tensor, so that a gather is one operation; it is made as large
+as it is expected to become, and grows by half if that is not enough. Fixed ones lie at fixed
+addresses and write where a tensor says, so that a captured graph can be replayed.
 """
 
 import weakref
@@ -13,13 +15,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from decoding.device import integers, upload
+from nde_talf.decoding.device import integers, upload
 
 _FIRST_CAPACITY = 256
 
 
 class Slots:
-    """Keys and values of up to `layers` layers of one shape: states [2 layers, B, heads, capacity, head_dim]."""
+    """Keys and values of up to `layers` layers of one shape: states [2 layers, B, heads, capacity,
+    head_dim].
+    """
 
     def __init__(self, layers: int, expected: int):
         self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
@@ -33,16 +37,25 @@ class Slots:
         return self.states is None or all(own.shape[1::2] == new.shape[1::2] for own, new in pairs)
 
     def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:
-        """Make room for `needed` slots of such keys and values [B, heads, n, width]; what is there stays."""
+        """Make room for `needed` slots of such keys and values [B, heads, n, width]; what is there
+        stays.
+        """
         batch, heads, _, width = keys.shape
         old = self.states
-        capacity = max(self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2))
-        states = self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
+        capacity = max(
+            self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2)
+        )
+        states = self.states = keys.new_empty(
+            2 * self.layers, batch, heads, capacity, max(width, values.shape[-1])
+        )
         if old is not None:
             states[..., : old.shape[-2], :] = old
         for index, layer in enumerate(member() for member in self.members):
             if layer is not None and layer.slots is self:
-                layer.keys, layer.values = states[2 * index][..., :width], states[2 * index + 1][..., : values.shape[-1]]
+                layer.keys, layer.values = (
+                    states[2 * index][..., :width],
+                    states[2 * index + 1][..., : values.shape[-1]],
+                )
 
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
@@ -51,7 +64,9 @@ class Slots:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values [B, heads, capacity, head_dim], of which the first `length` slots are in use."""
+    """One layer's keys and values [B, heads, capacity, head_dim], of which the first `length` slots
+    are in use.
+    """
 
     is_sliding = False
     is_croppable = True
@@ -74,7 +89,9 @@ class SlotLayer(CacheLayerMixin):
             self.slots.reserve(key_states, value_states, key_states.shape[-2])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self.length, self.length + key_states.shape[-2]
@@ -109,14 +126,21 @@ class FixedLayer(CacheLayerMixin):
         self.target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold need not be 0.
+        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold
+        # need not be 0.
         both = key_states, value_states
-        self.keys, self.values = (x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both)
+        self.keys, self.values = (
+            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both
+        )
         for states in (self.keys, self.values):
-            torch._dynamo.mark_static_address(states)  # or CUDA graphs would copy the cache in and out
+            torch._dynamo.mark_static_address(
+                states
+            )  # or CUDA graphs would copy the cache in and out
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys.index_copy_(2, self.target.slots, key_states)
@@ -136,8 +160,9 @@ class FixedLayer(CacheLayerMixin):
 
 
 class WriteTarget:
-    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first ones, which see only
-    themselves."""
+    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first
+    ones, which see only themselves.
+    """
 
     def __init__(self, capacity: int):
         self.capacity, self.alone = capacity, True
@@ -148,25 +173,33 @@ class KVCache(Cache):
     """The keys and values of every layer of a model.
 
     Args:
-        layers: how many that are; None: they are made as the model writes, each in a tensor of its own.
+        layers: how many that are; None: they are made as the model writes, each in a tensor of its
+            own.
         expected: slots that will be needed.
         capacity: the layers are fixed ones of so many slots; None: they grow.
 
     Attributes:
-        positions: of the slots, [B, slots]; None unless a model with windows asks for them (`place`).
+        positions: of the slots, [B, slots]; None unless a model with windows asks for them
+            (`place`).
     """
 
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
         self.positions: Tensor | None = None
         self.target = None if capacity is None else WriteTarget(capacity)
-        self.moved: Callable[..., None] | None = None  # is called with what is done to slots, where other processes follow
+        self.moved: Callable[..., None] | None = (
+            None  # is called with what is done to slots, where other processes follow
+        )
         if self.target is not None:
             super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
         elif layers:
             slots = Slots(layers, expected)
             super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
         else:
-            super().__init__(layer_class_to_replicate=cast("type[SlotLayer]", lambda: SlotLayer(Slots(1, expected))))
+            super().__init__(
+                layer_class_to_replicate=cast(
+                    "type[SlotLayer]", lambda: SlotLayer(Slots(1, expected))
+                )
+            )
 
     @property
     def length(self) -> int:
@@ -177,7 +210,12 @@ class KVCache(Cache):
     def bytes(self) -> int:
         """What the buffers hold."""
         if self.target is not None:
-            return sum(x.nbytes for layer in self._fixed if layer.is_initialized for x in (layer.keys, layer.values))
+            return sum(
+                x.nbytes
+                for layer in self._fixed
+                if layer.is_initialized
+                for x in (layer.keys, layer.values)
+            )
         return sum(slots.states.nbytes for slots in self._buffers() if slots.states is not None)
 
     def columns(self, count: int) -> int:
@@ -194,8 +232,11 @@ class KVCache(Cache):
         return layer
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
-        """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
-        that lie there already (length, length + 1, ...) are not moved."""
+        """Of growing layers, keep the first `length` slots and after them, in this order, `slots`;
+        drop everything else.
+
+        Slots that lie there already (length, length + 1, ...) are not moved.
+        """
         inside = 0
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
@@ -204,29 +245,42 @@ class KVCache(Cache):
             for slots_of_layers in self._buffers():
                 slots_of_layers.gather(length + inside, moved)
             if self.positions is not None:
-                self.positions = torch.cat([self.positions[:, : length + inside], self.positions[:, moved]], 1)
+                self.positions = torch.cat(
+                    [self.positions[:, : length + inside], self.positions[:, moved]], 1
+                )
         for layer in self._growing:
             layer.length = length + len(slots)
         if self.moved:
             self.moved("commit", length, list(slots))
 
     def place(self, positions: Tensor) -> Tensor:
-        """Note the `positions` [B, n] of the rows that the next pass writes. Returns those of all slots that it is shown."""
+        """Note the `positions` [B, n] of the rows that the next pass writes.
+
+        Returns those of all slots that it is shown.
+        """
         if self.target is None:
-            before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
+            before = (
+                positions[:, :0] if self.positions is None else self.positions[:, : self.length]
+            )
             self.positions = torch.cat([before, positions], 1)
             return self.positions
         if self.positions is None:
             self.positions = positions.new_zeros(1, self.target.capacity)
-            torch._dynamo.mark_static_address(self.positions)  # as the keys: torch makes no graph that writes to anything else
+            torch._dynamo.mark_static_address(
+                self.positions
+            )  # as the keys: torch makes no graph that writes to anything else
         self.positions.index_copy_(1, self.target.slots, positions)
         return positions if self.target.alone else self.positions
 
     def copies(self, count: int, length: int) -> "KVCache":
-        """An independent cache that holds the first `length` slots of growing layers of one sequence `count` times."""
+        """An independent cache that holds the first `length` slots of growing layers of one
+        sequence `count` times.
+        """
         copied = KVCache()
         for index, layer in enumerate(self._growing):
-            keys, values = (x[:, :, :length].expand(count, -1, -1, -1) for x in (layer.keys, layer.values))
+            keys, values = (
+                x[:, :, :length].expand(count, -1, -1, -1) for x in (layer.keys, layer.values)
+            )
             copied.update(keys, values, index)
         if self.positions is not None:
             copied.positions = self.positions[:, :length].expand(count, -1)

@@ -1,7 +1,7 @@
 """Between host and device: what makes the host wait, in one place.
 
-A synchronisation is a wait of the host for all that the device was asked to do. Reading a tensor is one; so is a plain copy to
-a device, which is why everything goes up through `upload`.
+A synchronisation is a wait of the host for all that the device was asked to do. Reading a tensor is
+one; so is a plain copy to a device, which is why everything goes up through `upload`.
 """
 
 import gc
@@ -13,7 +13,9 @@ from torch import Tensor
 
 
 def asynchronous(device: torch.device) -> bool:
-    """Whether the device works while the host goes on, so that the host should not ask it for numbers."""
+    """Whether the device works while the host goes on, so that the host should not ask it for
+    numbers.
+    """
     return device.type == "cuda"
 
 
@@ -25,18 +27,25 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 def integers(values: Any) -> Tensor:
-    """A tensor of (lists of) whole numbers on the host. NumPy takes a fraction of the time that torch.tensor takes."""
+    """A tensor of (lists of) whole numbers on the host.
+
+    NumPy takes a fraction of the time that torch.tensor takes.
+    """
     return torch.from_numpy(np.array(values, np.int64))
 
 
 def number(row: Any, index: int) -> float:
-    """row[index] of a row [V], or of what gives numbers by index. On the host NumPy reads a tensor in a fraction of the time
-    that torch takes."""
+    """row[index] of a row [V], or of what gives numbers by index.
+
+    On the host NumPy reads a tensor in a fraction of the time that torch takes.
+    """
     return float(row.numpy()[index] if isinstance(row, Tensor) and row.is_cpu else row[index])
 
 
 def free_memory() -> None:
-    """Give back what nothing refers to any more: a model's parts refer to one another, and CUDA's allocator keeps blocks."""
+    """Give back what nothing refers to any more: a model's parts refer to one another, and CUDA's
+    allocator keeps blocks.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

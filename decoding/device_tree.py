@@ -1,8 +1,9 @@
-"""A draft tree whose tokens stay on the device until the step ends, so that a step needs one device-to-host copy.
+"""A draft tree whose tokens stay on the device until the step ends, so that a step needs one
+device-to-host copy.
 
-The host knows how many nodes there are and how deep they may lie. Every draw is a node of its own, since whether a token was
-drawn again is known on the device alone: `first` says so there. In a tree that beam search picked, even the parents are known
-on the device alone.
+The host knows how many nodes there are and how deep they may lie. Every draw is a node of its own,
+since whether a token was drawn again is known on the device alone: `first` says so there. In a tree
+that beam search picked, even the parents are known on the device alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,26 +14,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.device import upload
-from decoding.masks import ancestor_mask, grown_mask
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.setting import RAW, feature_setting
-from decoding.tree import Committed, DraftTree
+from nde_talf.decoding.device import upload
+from nde_talf.decoding.masks import ancestor_mask, grown_mask
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.setting import RAW, feature_setting
+from nde_talf.decoding.tree import Committed, DraftTree
 
 
 class DeviceTree:
-    """N draws in order of depth, the root first. The host never looks at the tensors before `read`.
+    """N draws in order of depth, the root first.
+
+    The host never looks at the tensors before `read`.
 
     Attributes:
         tokens: [N], long.
         parents: [N], long. The first draw that is the node's parent; -1 for the root.
-        first: [N], long. The first draw of the same token under the same parent; a node that was drawn once is its own.
+        first: [N], long. The first draw of the same token under the same parent; a node that was
+            drawn once is its own.
         sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
-        left: [N], float64. The mass of q that each draw was made from; None unless drawn without replacement.
+        left: [N], float64. The mass of q that each draw was made from; None unless drawn without
+            replacement.
         q: of every node the distribution [V] that its children were drawn from, or None.
         p: [N, V]. The target's distributions, after its pass.
-        logits: at temperature 0, where features look at unwarped rows: [N, V], and from `commit` on the row [1, V] of the last
-            accepted node. Else None.
+        logits: at temperature 0, where features look at unwarped rows: [N, V], and from `commit` on
+            the row [1, V] of the last accepted node. Else None.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that one node can have.
         starts: the first node of each depth; none where the depths are known on the device alone.
@@ -40,7 +45,7 @@ class DeviceTree:
     """
 
     on_device: ClassVar[Literal[True]] = True
-    captured: ClassVar[bool] = False  # whether levels are recorded (`decoding.captured`)
+    captured: ClassVar[bool] = False  # whether levels are recorded (`nde_talf.decoding.captured`)
 
     def __init__(self, root: int, q: Tensor):
         self.root = root
@@ -57,10 +62,20 @@ class DeviceTree:
         self.rule: Any = None
 
     def ranked(self, tokens: Tensor, parents: Tensor, depth: int) -> "DeviceTree":
-        """The tree of the same root and of different `tokens` [N], whose `parents` [N] were found on the device."""
+        """The tree of the same root and of different `tokens` [N], whose `parents` [N] were found
+        on the device.
+        """
         tree, count = copy(self), len(tokens)
-        tree.tokens, tree.parents, tree.depth, tree.max_draws = tokens, parents, min(depth, count - 1), count - 1
-        tree.first, tree.sees = torch.arange(count, device=tokens.device), ancestor_mask(parents, tree.depth)
+        tree.tokens, tree.parents, tree.depth, tree.max_draws = (
+            tokens,
+            parents,
+            min(depth, count - 1),
+            count - 1,
+        )
+        tree.first, tree.sees = (
+            torch.arange(count, device=tokens.device),
+            ancestor_mask(parents, tree.depth),
+        )
         tree.starts, tree.q = [], [self.q[0], *[None] * (count - 1)]
         return tree
 
@@ -78,7 +93,7 @@ class DeviceTree:
         raise NotImplementedError
 
     def q_at(self, nodes: list[int]) -> Tensor:
-        """q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
+        """Q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
         if self._filled[0] == nodes:
             return self._filled[1]
         return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
@@ -91,28 +106,48 @@ class DeviceTree:
     def draw(self, counts: int | Sequence[int], rng: Rng) -> None:
         """So many i.i.d. draws at every tip, whose q have to be there."""
         counts = [counts] * len(self.tips) if isinstance(counts, int) else counts
-        start, drawn_at = self.starts[-1], [tip for tip, count in zip(self.tips, counts, strict=True) for _ in range(count)]
+        start, drawn_at = (
+            self.starts[-1],
+            [tip for tip, count in zip(self.tips, counts, strict=True) for _ in range(count)],
+        )
         parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))
-        # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
+        # Tips that are the same node draw from the same row, so that its q is exactly what its
+        # children were drawn from.
         rows = self.q_at(self.tips).index_select(0, parents - start)
         self.add(rng.categorical(rows), parents, len(drawn_at))
 
-    def pick(self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> None:
-        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
-        there is mass in q. With them the mass [m, most] that each was drawn from, or None for tokens that were not drawn."""
-        wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
+    def pick(
+        self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
+    ) -> None:
+        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m,
+        V]: different ones, while there is mass in q.
+
+        With them the mass [m, most] that each was drawn from, or None for tokens that were not
+        drawn.
+        """
+        wanted, most = (
+            [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count],
+            max(counts),
+        )
         tokens, left = take(self.q_at([tip for tip, _ in wanted]), most)
-        drawn = [(row * most + at, tip) for row, (tip, count) in enumerate(wanted) for at in range(count)]
+        drawn = [
+            (row * most + at, tip) for row, (tip, count) in enumerate(wanted) for at in range(count)
+        ]
         index, parents = upload(torch.tensor(drawn).T.contiguous(), tokens.device).unbind()
         masses = None if left is None else left.flatten().index_select(0, index)
         self.add(tokens.flatten().index_select(0, index), parents, most, masses)
 
-    def add(self, tokens: Tensor, parents: Tensor, max_draws: int = 1, left: Tensor | None = None) -> None:
+    def add(
+        self, tokens: Tensor, parents: Tensor, max_draws: int = 1, left: Tensor | None = None
+    ) -> None:
         """A level of the draws `tokens` [n] at the nodes `parents` [n] of the level before."""
         start = len(self)
         same = (parents[:, None] == parents) & (tokens[:, None] == tokens)
         first = same.to(torch.uint8).argmax(1) + start
-        self.tokens, self.parents = torch.cat([self.tokens, tokens]), torch.cat([self.parents, parents])
+        self.tokens, self.parents = (
+            torch.cat([self.tokens, tokens]),
+            torch.cat([self.parents, parents]),
+        )
         self.first, self.sees = torch.cat([self.first, first]), grown_mask(self.sees, parents)
         if left is not None:
             before = left.new_ones(start) if self.left is None else self.left
@@ -127,8 +162,9 @@ class DeviceTree:
         return self.sees
 
     def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """The tokens [n] of `nodes`, and which rows of a session they see [n, m], the n included; the session holds all nodes
-        between the root and these, in order."""
+        """The tokens [n] of `nodes`, and which rows of a session they see [n, m], the n included;
+        the session holds all nodes between the root and these, in order.
+        """
         at = slice(nodes[0], nodes[-1] + 1)
         return self.tokens[at], self.sees[at, 1 : at.stop]
 
@@ -142,16 +178,26 @@ class DeviceTree:
         self.logits = None if feature_setting(setting) == setting else logits
 
     def commit(self, end: Tensor, token: Tensor) -> "DeviceAccepted":
-        """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1] after it."""
+        """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1]
+        after it.
+        """
         if self.logits is not None:
             self.logits = self.logits.index_select(0, end)
-        return DeviceAccepted(self, end, token, *path_of(self.tokens, self.sees, self.depth, end, token))
+        return DeviceAccepted(
+            self, end, token, *path_of(self.tokens, self.sees, self.depth, end, token)
+        )
 
     def to_host(self) -> DraftTree:
         """The same tree on the host, with repeated draws merged. Waits for the device."""
-        parts = [self.tokens, self.parents, *([] if self.left is None else [self.left.view(torch.long)])]
+        parts = [
+            self.tokens,
+            self.parents,
+            *([] if self.left is None else [self.left.view(torch.long)]),
+        ]
         tokens, parents, *left = torch.stack(parts).tolist()
-        masses = np.array(left[0], np.int64).view(np.float64).tolist() if left else [None] * len(self)
+        masses = (
+            np.array(left[0], np.int64).view(np.float64).tolist() if left else [None] * len(self)
+        )
         tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
             merged.append(tree.add(merged[parents[node]], tokens[node], masses[node]))
@@ -162,8 +208,12 @@ class DeviceTree:
         return tree
 
 
-def path_of(tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`nodes`, `tokens` and `root` of `DeviceAccepted`, of a tree with these `tokens` [N] and ancestors `sees` [N, N]."""
+def path_of(
+    tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`nodes`, `tokens` and `root` of `DeviceAccepted`, of a tree with these `tokens` [N] and
+    ancestors `sees` [N, N].
+    """
     path = sees.index_select(0, end)[0]
     nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: depth + 1]
     root = path.sum(0, keepdim=True) - 1
@@ -174,7 +224,9 @@ def path_of(tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor
 
 
 class DeviceAccepted(NamedTuple):
-    """What a verdict commits of a `DeviceTree`, on the device. What comes after the D + 1 of a shorter path means nothing.
+    """What a verdict commits of a `DeviceTree`, on the device.
+
+    What comes after the D + 1 of a shorter path means nothing.
 
     Attributes:
         end: [1]. The last accepted node.
@@ -202,21 +254,39 @@ class DeviceAccepted(NamedTuple):
         """See `Accepted.last`."""
         rows = self.row
         if rows is None:
-            rows = self.tree.p.index_select(0, self.end) if self.tree.logits is None else warp(self.tree.logits, RAW)
+            rows = (
+                self.tree.p.index_select(0, self.end)
+                if self.tree.logits is None
+                else warp(self.tree.logits, RAW)
+            )
         return rows[0], hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":
-        """The first `room` of the tokens; None where there is no room. Where it cuts, the next root has no position left."""
+        """The first `room` of the tokens; None where there is no room.
+
+        Where it cuts, the next root has no position left.
+        """
         if room >= len(self.tokens):
             return self
-        cut = self._replace(nodes=self.nodes[:room], tokens=self.tokens[:room], root=self.root.clamp(max=room - 1))
+        cut = self._replace(
+            nodes=self.nodes[:room], tokens=self.tokens[:room], root=self.root.clamp(max=room - 1)
+        )
         return cut if room else None
 
     def read(self, choice: Tensor | None = None) -> Committed:
         """Wait for the device, once; see `Accepted.read`."""
         tree = self.tree
-        nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(0, keepdim=True)
-        parts = [self.nodes, self.tokens, self.root, self.token, nodes, *([] if choice is None else [choice])]
+        nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(
+            0, keepdim=True
+        )
+        parts = [
+            self.nodes,
+            self.tokens,
+            self.root,
+            self.token,
+            nodes,
+            *([] if choice is None else [choice]),
+        ]
         numbers = torch.cat(parts).tolist()
         deep = len(self.nodes)
         tau, token, count, *chosen = numbers[2 * deep :]

@@ -1,8 +1,9 @@
 """Who proposes tokens: the `Drafter` protocol, and the drafter that is a small language model.
 
-A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions after drafted nodes (`expand`)
-and says what was committed (`advance`, then `commit`). What a drafter needs of the target (EAGLE-style heads need features)
-is an argument of `start` and `advance`.
+A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions
+after drafted nodes (`expand`) and says what was committed (`advance`, then `commit`). What a
+drafter needs of the target (EAGLE-style heads need features) is an argument of `start` and
+`advance`.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,24 +16,27 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.renamed import notice, renamed
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.model import CausalModel
-from decoding.processing import Processed
-from decoding.sampling import SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.setting import feature_setting
-from decoding.static import StaticShapes
-from decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.renamed import notice, renamed
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.processing import Processed
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.setting import feature_setting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 NewSession = Callable[[], TreeSession]
 Logits = Callable[[Tensor], Tensor]
 
 
 class DraftPoint:
-    """What the draft knows at one position: its hidden state `hidden` [H_q] and its next-token distribution `q` [V]. Either can
-    be given as a function, which is called when somebody looks."""
+    """What the draft knows at one position: its hidden state `hidden` [H_q] and its next-token
+    distribution `q` [V].
+
+    Either can be given as a function, which is called when somebody looks.
+    """
 
     def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
         self._hidden, self._q = hidden, q
@@ -54,12 +58,14 @@ class DraftPoint:
 
 
 class Drafter(Protocol):
-    """Proposes next-token distributions for one sequence at a time. One that has `feature_layers` gets features of these
-    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm. One that has
-    takes_features = False looks at no features, and `advance` gets any.
+    """Proposes next-token distributions for one sequence at a time.
 
-    A decoder asks for a `fork` for every sequence. A drafter without that method serves one sequence, the one that was begun
-    last: reading on in an earlier one is refused.
+    One that has `feature_layers` gets features of these layers of the target, concatenated
+    (`CausalModel.reader`), in place of those after the final norm. One that has takes_features =
+    False looks at no features, and `advance` gets any.
+
+    A decoder asks for a `fork` for every sequence. A drafter without that method serves one
+    sequence, the one that was begun last: reading on in an earlier one is refused.
     """
 
     vocab_size: int
@@ -69,21 +75,29 @@ class Drafter(Protocol):
     root: DraftPoint  # at the root
 
     def fork(self) -> "Drafter":
-        """A drafter for another sequence, which `start` begins. It shares the weights, but no state."""
+        """A drafter for another sequence, which `start` begins.
+
+        It shares the weights, but no state.
+        """
         ...
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+    def start(
+        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
+    ) -> None:
         """Begin a sequence: `prompt`, then the root `token`.
 
         Args:
             features: [len(prompt), H], the target's at the prompt.
-            setting: what q is warped with; the target's may be another one (`decoding.setting.drafted_under`).
+            setting: what q is warped with; the target's may be another one
+                (`nde_talf.decoding.setting.drafted_under`).
         """
         ...
 
     def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
-        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is). Of a `DeviceTree` they are all
-        nodes of its last level."""
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is).
+
+        Of a `DeviceTree` they are all nodes of its last level.
+        """
         ...
 
     def rerank(self, nodes: list[int]) -> None:
@@ -91,8 +105,10 @@ class Drafter(Protocol):
         ...
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
-        """Go on to the new root, with nothing drafted after it: run `accepted.tokens`, the last of which that counts is the
-        new root, at index `accepted.root`. For a `DeviceTree` that is before the host knows how many of them count.
+        """Go on to the new root, with nothing drafted after it: run `accepted.tokens`, the last of
+        which that counts is the new root, at index `accepted.root`.
+
+        For a `DeviceTree` that is before the host knows how many of them count.
 
         Args:
             features: row i is the target's [H] at the token before accepted.tokens[i].
@@ -105,7 +121,9 @@ class Drafter(Protocol):
 
 
 class SessionDrafter:
-    """A drafter whose model runs in a `TreeSession`. `session` is there once a sequence has begun.
+    """A drafter whose model runs in a `TreeSession`.
+
+    `session` is there once a sequence has begun.
 
     Args:
         new_session: makes the session of a sequence.
@@ -120,9 +138,13 @@ class SessionDrafter:
     root: DraftPoint
     processed: Processed | None = None  # what changes its logits by the text; the decoder sets it
     _rows: dict[int, int]  # tree node -> row of the session
-    _states: list[Tensor]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
+    _states: list[
+        Tensor
+    ]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
 
-    def __init__(self, new_session: NewSession, logits: Logits, max_context: int, static: StaticShapes | None):
+    def __init__(
+        self, new_session: NewSession, logits: Logits, max_context: int, static: StaticShapes | None
+    ):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
 
@@ -157,11 +179,17 @@ class SessionDrafter:
         self._rows, self._states = {}, self._states[:1]
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """q [V] at the token before the root and at the root, as a policy's features look at them: unwarped where q is drawn at
-        temperature 0. Those rows are computed when asked for, from the hidden states."""
+        """Q [V] at the token before the root and at the root, as a policy's features look at them:
+        unwarped where q is drawn at temperature 0.
+
+        Those rows are computed when asked for, from the hidden states.
+        """
         if feature_setting(self.setting) is self.setting:
             return self.previous.q, self.root.q
-        rows = warp(self._logits(torch.stack([self.previous.hidden, self.root.hidden])), feature_setting(self.setting))
+        rows = warp(
+            self._logits(torch.stack([self.previous.hidden, self.root.hidden])),
+            feature_setting(self.setting),
+        )
         return rows[0], rows[1]
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
@@ -171,19 +199,34 @@ class SessionDrafter:
     def _begin(self, setting: SamplingSetting) -> None:
         self.setting, self.session = setting, self._new_session()
 
-    def _go_on(self, tokens: list[int] | Tensor, root: int | Tensor, before: DraftPoint | None, **inputs: Tensor) -> None:
-        """Run `tokens`, of which the one at index `root` is the new root; before: the point before the first of them, which a
-        sequence that begins with two or more tokens does not need."""
+    def _go_on(
+        self,
+        tokens: list[int] | Tensor,
+        root: int | Tensor,
+        before: DraftPoint | None,
+        **inputs: Tensor,
+    ) -> None:
+        """Run `tokens`, of which the one at index `root` is the new root; before: the point before
+        the first of them, which a sequence that begins with two or more tokens does not need.
+        """
         hidden = self.session.append(tokens, **inputs)
         if isinstance(root, Tensor) and before is not None:
-            hidden = torch.cat([before.hidden[None], hidden]).index_select(0, torch.cat([root, root + 1]))
+            hidden = torch.cat([before.hidden[None], hidden]).index_select(
+                0, torch.cat([root, root + 1])
+            )
         self._rows, self._states, found = {}, [hidden[-1:]], list[Tensor]()
 
         def q(row: int) -> Tensor:
-            """At the token before the root (-2) and at the root (-1): both rows, unless the root is asked for first."""
+            """At the token before the root (-2) and at the root (-1): both rows, unless the root is
+            asked for first.
+            """
             if row + (len(found[-1]) if found else 0) < 0:
                 text = [] if self.processed is None else self.processed.text
-                found.append(self._distribution(hidden[row:], [text[: len(text) + at + 1] for at in range(row, 0)]))
+                found.append(
+                    self._distribution(
+                        hidden[row:], [text[: len(text) + at + 1] for at in range(row, 0)]
+                    )
+                )
             return found[-1][row]
 
         self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))
@@ -193,15 +236,19 @@ class SessionDrafter:
             self.previous = before
 
     def distribution(self) -> Callable[[Tensor], Tensor]:
-        """The function from hidden states [n, H] to q [n, V] under the setting of now. Nothing of the sequence is in it,
-        so it is not for drafters whose logits change by the text."""
+        """The function from hidden states [n, H] to q [n, V] under the setting of now.
+
+        Nothing of the sequence is in it, so it is not for drafters whose logits change by the text.
+        """
         logits, setting = self._logits, self.setting
         return lambda hidden: warp(logits(hidden), setting)
 
     def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
-        """q [n, V] of hidden states [n, H], after `texts` where these change logits."""
+        """Q [n, V] of hidden states [n, H], after `texts` where these change logits."""
         logits = self._logits(hidden)
-        return warp(logits if self.processed is None else self.processed(texts, logits), self.setting)
+        return warp(
+            logits if self.processed is None else self.processed(texts, logits), self.setting
+        )
 
     relabel = renamed("rerank", "Drafter.relabel")
     forget = renamed("rollback", "LMDrafter.forget")
@@ -214,18 +261,30 @@ class LMDrafter(SessionDrafter):
 
     def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        new_session = partial(TreeSession, model.hidden, model.device, model.dtype, model.layers, static)
+        new_session = partial(
+            TreeSession, model.hidden, model.device, model.dtype, model.layers, static
+        )
         super().__init__(new_session, model.logits, model.max_context, static)
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+    def start(
+        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
+    ) -> None:
         """See `Drafter.start`."""
         self._begin(setting)
         self._go_on([*prompt, token], len(prompt), None)
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
-        """See `Drafter.advance`. Accepted nodes that were expanded lie in the cache already. A node of the last level was
-        never run; it goes in together with the new root, as do all on a device, where it is not known yet which they are."""
-        rows, states, before = [self._rows[node] for node in accepted.path if node in self._rows], self._states, self.root
+        """See `Drafter.advance`.
+
+        Accepted nodes that were expanded lie in the cache already. A node of the last level was
+        never run; it goes in together with the new root, as do all on a device, where it is not
+        known yet which they are.
+        """
+        rows, states, before = (
+            [self._rows[node] for node in accepted.path if node in self._rows],
+            self._states,
+            self.root,
+        )
         self.session.commit(rows)
         if rows:
             q = accepted.tree.q[accepted.path[len(rows) - 1]]
@@ -249,13 +308,18 @@ def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:
 
 
 class _Turn:
-    """A drafter without `fork`, as one sequence sees it: it holds one, and the last that was begun has it.
+    """A drafter without `fork`, as one sequence sees it: it holds one, and the last that was begun
+    has it.
 
     Raises UserError once `start` was called for another sequence.
     """
 
-    _last: ClassVar["WeakValueDictionary[int, _Turn]"] = WeakValueDictionary()  # by id of the drafter, which turns keep alive
-    _lock: ClassVar[Any] = RLock()  # a drafter's method runs to its end, also where threads share the drafter
+    _last: ClassVar["WeakValueDictionary[int, _Turn]"] = (
+        WeakValueDictionary()
+    )  # by id of the drafter, which turns keep alive
+    _lock: ClassVar[Any] = (
+        RLock()
+    )  # a drafter's method runs to its end, also where threads share the drafter
 
     def __init__(self, drafter: Drafter):
         self._drafter = drafter
@@ -277,14 +341,17 @@ class _Turn:
     def _check(self) -> None:
         if self._last.get(id(self._drafter)) is not self:
             raise UserError(
-                f"this sequence cannot go on, since its drafter ({type(self._drafter).__name__}) has begun another one and "
-                "holds one at a time. Read a stream to its end before the next, or give the drafter a method fork() that "
-                "returns a copy without a sequence (decoding.drafter.Drafter)."
+                f"this sequence cannot go on, since its drafter ({type(self._drafter).__name__})"
+                " has begun another one and holds one at a time. Read a stream to its end before"
+                " the next, or give the drafter a method fork() that returns a copy without a"
+                " sequence (nde_talf.decoding.drafter.Drafter)."
             )
 
 
 class _Older:
-    """A drafter, on the host, of the protocol before `commit`: its `advance` takes (tree, path, token, features)."""
+    """A drafter, on the host, of the protocol before `commit`: its `advance` takes (tree, path,
+    token, features).
+    """
 
     def __init__(self, drafter: Any):
         self._drafter = drafter
@@ -303,9 +370,14 @@ class _Older:
 
 
 def own(drafter: Drafter) -> Drafter:
-    """A drafter for one sequence: a fork, or the drafter itself, guarded against use by two sequences."""
+    """A drafter for one sequence: a fork, or the drafter itself, guarded against use by two
+    sequences.
+    """
     mine: Any = drafter.fork() if hasattr(drafter, "fork") else _Turn(drafter)
     if hasattr(drafter, "commit"):
         return mine
-    notice(f"the protocol of {type(drafter).__name__} (relabel; advance with path and token)", "decoding.drafter.Drafter")
+    notice(
+        f"the protocol of {type(drafter).__name__} (relabel; advance with path and token)",
+        "nde_talf.decoding.drafter.Drafter",
+    )
     return _Older(mine)  # type: ignore[return-value]

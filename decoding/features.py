@@ -1,37 +1,53 @@
-"""What a selector may know at a root (Appendix E, NDE paper): scalar statistics of p and q, all available before the
-target has run on the root. Traces store them offline, the neural policy computes them online, through this one function.
+"""What a selector may know at a root (Appendix E, NDE paper): scalar statistics of p and q, all
+available before the target has run on the root.
 
-The rows p and q are those that tokens are drawn from, but at temperature 0 unwarped ones (`decoding.setting.feature_setting`):
-there a warped row is one token, so that all entropies would be 0, and all divergences one of two numbers.
+Traces store them offline, the neural policy computes them online, through this one function.
+
+The rows p and q are those that tokens are drawn from, but at temperature 0 unwarped ones
+(`nde_talf.decoding.setting.feature_setting`): there a warped row is one token, so that all
+entropies would be 0, and all divergences one of two numbers.
 """
 
 import torch
 from torch import Tensor
 
-from decoding.device import upload
-from decoding.drafter import Drafter
+from nde_talf.decoding.device import upload
+from nde_talf.decoding.drafter import Drafter
 
 # In the order of `scalar_features`; entropies and divergences in nats.
-SCALARS = ("entropy_p_previous", "entropy_q_previous", "entropy_q_root", "kl_p_q_previous", "kl_q_p_previous", "l1_previous")
+SCALARS = (
+    "entropy_p_previous",
+    "entropy_q_previous",
+    "entropy_q_root",
+    "kl_p_q_previous",
+    "kl_q_p_previous",
+    "l1_previous",
+)
 FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near -log of this
 
 
 def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> Tensor:
-    """[..., 6] of distributions [..., V]: H(p_prev), H(q_prev), H(q_root), KL(p||q), KL(q||p), ||p - q||_1 at prev."""
+    """[..., 6] of distributions [..., V]: H(p_prev), H(q_prev), H(q_root), KL(p||q), KL(q||p), ||p
+    - q||_1 at prev.
+    """
     rows = torch.stack([p_previous, q_previous, q_root], -2)
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
-    return torch.cat([products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1)
+    return torch.cat(
+        [products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1
+    )
 
 
 def draft_rows(drafter: Drafter) -> tuple[Tensor, Tensor]:
-    """q [V] at the token before the root and at the root, for `scalar_features`. A drafter without `seen` gives the rows that
-    it draws from."""
+    """Q [V] at the token before the root and at the root, for `scalar_features`.
+
+    A drafter without `seen` gives the rows that it draws from.
+    """
     return drafter.seen() if hasattr(drafter, "seen") else (drafter.previous.q, drafter.root.q)
 
 
-# The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),
-# (p, root), (q, p), (q, q), ..., (root, root).
+# The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root
+# (columns): (p, p), (p, q), (p, root), (q, p), (q, q), ..., (root, root).
 FROM_PRODUCTS = torch.tensor(
     [
         [-1.0, 0, 0, 0, 0, 0, 0, 0, 0],

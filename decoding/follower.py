@@ -1,6 +1,8 @@
-"""A process that holds a part of sharded models and follows the passes of process 0: see `decoding.tensor_parallel`.
+"""A process that holds a part of sharded models and follows the passes of process 0: see
+`nde_talf.decoding.tensor_parallel`.
 
-`python -m decoding.follower FOLDER RANK COUNT` is how process 0 starts one; under torchrun the command itself calls `follow`.
+`python -m decoding.follower FOLDER RANK COUNT` is how process 0 starts one; under torchrun the
+command itself calls `follow`.
 """
 
 import os
@@ -18,11 +20,17 @@ import torch.distributed as dist
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.loading import body_of, first_line
-from decoding.tensor_parallel import _DOWN, GRACE, CacheOf, Shape
-from decoding.tensor_parts import complete, join_group, load_sharded, local_rank, rendezvous
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.loading import body_of, first_line
+from nde_talf.decoding.tensor_parallel import _DOWN, GRACE, CacheOf, Shape
+from nde_talf.decoding.tensor_parts import (
+    complete,
+    join_group,
+    load_sharded,
+    local_rank,
+    rendezvous,
+)
 
 
 class Follower:
@@ -35,13 +43,17 @@ class Follower:
 
     def start(self, device: str, seconds: float) -> None:
         self.device = device
-        self.place = torch.device(device) if device == "cpu" else torch.device(device, local_rank(self.rank))
+        self.place = (
+            torch.device(device) if device == "cpu" else torch.device(device, local_rank(self.rank))
+        )
         join_group(self.store, self.rank, self.count, device, seconds)
 
     def load(self, number: int, folder: str, dtype: str, name: str) -> None:
         fault = None
         try:
-            self.models[number] = load_sharded(folder, self.device, self.rank, self.count, dtype, name)
+            self.models[number] = load_sharded(
+                folder, self.device, self.rank, self.count, dtype, name
+            )
         except UserError as error:
             fault = str(error)
         self.commands.send(fault)
@@ -53,7 +65,12 @@ class Follower:
         self.models[number].get_parameter(name).detach().full_tensor()  # type: ignore[attr-defined]
 
     def run(
-        self, number: int, given: list[Any], named: dict[str, Any], windows: dict[str, int], autocast: torch.dtype | None
+        self,
+        number: int,
+        given: list[Any],
+        named: dict[str, Any],
+        windows: dict[str, int],
+        autocast: torch.dtype | None,
     ) -> None:
         """A forward pass. windows: as the model's configuration has them in process 0."""
         body = cast(PreTrainedModel, body_of(self.models[number]))
@@ -87,17 +104,25 @@ class Follower:
     def _cache(self, value: CacheOf, body: PreTrainedModel) -> Cache:
         """Its part of a cache of process 0."""
         if value.number not in self.caches:
-            new = KVCache(value.layers) if value.length is None else DynamicCache(config=body.config)
+            new = (
+                KVCache(value.layers) if value.length is None else DynamicCache(config=body.config)
+            )
             self.caches[value.number] = new
         cache = self.caches[value.number]
-        if value.length is not None and cache.get_seq_length() > value.length:  # transformers' assisted generation went back
+        if (
+            value.length is not None and cache.get_seq_length() > value.length
+        ):  # transformers' assisted generation went back
             cache.crop(value.length - cache.get_seq_length())
         return cache
 
 
 def follow(folder: str | None, rank: int, count: int) -> None:
-    """Follow process 0 until it ends. folder: where it waits for this process; None: torchrun's store knows."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; process 0 decides
+    """Follow process 0 until it ends. folder: where it waits for this process; None: torchrun's
+    store knows.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal; process 0 decides
     store = rendezvous(f"{folder}/store", rank, count)
     path = f"{folder}/socket" if folder else store.get("socket").decode()
     commands, life = _connected(path, rank, "commands"), _connected(path, rank, "life")

@@ -1,6 +1,8 @@
-"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape, or not a number.
+"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape,
+or not a number.
 
-transformers fills missing weights with random numbers, other ones at every load. Here they are an error that names them.
+transformers fills missing weights with random numbers, other ones at every load. Here they are an
+error that names them.
 """
 
 from collections.abc import Iterable
@@ -11,9 +13,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from decoding.common.checksums import check_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import memory_is_short, unreadable
+from nde_talf.decoding.common.checksums import check_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import memory_is_short, unreadable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -26,15 +28,20 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
 
-def load_module(folder: str | Path, device: str, dtype: str, name: str, **options: Any) -> "PreTrainedModel":
-    """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of transformers' `from_pretrained`.
+def load_module(
+    folder: str | Path, device: str, dtype: str, name: str, **options: Any
+) -> "PreTrainedModel":
+    """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of
+    transformers' `from_pretrained`.
 
-    A model with a part for images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
+    A model with a part for images around a language model is loaded with it. A quantised checkpoint
+    stays as it is stored.
 
     Raises:
-        UserError: there is no causal LM; a library that reads its quantised weights is missing; its checksums (of a model that
-            this project trained) are not those of its files; a weight is missing, has another shape than config.json says,
-            belongs to a layer in which config.json knows of none, or is not a finite number. The message names `name`, the
+        UserError: there is no causal LM; a library that reads its quantised weights is missing; its
+            checksums (of a model that this project trained) are not those of its files; a weight is
+            missing, has another shape than config.json says, belongs to a layer in which
+            config.json knows of none, or is not a finite number. The message names `name`, the
             folder and the weights.
     """
     from transformers import AutoConfig
@@ -61,12 +68,17 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
     except Exception as error:  # transformers raises whatever a damaged file leads to
         if quantised and isinstance(error, ImportError):
             raise UserError(
-                f"{name}={folder}: its weights are quantised, and a library that reads them is missing: {first_line(error)} "
-                "Install it, or choose a checkpoint that is not quantised."
+                f"{name}={folder}: its weights are quantised, and a library that reads them is"
+                f" missing: {first_line(error)} Install it, or choose a checkpoint that is not"
+                " quantised."
             ) from error
         if memory_is_short(error):
             raise unreadable(f"{name}={folder}", error, "") from error
-        why = first_line(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {first_line(error)}"
+        why = (
+            first_line(error)
+            if isinstance(error, (OSError, ValueError))
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
         raise UserError(
             f"{name}={folder}: no causal language model could be loaded from there ({why}). "
             "Give a folder with config.json and safetensors weights, or a hub name."
@@ -80,11 +92,14 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
 
 
 def check_claims(folder: Path, config: "PretrainedConfig") -> None:
-    """Compare the sizes that a config.json claims with the safetensors files beside it, before any of them is allocated. A hub
-    name, and a folder with other weights, is passed over.
+    """Compare the sizes that a config.json claims with the safetensors files beside it, before any
+    of them is allocated.
+
+    A hub name, and a folder with other weights, is passed over.
 
     Raises:
-        ValueError: it claims more layers than there are tensors, or a matrix that is larger than all of the files.
+        ValueError: it claims more layers than there are tensors, or a matrix that is larger than
+            all of the files.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -98,11 +113,17 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
     width = max(1, _size(text, "hidden_size"))
     heads = max(_size(text, "num_attention_heads"), _size(text, "num_key_value_heads"))
     claimed |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size"), numbers // width)
-    claimed |= {"head_dim": numbers // width // max(1, heads), "num_experts": numbers, "num_local_experts": numbers}
+    claimed |= {
+        "head_dim": numbers // width // max(1, heads),
+        "num_experts": numbers,
+        "num_local_experts": numbers,
+    }
     claimed |= {"num_attention_heads": numbers // width, "num_key_value_heads": numbers // width}
     for name, largest in claimed.items():
         if _size(text, name) > largest:
-            raise ValueError(f"its config.json claims {name}={_size(text, name)}, more than its weights hold")
+            raise ValueError(
+                f"its config.json claims {name}={_size(text, name)}, more than its weights hold"
+            )
 
 
 def _size(config: "PretrainedConfig", name: str) -> int:
@@ -111,25 +132,34 @@ def _size(config: "PretrainedConfig", name: str) -> int:
 
 
 def body_of(model: "PreTrainedModel") -> nn.Module:
-    """What makes hidden states of tokens; of a model with a part for images, say, that which reads text."""
+    """What makes hidden states of tokens; of a model with a part for images, say, that which reads
+    text.
+    """
     body = cast("nn.Module", model.get_decoder())
     return cast("nn.Module", body.model) if body is model else body
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
-    """The Auto class that makes a language model of `config`, alone or inside one for images, and the attention to load it
-    with: sdpa, or eager where that lacks something (gpt-oss' sinks, Gemma 2's soft cap on scores, which sdpa leaves out)."""
+    """The Auto class that makes a language model of `config`, alone or inside one for images, and
+    the attention to load it with: sdpa, or eager where that lacks something (gpt-oss' sinks, Gemma
+    2's soft cap on scores, which sdpa leaves out).
+    """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kinds = AutoModelForCausalLM, AutoModelForImageTextToText
-    auto = next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
+    auto = next(
+        (kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM
+    )
     made: Any = auto._model_mapping.get(type(config), None)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return auto, "eager" if capped or (made and not made._supports_sdpa) else "sdpa"
 
 
 def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
-    mismatched = [f"{key} {tuple(stored)}, not {tuple(wanted)}" for key, stored, wanted in found["mismatched_keys"]]
+    mismatched = [
+        f"{key} {tuple(stored)}, not {tuple(wanted)}"
+        for key, stored, wanted in found["mismatched_keys"]
+    ]
     faults = {
         "are missing": sorted(found["missing_keys"]),
         "have another shape": sorted(mismatched),
@@ -137,15 +167,19 @@ def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
     }
     if any(faults.values()):
         raise UserError(
-            f"{where}: its weights are not those of the model that its config.json describes, which would run with random "
-            f"numbers in their place. Of them, {'; '.join(_listed(what, names) for what, names in faults.items() if names)}. "
-            "Download or export it again, or give the config.json that belongs to the weights."
+            f"{where}: its weights are not those of the model that its config.json describes, which"
+            " would run with random numbers in their place. Of them,"
+            f" {'; '.join(_listed(what, names) for what, names in faults.items() if names)}."
+            " Download or export it again, or give the config.json that belongs to the weights."
         )
 
 
 def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
-    """Of weights that a model did not take, those that show that it is another one: of a layer that it has, or of a decoder
-    layer beyond its last. What lies outside (a tower for images, say) belongs to a larger model around it."""
+    """Of weights that a model did not take, those that show that it is another one: of a layer that
+    it has, or of a decoder layer beyond its last.
+
+    What lies outside (a tower for images, say) belongs to a larger model around it.
+    """
     modules = dict(model.named_modules())
     found = []
     for name in unexpected:
@@ -154,7 +188,9 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
         parts = name.split(".")
         inside = ".".join(parts[:-1]) in modules
         numbers = (at for at, part in enumerate(parts) if part.isdigit())
-        if inside or any(isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at in numbers):
+        if inside or any(
+            isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at in numbers
+        ):
             found.append(name)
     return found
 
@@ -162,25 +198,35 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     """One pass over every weight without a copy of it, and one look at the results of all."""
-    own = {name: getattr(weight, "to_local", lambda weight=weight: weight)() for name, weight in model.named_parameters()}
+    own = {
+        name: getattr(weight, "to_local", lambda weight=weight: weight)()
+        for name, weight in model.named_parameters()
+    }
     weights = {
         name: weight
         for name, weight in own.items()
-        if weight.is_floating_point() and weight.itemsize > 1 and weight.numel()  # numbers of 8 bits have no infinity to find
+        if weight.is_floating_point()
+        and weight.itemsize > 1
+        and weight.numel()  # numbers of 8 bits have no infinity to find
     }
     if not weights:
         return
-    ends = [torch.stack(torch.aminmax(weight)).float() for weight in weights.values()]  # NaN and infinity show in them
+    ends = [
+        torch.stack(torch.aminmax(weight)).float() for weight in weights.values()
+    ]  # NaN and infinity show in them
     devices = {end.device for end in ends}
     broken: list[str] = []
     for device in devices:
         names = [name for name, end in zip(weights, ends, strict=True) if end.device == device]
-        whole: Tensor = torch.stack([end for end in ends if end.device == device]).isfinite().all(-1)
+        whole: Tensor = (
+            torch.stack([end for end in ends if end.device == device]).isfinite().all(-1)
+        )
         broken += [name for name, fine in zip(names, whole.tolist(), strict=True) if not fine]
     if broken:
         raise UserError(
-            f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype}). Download or export the model "
-            "again; if it is finite in a wider type, set model.dtype to that."
+            f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype})."
+            " Download or export the model again; if it is finite in a wider type, set model.dtype"
+            " to that."
         )
 
 

@@ -1,7 +1,9 @@
-"""The speculative decoding loop: draft a tree, score it with the target in one pass, verify, commit, repeat.
+"""The speculative decoding loop: draft a tree, score it with the target in one pass, verify,
+commit, repeat.
 
-It knows the order of things and the clock; trees, rules and distributions are the policy's, the drafter's and the
-verifier's. Whatever those choose, the committed tokens follow the target's distribution.
+It knows the order of things and the clock; trees, rules and distributions are the policy's, the
+drafter's and the verifier's. Whatever those choose, the committed tokens follow the target's
+distribution.
 """
 
 import time
@@ -12,25 +14,40 @@ from typing import Any, cast
 
 import torch
 
-from decoding.captured import Captures
-from decoding.common.errors import UserError
-from decoding.common.renamed import notice
-from decoding.device import asynchronous
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.drafter import Drafter, own
-from decoding.model import CausalModel
-from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
-from decoding.processing import LogitsProcess, Processed
-from decoding.prompt import TokenIds, token_ids
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
-from decoding.static import CudaGraphs, StaticShapes, unrecorded
-from decoding.stats import PHASES, First, Generation, Record, Step, Stopwatch, peak_bytes, record_of
-from decoding.tree import Accepted, DraftTree
-from decoding.verification import Verifier, check_compatible
-from decoding.verification import verifier as rule_called
-from decoding.verification.check import check_drafted, check_draws
+from nde_talf.decoding.captured import Captures
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.renamed import notice
+from nde_talf.decoding.device import asynchronous
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.drafter import Drafter, own
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
+from nde_talf.decoding.processing import LogitsProcess, Processed
+from nde_talf.decoding.prompt import TokenIds, token_ids
+from nde_talf.decoding.rules import Verifier, check_compatible
+from nde_talf.decoding.rules import verifier as rule_called
+from nde_talf.decoding.rules.check import check_drafted, check_draws
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.setting import (
+    AUTO,
+    MATCH,
+    drafted_under,
+    feature_setting,
+    read_draft_temperature,
+)
+from nde_talf.decoding.static import CudaGraphs, StaticShapes, unrecorded
+from nde_talf.decoding.stats import (
+    PHASES,
+    First,
+    Generation,
+    Record,
+    Step,
+    Stopwatch,
+    peak_bytes,
+    record_of,
+)
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
 _TREE = 64  # slots for a tree in flight, after the tokens asked for
@@ -46,8 +63,11 @@ class Block:
 
 @dataclass
 class Stream:
-    """Iterate for the blocks of a generation, which `generation` holds as far as it has come. Each stream has its own cache and
-    its own fork of the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
+    """Iterate for the blocks of a generation, which `generation` holds as far as it has come.
+
+    Each stream has its own cache and its own fork of the drafter, so that several can be read in
+    turn; see `SpeculativeDecoder`.
+    """
 
     blocks: Iterator[Block]
     generation: Generation
@@ -59,25 +79,29 @@ class Stream:
 class SpeculativeDecoder:
     """Decodes sequences, each one on its own.
 
-    Streams of one decoder, or of decoders that share a drafter, a policy or models, can be read in turn and by several threads:
-    each gives the text that it gives alone from the same rng. Static shapes hold one sequence a model; there the stream begun
-    last goes on, and reading an earlier one raises UserError. `session` is that of the sequence begun last, `drafting` its fork
-    of the drafter.
+    Streams of one decoder, or of decoders that share a drafter, a policy or models, can be read in
+    turn and by several threads: each gives the text that it gives alone from the same rng. Static
+    shapes hold one sequence a model; there the stream begun last goes on, and reading an earlier
+    one raises UserError. `session` is that of the sequence begun last, `drafting` its fork of the
+    drafter.
 
-    drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one. draft_setting: what the draft's
-    distributions are warped with: a setting, "match" (the target's), "raw" (temperature 1, top-p 1), a temperature, or "auto"
-    (None), which is what fits the policy's trees (`decoding.setting.drafted_under`). A policy with an attribute draft_setting,
-    as a trained selector has, gets that in place of "auto" (None there: the target's). The output's law is the target's with
-    any. static: the target's passes are of these shapes (a drafter has
-    its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
-    a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
-    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
-    returns seconds; what phases are timed with. process: changes logits by the text before them; the output's law is the
-    target's so processed, a drafter that is a model is processed alike, and where texts count trees are drafted on the host.
-    record: what to note of the target at every committed token, see `decoding.stats.Record`. A policy with a method
-    check_decoder(target, drafter, draft_setting) is asked whether it fits. Raises UserError for models that do not fit each
-    other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed or not of
-    the policy's kind.
+    drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one.
+    draft_setting: what the draft's distributions are warped with: a setting, "match" (the
+    target's), "raw" (temperature 1, top-p 1), a temperature, or "auto" (None), which is what fits
+    the policy's trees (`nde_talf.decoding.setting.drafted_under`). A policy with an attribute
+    draft_setting, as a trained selector has, gets that in place of "auto" (None there: the
+    target's). The output's law is the target's with any. static: the target's passes are of these
+    shapes (a drafter has its own). timed: wait for the device at the end of every phase, so that
+    each is charged its own work; otherwise what a GPU has not done yet is charged to the phase that
+    needs its numbers, verification. device: leave drafted tokens on the device until the end of the
+    step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
+    returns seconds; what phases are timed with. process: changes logits by the text before them;
+    the output's law is the target's so processed, a drafter that is a model is processed alike, and
+    where texts count trees are drafted on the host. record: what to note of the target at every
+    committed token, see `nde_talf.decoding.stats.Record`. A policy with a method
+    check_decoder(target, drafter, draft_setting) is asked whether it fits. Raises UserError for
+    models that do not fit each other, or a verifier that is not lossless on the policy's trees;
+    while decoding, for a tree that is malformed or not of the policy's kind.
     """
 
     def __init__(
@@ -100,9 +124,10 @@ class SpeculativeDecoder:
             device = unread
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
-                f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.vocab_size}: "
-                "speculative decoding needs the same tokenizer for both. If they share one and differ in padding alone, call "
-                "match(target.vocab_size) on the draft model first."
+                f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's"
+                f" {target.vocab_size}: speculative decoding needs the same tokenizer for both. If"
+                " they share one and differ in padding alone, call match(target.vocab_size) on the"
+                " draft model first."
             )
         verifier = rule_called(verifier) if isinstance(verifier, str) else verifier
         self.kind = kind_called(policy.trees, f"{type(policy).__name__}.trees")
@@ -111,54 +136,84 @@ class SpeculativeDecoder:
         wanted = AUTO if draft_setting is None else draft_setting
         if not isinstance(wanted, SamplingSetting):
             wanted = read_draft_temperature(wanted, "draft_setting")
-        self.draft_setting = (getattr(policy, "draft_setting", AUTO) or MATCH) if wanted == AUTO else wanted
+        self.draft_setting = (
+            (getattr(policy, "draft_setting", AUTO) or MATCH) if wanted == AUTO else wanted
+        )
         if check := getattr(policy, "check_decoder", None):
             check(target, drafter, None if self.draft_setting == MATCH else self.draft_setting)
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
         if static is not None and self._layers and target.native is None:
             raise UserError(
-                f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
-                "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
+                "static shapes: the drafter takes features of the target's layers"
+                f" {', '.join(map(str, self._layers))}, which hooks collect outside a graph. Switch"
+                " static shapes off, or use a head with draft.features=final."
             )
         self._features: bool = getattr(drafter, "takes_features", True)
         reader = target.reader(self._layers)
-        self._new_session = partial(TreeSession, reader, target.device, target.dtype, target.layers, static)
+        self._new_session = partial(
+            TreeSession, reader, target.device, target.dtype, target.layers, static
+        )
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed, self.clock, self.process, self.record = timed, clock, process, record
         self._clock = self._clock_of_device if timed and target.device.type == "cuda" else clock
         on_device = asynchronous(target.device) if device is None else device
-        fits = drafter is None or (hasattr(drafter, "commit") and getattr(drafter, "on_device", True))
+        fits = drafter is None or (
+            hasattr(drafter, "commit") and getattr(drafter, "on_device", True)
+        )
         fits &= process is None or getattr(process, "textless", False)
         self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
         self._captures: Captures | None = None
-        shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
+        shapes = [
+            action
+            for action in getattr(policy, "shapes", ())
+            if static and action.nodes <= static.rows
+        ]
         if static and self.device and shapes and hasattr(drafter, "distribution"):
-            recorder = static.record or (CudaGraphs() if target.device.type == "cuda" else unrecorded)
+            recorder = static.record or (
+                CudaGraphs() if target.device.type == "cuda" else unrecorded
+            )
             rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
             self._captures = Captures(shapes, static.size, rules, recorder)
 
     def generate(
-        self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
+        self,
+        prompt: TokenIds,
+        max_new_tokens: int,
+        setting: SamplingSetting,
+        rng: Rng,
+        stop_tokens: Collection[int] = (),
     ) -> Generation:
-        """Generate `max_new_tokens`, or less: up to and with the first of `stop_tokens`, or until the context is full."""
+        """Generate `max_new_tokens`, or less: up to and with the first of `stop_tokens`, or until
+        the context is full.
+        """
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
         for _ in stream:
             pass
         return stream.generation
 
     def blocks(
-        self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
+        self,
+        prompt: TokenIds,
+        max_new_tokens: int,
+        setting: SamplingSetting,
+        rng: Rng,
+        stop_tokens: Collection[int] = (),
     ) -> Stream:
-        """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
+        """The same, a block at a time.
+
+        Raises UserError for bad input at once, not at the first block.
+        """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
         prompt = self._checked(prompt)
         generation = Generation()
         steps = self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE)
-        return Stream(self._cut(steps, max_new_tokens, frozenset(stop_tokens), generation), generation)
+        return Stream(
+            self._cut(steps, max_new_tokens, frozenset(stop_tokens), generation), generation
+        )
 
     def _cut(
         self,
@@ -188,13 +243,18 @@ class SpeculativeDecoder:
         finally:  # asking takes as long as a small pass of a model
             generation.peak_bytes = peak_bytes(self.target.device)
 
-    def stream(self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0) -> Iterator[First | Step]:
-        """The `First` token, of the prefill, then a `Step` for every target pass until the context is full, however much
-        that is. expected: slots of the target's cache made at the start."""
+    def stream(
+        self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
+    ) -> Iterator[First | Step]:
+        """The `First` token, of the prefill, then a `Step` for every target pass until the context
+        is full, however much that is. expected: slots of the target's cache made at the start.
+        """
         prompt = self._checked(prompt)
         without_gradients, watch = torch.inference_mode(), Stopwatch(self._clock)
         self.session = session = self._new_session()
-        drafter = cast("Drafter", None if self.drafter is None else own(self.drafter))  # None where nothing is drafted
+        drafter = cast(
+            "Drafter", None if self.drafter is None else own(self.drafter)
+        )  # None where nothing is drafted
         self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
         with without_gradients:
@@ -207,7 +267,12 @@ class SpeculativeDecoder:
             yield step
 
     def _prefill(
-        self, prompt: list[int], setting: SamplingSetting, rng: Rng, session: TreeSession, drafter: Drafter
+        self,
+        prompt: list[int],
+        setting: SamplingSetting,
+        rng: Rng,
+        session: TreeSession,
+        drafter: Drafter,
     ) -> tuple[DecodingState, list[Any]]:
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         logits = raw = self.target.logits(hidden[-1])
@@ -223,9 +288,19 @@ class SpeculativeDecoder:
         if feature_setting(setting) != setting:
             p_previous = warp(logits, feature_setting(setting))
         if drafter is not None:
-            drafter.start(prompt, token, features, drafted_under(self.draft_setting, setting, self.kind))
+            drafter.start(
+                prompt, token, features, drafted_under(self.draft_setting, setting, self.kind)
+            )
         context = len(prompt) + 1
-        state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
+        state = DecodingState(
+            token,
+            context,
+            self.max_context - context,
+            setting,
+            p_previous,
+            hidden[-1],
+            device=self.device,
+        )
         state.processed = processed
         if self._captures and processed is None and hasattr(rng, "uniforms"):
             self._captures.begin(drafter, setting, logits)
@@ -235,15 +310,24 @@ class SpeculativeDecoder:
             state.choice = None if choice is None else int(choice)
         return state, record_of(raw[None], [token], self.record)
 
-    def _step(self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter) -> tuple[Step, DecodingState]:
-        watch, room, setting, processed = Stopwatch(self._clock), state.room, state.setting, state.processed
+    def _step(
+        self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter
+    ) -> tuple[Step, DecodingState]:
+        watch, room, setting, processed = (
+            Stopwatch(self._clock),
+            state.room,
+            state.setting,
+            state.processed,
+        )
         tree = self.policy.draft(state, drafter, rng)
         if not tree.on_device:
             self._check_tree(tree, state)
         watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
         raw, choice = self.target.logits(hidden), None
-        logits = raw if processed is None else processed(processed.texts(tree, range(len(tree))), raw)
+        logits = (
+            raw if processed is None else processed(processed.texts(tree, range(len(tree))), raw)
+        )
         watch.charge("target")
         accepted: Accepted | DeviceAccepted | None = None
         if state.captures:
@@ -275,22 +359,33 @@ class SpeculativeDecoder:
             watch.charge("draft")
         context = state.context + count
         then = DecodingState(
-            *(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice), state.captures, state.memory
+            *(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice),
+            state.captures,
+            state.memory,
         )
         then.processed = processed
-        recorded = record_of(accepted.of(raw)[:count], step.tokens, self.record) if self.record else []
+        recorded = (
+            record_of(accepted.of(raw)[:count], step.tokens, self.record) if self.record else []
+        )
         watch.charge("other")
         return Step(step.tokens, step.nodes, watch.seconds, recorded), then
 
     def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
-        """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""
+        """Why the rule found no token on the device.
+
+        The rule on the host says it better, where it fails too.
+        """
         if isinstance(tree, DeviceTree) and len(tree.p):
             self.verify(tree.to_host(), rng)
-        return ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
+        return ValueError(
+            "weights: a distribution of the target or the draft has no positive, finite sum."
+        )
 
     def _check_tree(self, tree: DraftTree, state: DecodingState) -> None:
-        """Raise UserError for a tree that the policy should not have drafted. Of a sequence's first tree the distributions are
-        looked at too."""
+        """Raise UserError for a tree that the policy should not have drafted.
+
+        Of a sequence's first tree the distributions are looked at too.
+        """
         kind, vocabulary = self.kind, self.target.vocab_size
         try:
             check_drafted(tree, kind, state.root, state.room, vocabulary)
@@ -298,8 +393,8 @@ class SpeculativeDecoder:
                 check_draws(tree, vocabulary, drawn=kind != "top_k")
         except ValueError as error:
             raise UserError(
-                f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no verifier can take: {error} See "
-                "docs/write_a_policy.md."
+                f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no"
+                f" verifier can take: {error} See docs/write_a_policy.md."
             ) from error
 
     def _clock_of_device(self) -> float:
@@ -314,13 +409,14 @@ class SpeculativeDecoder:
             raise UserError("prompt: it is empty; give at least one token.")
         if len(prompt) >= self.max_context:
             raise UserError(
-                f"prompt: it has {len(prompt)} tokens, but the context of the models (or of their static shapes) holds "
-                f"{self.max_context}: shorten the prompt or use a longer context."
+                f"prompt: it has {len(prompt)} tokens, but the context of the models (or of their"
+                f" static shapes) holds {self.max_context}: shorten the prompt or use a longer"
+                " context."
             )
         outside = [token for token in prompt if not 0 <= token < self.target.vocab_size]
         if outside:
             raise UserError(
-                f"prompt: token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}: it was encoded with "
-                "another tokenizer."
+                f"prompt: token {outside[0]} lies outside the vocabulary of"
+                f" {self.target.vocab_size}: it was encoded with another tokenizer."
             )
         return prompt

@@ -5,7 +5,8 @@
                                     1 . 1 .
                                     1 1 . 1
 
-The tree attention of a pass, the rows of a super-tree and the path from a node to its root are all read from this matrix.
+The tree attention of a pass, the rows of a super-tree and the path from a node to its root are all
+read from this matrix.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,16 @@ def ancestor_mask(parents: Tensor, depth: int | None = None) -> Tensor:
 
 
 def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
-    """The ancestor mask `sees` [N, N] with one row more for each of `parents` [n], which are among the N: [N + n, N + n]."""
-    fresh = torch.cat([sees.index_select(0, parents), torch.eye(len(parents), dtype=torch.bool, device=sees.device)], 1)
+    """The ancestor mask `sees` [N, N] with one row more for each of `parents` [n], which are among
+    the N: [N + n, N + n].
+    """
+    fresh = torch.cat(
+        [
+            sees.index_select(0, parents),
+            torch.eye(len(parents), dtype=torch.bool, device=sees.device),
+        ],
+        1,
+    )
     return torch.cat([F.pad(sees, (0, len(parents))), fresh])
 
 
@@ -48,11 +57,13 @@ _MANY, _SMALL = 512, 64
 
 
 class HostMask:
-    """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the dtype's minimum elsewhere.
+    """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the
+    dtype's minimum elsewhere.
 
-    It is written through NumPy, as integers of the same bits: one call of torch takes as long as ten of these. A row is written
-    when it is asked for, since the rows of a path see all rows before them and need no mask. Masks of small trees are held by
-    shape, level by level, since a policy drafts few shapes.
+    It is written through NumPy, as integers of the same bits: one call of torch takes as long as
+    ten of these. A row is written when it is asked for, since the rows of a path see all rows
+    before them and need no mask. Masks of small trees are held by shape, level by level, since a
+    policy drafts few shapes.
 
     Attributes:
         depths: of each row, how many rows are above it.
@@ -79,8 +90,10 @@ class HostMask:
         self._written = 0
 
     def of(self, first: int) -> Tensor:
-        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. Of more than
-        `_SMALL` rows it is overwritten after `clear`."""
+        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows].
+
+        Of more than `_SMALL` rows it is overwritten after `clear`.
+        """
         if len(self._parents) > _SMALL:
             return self._written_from(first)
         shape = self._mask.dtype, first, *self._parents
@@ -106,11 +119,15 @@ class HostMask:
     def _reserve(self, rows: int) -> None:
         old, dtype = self._mask, self._mask.dtype
         self._mask = torch.full((rows, rows), torch.finfo(dtype).min, dtype=dtype)
-        self._bits = self._mask.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).numpy()
+        self._bits = self._mask.view(
+            {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        ).numpy()
         self._blocked = self._bits[0, 0].item()
         self._mask[: len(old), : len(old)] = old
 
 
 def wide_mask(mask: Tensor, columns: int) -> Tensor:
-    """A mask [..., n, m] about the last m of `columns` slots as one about all of them: every row sees the slots before."""
+    """A mask [..., n, m] about the last m of `columns` slots as one about all of them: every row
+    sees the slots before.
+    """
     return F.pad(mask, (columns - mask.shape[-1], 0)) if mask.shape[-1] < columns else mask

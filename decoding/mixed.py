@@ -1,7 +1,7 @@
 """N-grams where the text repeats itself, and another draft elsewhere.
 
-At every root the committed text alone decides which of the two drafts the tree, before anything is drawn. So each step is
-lossless by the proof of its own rule.
+At every root the committed text alone decides which of the two drafts the tree, before anything is
+drawn. So each step is lossless by the proof of its own rule.
 """
 
 from copy import copy
@@ -10,27 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.drafter import Drafter, DraftPoint, own
-from decoding.model import CausalModel
-from decoding.ngram import NgramDrafter
-from decoding.policies.base import DecodingState, TreePolicy
-from decoding.policies.ngram import NgramTree
-from decoding.sampling import Rng, SamplingSetting
-from decoding.setting import AUTO
-from decoding.tree import Accepted, DraftTree, Verdict
-from decoding.verification import DELAYED, VERIFIERS, Verifier, check_compatible
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.drafter import Drafter, DraftPoint, own
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
+from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.rules import DELAYED, VERIFIERS, Verifier, check_compatible
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.setting import AUTO
+from nde_talf.decoding.tree import Accepted, DraftTree, Verdict
 
 _BEHIND = 32
-"""Tokens that the other draft may not have seen before it has to catch up: what one of its passes holds with static shapes."""
+"""Tokens that the other draft may not have seen before it has to catch up: what one of its passes
+holds with static shapes.
+"""
 
 
 class MixedDrafter:
-    """A `Drafter` that asks `ngram` at roots where the text's ending occurs earlier, and `draft` (an LM or a head) at others.
+    """A `Drafter` that asks `ngram` at roots where the text's ending occurs earlier, and `draft`
+    (an LM or a head) at others.
 
-    The draft does not run while n-grams draft. It catches up in one pass at the next root that is its own. n-grams draft where
-    their estimated rate of acceptance at the root is at least `NgramConfig.min_rate`.
+    The draft does not run while n-grams draft. It catches up in one pass at the next root that is
+    its own. n-grams draft where their estimated rate of acceptance at the root is at least
+    `NgramConfig.min_rate`.
 
     Raises:
         UserError: the two have vocabularies of different sizes.
@@ -43,7 +47,8 @@ class MixedDrafter:
     def __init__(self, ngram: NgramDrafter, draft: Drafter):
         if ngram.vocab_size != draft.vocab_size:
             raise UserError(
-                f"MixedDrafter: ngram has {ngram.vocab_size} tokens and draft {draft.vocab_size}; they need the same."
+                f"MixedDrafter: ngram has {ngram.vocab_size} tokens and draft {draft.vocab_size};"
+                " they need the same."
             )
         self.ngram, self.draft = ngram, draft
         self.vocab_size, self.max_context = draft.vocab_size, draft.max_context
@@ -55,7 +60,9 @@ class MixedDrafter:
         forked.ngram, forked.draft = self.ngram.fork(), own(self.draft)
         return forked
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+    def start(
+        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
+    ) -> None:
         """See `Drafter.start`. Both read the prompt, as the prefill of a draft does."""
         self.setting = setting
         self.ngram.start(prompt, token, features, setting)
@@ -95,15 +102,22 @@ class MixedDrafter:
         return self.ngram if self.matched else self.draft
 
     def _choose(self) -> None:
-        """Decide who drafts at the new root, and let the draft catch up where it does, or where it is far behind."""
+        """Decide who drafts at the new root, and let the draft catch up where it does, or where it
+        is far behind.
+        """
         ngram = self.ngram
         self.matched = ngram.size > 0 and ngram.rate(ngram.size) >= ngram.config.min_rate
-        if self._late and not (self.matched and sum(len(late.tokens) for late, _ in self._late) < _BEHIND):
+        if self._late and not (
+            self.matched and sum(len(late.tokens) for late, _ in self._late) < _BEHIND
+        ):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Give the draft all that was committed since it last ran, as one path. Its first nodes may be the draft's own, whose
-        rows it still has; the others were never drafted by it."""
+        """Give the draft all that was committed since it last ran, as one path.
+
+        Its first nodes may be the draft's own, whose rows it still has; the others were never
+        drafted by it.
+        """
         first, tokens = self._late[0][0], [token for late, _ in self._late for token in late.tokens]
         if len(self._late) > 1:
             tree, path = first.tree, list(first.path)
@@ -116,13 +130,15 @@ class MixedDrafter:
 
 
 class Mixed:
-    """A policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, and the trees of `elsewhere` where the draft does.
+    """A policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, and the trees of
+    `elsewhere` where the draft does.
 
-    `verifier` is for the decoder: NSS on trees of n-grams, and `rule` on those of `elsewhere`. NSS and greedy matching do for
-    both as well.
+    `verifier` is for the decoder: NSS on trees of n-grams, and `rule` on those of `elsewhere`. NSS
+    and greedy matching do for both as well.
 
     Raises:
-        UserError: `rule` is not lossless on the trees of `elsewhere`, or these are neither picked nor delayed.
+        UserError: `rule` is not lossless on the trees of `elsewhere`, or these are neither picked
+            nor delayed.
     """
 
     trees = "top_k"  # the one kind of which nothing is supposed
@@ -130,8 +146,9 @@ class Mixed:
     def __init__(self, elsewhere: TreePolicy, rule: Verifier, ngram: NgramTree | None = None):
         if elsewhere.trees not in {*DELAYED, "top_k"}:
             raise UserError(
-                f"Mixed: it takes policies whose trees are delayed, or of picked tokens, and {type(elsewhere).__name__} drafts "
-                f"trees of kind '{elsewhere.trees}'. Take another policy, or this one without n-grams."
+                "Mixed: it takes policies whose trees are delayed, or of picked tokens, and"
+                f" {type(elsewhere).__name__} drafts trees of kind '{elsewhere.trees}'. Take"
+                " another policy, or this one without n-grams."
             )
         check_compatible(elsewhere.trees, rule)
         self.elsewhere, self.rule, self.ngram = elsewhere, rule, ngram or NgramTree()
@@ -141,16 +158,25 @@ class Mixed:
     @property
     def draft_setting(self) -> Any:
         """What the draft is warped with where the decoder says "auto": what fits `elsewhere`."""
-        return getattr(self.elsewhere, "draft_setting", AUTO if self.elsewhere.trees == "top_k" else None)
+        return getattr(
+            self.elsewhere, "draft_setting", AUTO if self.elsewhere.trees == "top_k" else None
+        )
 
-    def check_decoder(self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None) -> None:
+    def check_decoder(
+        self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None
+    ) -> None:
         """Raise UserError for another drafter than a mixed one, and what `elsewhere` checks."""
         if not isinstance(drafter, MixedDrafter):
-            raise UserError("policy Mixed asks n-grams or another draft: give the decoder a MixedDrafter of both.")
+            raise UserError(
+                "policy Mixed asks n-grams or another draft: give the decoder a MixedDrafter of"
+                " both."
+            )
         if check := getattr(self.elsewhere, "check_decoder", None):
             check(target, drafter.draft, draft_setting)
 
-    def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(
+        self, state: DecodingState, drafter: MixedDrafter, rng: Rng
+    ) -> DraftTree | DeviceTree:
         self.seconds = 0.0
         if drafter.matched:
             return self.ngram.draft(state, drafter.ngram, rng)

@@ -1,22 +1,41 @@
-"""Names of verification rules that a configuration may hold, apart from the rules themselves, which need torch."""
+"""Names of verification rules that a configuration may hold, apart from the rules themselves, which
+need torch.
+"""
 
-from decoding.common.schema import Allowed
+from nde_talf.decoding.common.schema import Allowed
 
 DEVICE = Allowed(pattern=r"cpu|cuda(:[0-9]{1,3})?", words="cpu, cuda or cuda:N", example="cuda:0")
 """Devices that a configuration may name."""
 
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
-"""Rules for which `decoding.verification.gains` estimates E[tau + 1] of every tree."""
+"""Rules for which `nde_talf.decoding.rules.gains` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
 
-RULES: tuple[str, ...] = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "tv")
-RULES += ("bv", "traversal", "gbv", "gbv_exact", "without_replacement", "traversal_without_replacement", "greedy")
-"""All rules of `decoding.verification.VERIFIERS`, in its order."""
+RULES: tuple[str, ...] = (
+    "nss",
+    "naive",
+    "naivetree",
+    "spectr",
+    "specinfer",
+    "khisti",
+    "khisti_lp",
+    "tv",
+)
+RULES += (
+    "bv",
+    "traversal",
+    "gbv",
+    "gbv_exact",
+    "without_replacement",
+    "traversal_without_replacement",
+    "greedy",
+)
+"""All rules of `nde_talf.decoding.rules.VERIFIERS`, in its order."""
 
 FORWARDS = ("auto", "native", "transformers")
-"""Whose forward passes a `decoding.model.CausalModel` runs."""
+"""Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
 
 PLAIN_POLICIES = (
     "autoregressive",
@@ -34,4 +53,6 @@ PLAIN_POLICIES = (
     "dyspec",
     "dyspec_threshold",
 )
-"""Tree policies that need no training, those of `pipelines.policy_table.POLICIES`, in its order."""
+"""Tree policies that need no training, those of `nde_talf.pipelines.policy_table.POLICIES`, in its
+order.
+"""

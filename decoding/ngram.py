@@ -1,13 +1,17 @@
-"""Drafting without a draft model: what followed the same words earlier in prompt and text (prompt lookup).
+"""Drafting without a draft model: what followed the same words earlier in prompt and text (prompt
+lookup).
 
-Example: after "a b c d a b", the last two tokens occur at the beginning too, where "c d a b" follows. So c is drafted, then d.
-With several earlier occurrences their continuations make a tree, or a distribution over next tokens:
+Example: after "a b c d a b", the last two tokens occur at the beginning too, where "c d a b"
+follows. So c is drafted, then d. With several earlier occurrences their continuations make a tree,
+or a distribution over next tokens:
 
-- `decoding.policies.ngram.NgramTree` picks the most frequent continuations. Its trees are for NSS, and for greedy matching.
-- Any other policy draws from `NgramDrafter` as from a model. q at a node is the distribution of the next token over the
-  occurrences that the path to the node agrees with. It is a function of the committed text and of that path alone. Where
-  nothing matches, q is how often each token occurs in the text. So all draws under a node come from one known q, and every rule
-  for such trees is lossless.
+- `nde_talf.decoding.policies.ngram.NgramTree` picks the most frequent continuations. Its trees are
+  for NSS, and for greedy matching.
+- Any other policy draws from `NgramDrafter` as from a model. q at a node is the distribution of the
+  next token over the occurrences that the path to the node agrees with. It is a function of the
+  committed text and of that path alone. Where nothing matches, q is how often each token occurs in
+  the text. So all draws under a node come from one known q, and every rule for such trees is
+  lossless.
 
 Source: A. Saxena, "Prompt Lookup Decoding" (2023), which drafts one continuation.
 """
@@ -20,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.device import upload
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.drafter import DraftPoint
-from decoding.ngram_settings import NgramConfig
-from decoding.sampling import SamplingSetting, warp
-from decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.device import upload
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.drafter import DraftPoint
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 
 class Match(NamedTuple):
@@ -41,13 +45,17 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """A text, and where every n-gram of min_size to max_size tokens occurs in it. A new token costs one entry a size."""
+    """A text, and where every n-gram of min_size to max_size tokens occurs in it.
+
+    A new token costs one entry a size.
+    """
 
     def __init__(self, config: NgramConfig):
         self.config = config
         self.text: list[int] = []
         sizes = range(config.max_size, config.min_size - 1, -1)
-        # By size: of every n-gram the index of the token after its latest occurrence, and of every such index the one before.
+        # By size: of every n-gram the index of the token after its latest occurrence, and of every
+        # such index the one before.
         self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
         self._before: dict[int, list[int]] = {size: [] for size in sizes}
 
@@ -64,7 +72,9 @@ class NgramIndex:
             text.append(token)
 
     def match(self, path: list[int]) -> Match:
-        """The longest ending of the text with `path` after it that occurs in the text, before its last token."""
+        """The longest ending of the text with `path` after it that occurs in the text, before its
+        last token.
+        """
         ending = (*self.text[-self.config.max_size :], *path)
         for size, latest in self._latest.items():
             if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
@@ -76,20 +86,25 @@ class NgramIndex:
         return Match(0, [])
 
     def follow(self, match: Match, token: int) -> Match | None:
-        """The part of `match` where `token` comes next and something after it; None where that is nothing."""
+        """The part of `match` where `token` comes next and something after it; None where that is
+        nothing.
+        """
         text = self.text
         after = [at + 1 for at in match.after if text[at] == token and at + 1 < len(text)]
         return Match(match.size + 1, after) if after else None
 
     def continuations(self, match: Match) -> list[tuple[int, float]]:
-        """The tokens that come next, each with its fraction of the occurrences: most frequent first, of equals the latest."""
+        """The tokens that come next, each with its fraction of the occurrences: most frequent
+        first, of equals the latest.
+        """
         counts = Counter(self.text[at] for at in match.after)
         return [(token, count / len(match.after)) for token, count in counts.most_common()]
 
 
 class Tested(NamedTuple):
-    """What became of the drafts at matches of one size: nodes that were verified with children, those of them where a child was
-    accepted, and all drafted tokens."""
+    """What became of the drafts at matches of one size: nodes that were verified with children,
+    those of them where a child was accepted, and all drafted tokens.
+    """
 
     nodes: int = 0
     accepted: int = 0
@@ -97,7 +112,9 @@ class Tested(NamedTuple):
 
 
 class NgramDrafter:
-    """A `Drafter` of continuations in the text so far. It needs no model.
+    """A `Drafter` of continuations in the text so far.
+
+    It needs no model.
 
     Its trees are on the host, on a GPU too, since each level is looked up there.
 
@@ -119,13 +136,20 @@ class NgramDrafter:
         """See `Drafter.fork`."""
         return copy(self)
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+    def start(
+        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
+    ) -> None:
         """See `Drafter.start`."""
         self.setting, self._device = setting, features.device
-        self.index, self._counts, self._counted = NgramIndex(self.config), torch.zeros(self.vocab_size), 0
+        self.index, self._counts, self._counted = (
+            NgramIndex(self.config),
+            torch.zeros(self.vocab_size),
+            0,
+        )
         self.tested: dict[int, Tested] = {}
         self.previous = DraftPoint(
-            features.new_empty(0), torch.full((self.vocab_size,), 1 / self.vocab_size).to(features.device)
+            features.new_empty(0),
+            torch.full((self.vocab_size,), 1 / self.vocab_size).to(features.device),
         )
         self.append([*prompt, token])
 
@@ -138,7 +162,7 @@ class NgramDrafter:
 
     @property
     def ngram(self) -> "NgramDrafter":
-        """The drafter itself, as a `decoding.mixed.MixedDrafter` has one."""
+        """The drafter itself, as a `nde_talf.decoding.mixed.MixedDrafter` has one."""
         return self
 
     @property
@@ -147,8 +171,11 @@ class NgramDrafter:
         return self._matches[0].size
 
     def rate(self, size: int) -> float:
-        """Estimated probability that a token drafted at a match of this size is accepted: the fraction in this sequence so far,
-        `size` acceptances and one rejection supposed before it. The longer a match, the more it is trusted."""
+        """Estimated probability that a token drafted at a match of this size is accepted: the
+        fraction in this sequence so far, `size` acceptances and one rejection supposed before it.
+
+        The longer a match, the more it is trusted.
+        """
         tested = self.tested.get(size, Tested())
         return (tested.accepted + size) / (tested.nodes + size + 1)
 
@@ -170,7 +197,9 @@ class NgramDrafter:
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
-        self._matches = {i: self._matches[node] for i, node in enumerate(nodes) if node in self._matches}
+        self._matches = {
+            i: self._matches[node] for i, node in enumerate(nodes) if node in self._matches
+        }
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """See `Drafter.advance`."""
@@ -198,7 +227,7 @@ class NgramDrafter:
                 self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit, drafted)
 
     def _distribution(self, match: Match) -> Tensor:
-        """q [V]: relative frequencies of the next token, warped as the setting says."""
+        """Q [V]: relative frequencies of the next token, warped as the setting says."""
         text = self.index.text
         tokens = [text[at] for at in match.after] or text[self._counted :]
         counts = torch.zeros(self.vocab_size) if match.after else self._counts

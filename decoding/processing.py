@@ -1,9 +1,10 @@
 """Logits that depend on the text so far: penalties on repetition, forbidden words, grammars.
 
-The target's law at a node of a tree is then a function of the text up to that node, not of its logits alone. So every row is
-processed with its own text, before it is warped. For example, where "a" was committed and the tree holds the path "b", "c", the
-three rows are processed after "a", "a b" and "a b c". All else stays as it is: each verification rule is lossless for whatever
-p its rows hold, and p is what plain decoding would sample from after the same text.
+The target's law at a node of a tree is then a function of the text up to that node, not of its
+logits alone. So every row is processed with its own text, before it is warped. For example, where
+"a" was committed and the tree holds the path "b", "c", the three rows are processed after "a", "a
+b" and "a b c". All else stays as it is: each verification rule is lossless for whatever p its rows
+hold, and p is what plain decoding would sample from after the same text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,15 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from decoding.device_tree import DeviceTree
-from decoding.tree import DraftTree
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.tree import DraftTree
 
 
 class LogitsProcess(Protocol):
     """A pure function: equal texts and logits give equal results, in any order of calls.
 
-    One with textless = True looks at logits alone. It is called once for all rows, with no texts, and trees may stay on the
-    device.
+    One with textless = True looks at logits alone. It is called once for all rows, with no texts,
+    and trees may stay on the device.
     """
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
@@ -39,18 +40,21 @@ class LogitsProcess(Protocol):
 class Processed:
     """A `LogitsProcess` for one sequence, asked by its target or by its draft.
 
-    A grammar may have no answer after a token that it forbids. So what follows a token of processed logit -inf is not asked:
-    its p (or q) is 0, no rule accepts it, and its row stays as it was.
+    A grammar may have no answer after a token that it forbids. So what follows a token of processed
+    logit -inf is not asked: its p (or q) is 0, no rule accepts it, and its row stays as it was.
 
     Attributes:
-        text: the sequence's tokens, the root of the next tree last. Target and draft share the list.
+        text: the sequence's tokens, the root of the next tree last. Target and draft share the
+            list.
     """
 
     def __init__(self, process: LogitsProcess, text: list[int]):
         self.process, self.text = process, text
         self.textless: bool = getattr(process, "textless", False)
         self._length = 0  # of the text that these rows follow
-        self._rows: dict[tuple[int, ...], Tensor | None] = {}  # by text; None where it was not asked
+        self._rows: dict[
+            tuple[int, ...], Tensor | None
+        ] = {}  # by text; None where it was not asked
 
     def append(self, tokens: list[int] | Tensor) -> None:
         """Tokens that were committed, the new root last."""
@@ -61,7 +65,9 @@ class Processed:
         """The text up to each of `nodes`, which is included."""
         if self.textless:
             return []
-        assert isinstance(tree, DraftTree)  # the host has to know the tokens: see `SpeculativeDecoder`
+        assert isinstance(
+            tree, DraftTree
+        )  # the host has to know the tokens: see `SpeculativeDecoder`
         return [[*self.text, *(tree.tokens[each] for each in tree.path(node))] for node in nodes]
 
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
@@ -75,12 +81,17 @@ class Processed:
             at = [row for row, text in enumerate(texts) if len(text) == length]
             self._rows |= dict.fromkeys((tuple(texts[row]) for row in at), None)
             if asked := [row for row in at if self._possible(texts[row])]:
-                for row, processed in zip(asked, self.process([texts[row] for row in asked], logits[asked]), strict=True):
+                for row, processed in zip(
+                    asked, self.process([texts[row] for row in asked], logits[asked]), strict=True
+                ):
                     self._rows[tuple(texts[row])] = found[row] = processed
         return torch.stack(found)
 
     def _possible(self, text: list[int]) -> bool:
-        """Whether the last token may follow the others, as far as these were asked. What was committed may."""
+        """Whether the last token may follow the others, as far as these were asked.
+
+        What was committed may.
+        """
         before = tuple(text[:-1])
         if before not in self._rows or len(text) <= len(self.text):
             return True

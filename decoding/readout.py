@@ -57,5 +57,7 @@ def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
         scale *= getattr(config, name, None) or 1.0
     for name in _DIVISORS:
         divisor = getattr(config, name, None) or 1.0
-        scale = scale * divisor if config.model_type == "hyperclovax" else scale / divisor  # its logits_scaling is a factor
+        scale = (
+            scale * divisor if config.model_type == "hyperclovax" else scale / divisor
+        )  # its logits_scaling is a factor
     return scale, getattr(config, "final_logit_softcapping", None)

@@ -1,8 +1,9 @@
 """Sampling settings and the two random decisions that decoding makes.
 
-`warp` turns logits into the distribution a setting samples from; draft and target go through the same function.
-`Rng` is the only source of randomness of the policies and verifiers: Bernoulli and categorical draws, one or many at once.
-`decoding.testing` replaces it by an enumeration of all outcomes and obtains the exact law of the code the decode loop runs.
+`warp` turns logits into the distribution a setting samples from; draft and target go through the
+same function. `Rng` is the only source of randomness of the policies and verifiers: Bernoulli and
+categorical draws, one or many at once. `nde_talf.decoding.testing` replaces it by an enumeration of
+all outcomes and obtains the exact law of the code the decode loop runs.
 """
 
 from collections.abc import Sequence
@@ -12,28 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.common.renamed import notice
-from decoding.device import asynchronous, number, upload
-from decoding.setting import RAW, SamplingSetting
+from nde_talf.decoding.common.renamed import notice
+from nde_talf.decoding.device import asynchronous, number, upload
+from nde_talf.decoding.setting import RAW, SamplingSetting
 
 __all__ = ["RAW", "Rng", "SamplingSetting", "WarpedRow", "inverse_cdf", "nucleus", "warp"]
 
-# A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
+# A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
+# CPU): a bias of that size.
 _LARGE = 1 << 14
-# Probability below which nothing counts as left of a row when tokens are drawn without replacement. 1 / LEAST_MASS has to be a
-# float32 number.
+# Probability below which nothing counts as left of a row when tokens are drawn without replacement.
+# 1 / LEAST_MASS has to be a float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
-_BLOCK, _LONG = 256, 4096  # numbers of a row that `RowBlocks` sums up at once, and from how many on it is used
+_BLOCK, _LONG = (
+    256,
+    4096,
+)  # numbers of a row that `RowBlocks` sums up at once, and from how many on it is used
 _NUMPY = (torch.float32, torch.float64)
 _INFINITY = float("inf")
 
 
 def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
-    """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V] under `setting`.
+    """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V]
+    under `setting`.
 
-    Temperature first, then top-k, top-p and min-p (`nucleus`), in transformers' order. Temperature 0 gives the one-hot
-    distribution of the first maximum. Logits that are NaN give a row that is NaN somewhere, which `Rng` refuses.
+    Temperature first, then top-k, top-p and min-p (`nucleus`), in transformers' order. Temperature
+    0 gives the one-hot distribution of the first maximum. Logits that are NaN give a row that is
+    NaN somewhere, which `Rng` refuses.
     """
     probs, total = unnormalised(logits, setting)
     if total is not None:
@@ -42,9 +49,12 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
-def unnormalised(logits: Tensor, setting: SamplingSetting, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more than their rounding. out:
-    memory for the distributions above temperature 0."""
+def unnormalised(
+    logits: Tensor, setting: SamplingSetting, out: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more
+    than their rounding. out: memory for the distributions above temperature 0.
+    """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
@@ -56,11 +66,15 @@ def unnormalised(logits: Tensor, setting: SamplingSetting, out: Tensor | None = 
     elif setting.temperature != 1:
         logits = torch.div(logits, setting.temperature, out=out)
     probs = torch.softmax(logits, -1, out=out)
-    return probs, probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None  # torch's sum adds pairwise
+    return probs, (
+        probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None
+    )  # torch's sum adds pairwise
 
 
 class WarpedRow:
-    """warp(logits) of a row [V], made as far as it is looked at: one token's probability needs no normalised row."""
+    """warp(logits) of a row [V], made as far as it is looked at: one token's probability needs no
+    normalised row.
+    """
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self._logits, self._setting = logits, setting
@@ -93,20 +107,24 @@ class WarpedRow:
 
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
-    """`probs` without its improbable tokens, the others divided by their sum: top-k, then top-p, then min-p.
+    """`probs` without its improbable tokens, the others divided by their sum: top-k, then top-p,
+    then min-p.
 
-    Tokens are ranked by probability; of equal ones the lower id ranks first. The first n are kept, the least of three numbers.
-    For example of 0.4, 0.1, 0.3, 0.2 with top_p = 0.6 the tokens 0 and 2 are kept, as 4/7 and 3/7.
+    Tokens are ranked by probability; of equal ones the lower id ranks first. The first n are kept,
+    the least of three numbers. For example of 0.4, 0.1, 0.3, 0.2 with top_p = 0.6 the tokens 0 and
+    2 are kept, as 4/7 and 3/7.
 
     - top-k: at most top_k tokens.
-    - top-p: the smallest n whose sum reaches top_p times the sum of the tokens that top-k leaves (1 where it is off). Sums are
-      in float64, in the order of the ranks. A GPU adds in another order: there a sum within 1e-12 of the limit may count as
-      either side of it.
-    - min-p: tokens with at least min_p times the largest probability, a product in the type of `probs`.
+    - top-p: the smallest n whose sum reaches top_p times the sum of the tokens that top-k leaves (1
+      where it is off). Sums are in float64, in the order of the ranks. A GPU adds in another order:
+      there a sum within 1e-12 of the limit may count as either side of it.
+    - min-p: tokens with at least min_p times the largest probability, a product in the type of
+      `probs`.
 
-    On a CPU each row is solved on its own. One comparison leaves out most tokens: those below (1 - top_p) / V have less than
-    1 - top_p together. The values of the others are sorted, without their ids. Ids are looked at only where the last token kept
-    has the same probability as one that is not. On a device all rows are sorted, ids too; the host does not wait.
+    On a CPU each row is solved on its own. One comparison leaves out most tokens: those below (1 -
+    top_p) / V have less than 1 - top_p together. The values of the others are sorted, without their
+    ids. Ids are looked at only where the last token kept has the same probability as one that is
+    not. On a device all rows are sorted, ids too; the host does not wait.
 
     Args:
         probs: [..., V], each row a distribution.
@@ -118,9 +136,17 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
         [..., V]. A row that holds NaN is NaN everywhere.
     """
     top_k = top_k if top_k < probs.shape[-1] else 0
-    if probs.device.type != "cpu" or asynchronous(probs.device) or probs.requires_grad or probs.dtype not in _NUMPY:
+    if (
+        probs.device.type != "cpu"
+        or asynchronous(probs.device)
+        or probs.requires_grad
+        or probs.dtype not in _NUMPY
+    ):
         return _nucleus_sorted(probs, top_p, top_k, min_p)
-    rows, out = probs.reshape(-1, probs.shape[-1]).numpy(), torch.empty(probs.shape, dtype=probs.dtype)
+    rows, out = (
+        probs.reshape(-1, probs.shape[-1]).numpy(),
+        torch.empty(probs.shape, dtype=probs.dtype),
+    )
     for row, into in zip(rows, out.view(rows.shape).numpy(), strict=True):
         if not (top := row.max()) > 0:
             into[:] = np.nan
@@ -133,11 +159,19 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
     return out
 
 
-def _last_kept(row: np.ndarray, top_p: float, top_k: int, floor: np.floating, exact: bool = False) -> tuple[Any, int, float]:
-    """Of a row [V]: the smallest probability that is kept, how many tokens are, and their sum. floor: what min-p asks for.
-    exact: look at all tokens above it, where those that must suffice do not, since the row's sum is rounded."""
+def _last_kept(
+    row: np.ndarray, top_p: float, top_k: int, floor: np.floating, exact: bool = False
+) -> tuple[Any, int, float]:
+    """Of a row [V]: the smallest probability that is kept, how many tokens are, and their sum.
+    floor: what min-p asks for. exact: look at all tokens above it, where those that must suffice do
+    not, since the row's sum is rounded.
+    """
     size, outside = len(row), 0.0 if exact else (1 - top_p) / len(row)
-    some = np.partition(row, size - top_k)[size - top_k :] if top_k else np.compress(row >= max(floor, outside), row)
+    some = (
+        np.partition(row, size - top_k)[size - top_k :]
+        if top_k
+        else np.compress(row >= max(floor, outside), row)
+    )
     some.sort()
     masses = torch.from_numpy(some[::-1].copy()).cumsum(0, dtype=torch.float64).numpy()
     count = len(some) - int(some.searchsorted(floor))
@@ -165,7 +199,12 @@ def _nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Te
     return torch.zeros_like(probs).scatter_(-1, ids, top)
 
 
-_OLD_NAMES = {"accept": "bernoulli", "accepts": "bernoulli", "draw": "categorical", "draws": "categorical"}
+_OLD_NAMES = {
+    "accept": "bernoulli",
+    "accepts": "bernoulli",
+    "draw": "categorical",
+    "draws": "categorical",
+}
 _OLD_NAMES["tokens"] = "categorical"
 
 
@@ -174,15 +213,22 @@ class Rng:
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
-        self._uniforms: list[float] = []  # of the block drawn last, those not used yet; the last one is used next
-        self._block: Tensor | None = None  # the same block in order of use, on the device that asked
+        self._uniforms: list[
+            float
+        ] = []  # of the block drawn last, those not used yet; the last one is used next
+        self._block: Tensor | None = (
+            None  # the same block in order of use, on the device that asked
+        )
 
     @classmethod
     def seeded(cls, seed: int) -> "Rng":
         return cls(torch.Generator().manual_seed(seed))
 
     def uniform(self) -> float:
-        """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the decision that it is for."""
+        """One number in [0, 1), float64.
+
+        Drawn in blocks: a single draw costs more than the decision that it is for.
+        """
         if not self._uniforms:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
             self._block = None
@@ -203,8 +249,10 @@ class Rng:
     def bernoulli(self, probability: Tensor) -> Tensor: ...
 
     def bernoulli(self, probability: float | Tensor) -> bool | Tensor:
-        """True with `probability`: never at 0, always at 1 or above. For a tensor [n] a tensor of bool [n] on its device,
-        without waiting for it."""
+        """True with `probability`: never at 0, always at 1 or above.
+
+        For a tensor [n] a tensor of bool [n] on its device, without waiting for it.
+        """
         if isinstance(probability, Tensor):
             return self.uniforms(len(probability), probability.device) < probability
         return self.uniform() < probability
@@ -216,15 +264,21 @@ class Rng:
     @overload
     def categorical(self, weights: Tensor, at: None = None) -> Any: ...
 
-    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None) -> int | list[int] | Tensor:
-        """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not sum to 1), by inverse cdf.
+    def categorical(
+        self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None
+    ) -> int | list[int] | Tensor:
+        """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not
+        sum to 1), by inverse cdf.
+
         An index of weight 0 is never returned.
 
         Args:
-            weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one transfer from the device
-                for all; the same tensor may come up again. [n, V] gives a tensor [n] on their device, without waiting for it:
-                equal uniforms give equal indices, and what it gives for a row without a positive, finite sum means nothing.
-            at: of weights [n, V] the rows to draw from, one draw for each; a row may come up again. Gives a list of ints.
+            weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one
+                transfer from the device for all; the same tensor may come up again. [n, V] gives a
+                tensor [n] on their device, without waiting for it: equal uniforms give equal
+                indices, and what it gives for a row without a positive, finite sum means nothing.
+            at: of weights [n, V] the rows to draw from, one draw for each; a row may come up again.
+                Gives a list of ints.
 
         Raises:
             ValueError: a row [V] has no positive, finite sum.
@@ -260,18 +314,26 @@ class Rng:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Where `uniforms` [n, c] in [0, 1) fall in the cumulative sums of `weights` [n, V], in float64, without a look at the
-    numbers: indices [n, c], never one of weight 0. Of a row without a positive, finite sum they mean nothing."""
+    """Where `uniforms` [n, c] in [0, 1) fall in the cumulative sums of `weights` [n, V], in
+    float64, without a look at the numbers: indices [n, c], never one of weight 0.
+
+    Of a row without a positive, finite sum they mean nothing.
+    """
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
-    below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
+    below = torch.nextafter(
+        total, torch.zeros_like(total)
+    )  # rounding must not take a search beyond the last weight
     found = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
     return found.clamp_(max=weights.shape[-1] - 1)
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
-    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. torch adds up and numpy searches, each of which
-    takes a fraction of the other's time. Raises ValueError for a row without a positive, finite total."""
+    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. torch adds up and numpy
+    searches, each of which takes a fraction of the other's time.
+
+    Raises ValueError for a row without a positive, finite total.
+    """
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
@@ -289,9 +351,11 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
 
 
 class RowBlocks:
-    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one block. The cumulative sums of a
-    full row would cost two softmaxes of it. Sums of blocks have the row's own rounding. Raises ValueError without a positive,
-    finite sum.
+    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one
+    block.
+
+    The cumulative sums of a full row would cost two softmaxes of it. Sums of blocks have the row's
+    own rounding. Raises ValueError without a positive, finite sum.
     """
 
     def __init__(self, weights: Tensor):
@@ -304,14 +368,25 @@ class RowBlocks:
         _with_mass([float(self._sums[-1])])
 
     def search(self, uniform: float) -> int:
-        """The first index at which the cumulative sums exceed the fraction `uniform` of their total. One of weight above 0."""
+        """The first index at which the cumulative sums exceed the fraction `uniform` of their
+        total.
+
+        One of weight above 0.
+        """
         wanted = uniform * self._sums[-1]
         found = int(self._sums.searchsorted(wanted, "right"))
         if found == len(self._sums):  # the product was rounded up
             return int(np.flatnonzero(self._row)[-1])
-        before, block = self._sums[found - 1] if found else 0.0, self._row[found * _BLOCK : (found + 1) * _BLOCK]
+        before, block = (
+            self._sums[found - 1] if found else 0.0,
+            self._row[found * _BLOCK : (found + 1) * _BLOCK],
+        )
         inside = block.cumsum(dtype=np.float64)
-        at = int(inside.searchsorted((wanted - before) / (self._sums[found] - before) * inside[-1], "right"))
+        at = int(
+            inside.searchsorted(
+                (wanted - before) / (self._sums[found] - before) * inside[-1], "right"
+            )
+        )
         return found * _BLOCK + (at if at < len(block) else int(np.flatnonzero(block)[-1]))
 
 
@@ -338,5 +413,5 @@ def _massless(total: float) -> ValueError:
 def __getattr__(name: str) -> Any:
     if name != "Coins":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    notice("decoding.sampling.Coins", "Rng")
+    notice("nde_talf.decoding.sampling.Coins", "Rng")
     return Rng

@@ -1,27 +1,34 @@
-"""Sampling settings: what a user chooses. Imports no torch, so that a configuration can be read without it."""
+"""Sampling settings: what a user chooses.
+
+Imports no torch, so that a configuration can be read without it.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError
 
 
 @dataclass(frozen=True)
 class SamplingSetting:
     """How tokens are sampled, for example SamplingSetting(0.7, top_p=0.9).
 
-    `decoding.sampling.nucleus` defines what top-k, top-p and min-p keep. They are applied in this order after the temperature,
-    as in transformers. At temperature 0 they change nothing.
+    `nde_talf.decoding.sampling.nucleus` defines what top-k, top-p and min-p keep. They are applied
+    in this order after the temperature, as in transformers. At temperature 0 they change nothing.
     """
 
     temperature: float = 1.0
     """0 is greedy: always the most probable token."""
     top_p: float = 1.0
-    """In (0, 1]: sample among the most probable tokens that together have this probability; 1 is off."""
+    """In (0, 1]: sample among the most probable tokens that together have this probability; 1 is
+    off.
+    """
     top_k: int = 0
     """Sample among that many most probable tokens; 0 or None is off."""
     min_p: float = 0.0
-    """In [0, 1]: sample among the tokens with at least this fraction of the largest probability; 0 or None is off."""
+    """In [0, 1]: sample among the tokens with at least this fraction of the largest probability; 0
+    or None is off.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "top_k", 0 if self.top_k is None else self.top_k)
@@ -29,9 +36,13 @@ class SamplingSetting:
         if not self.temperature >= 0:
             raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off.")
+            raise UserError(
+                f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off."
+            )
         if type(self.top_k) is not int or self.top_k < 0:
-            raise UserError(f"top_k={self.top_k}: it must be a number of tokens; 0 switches it off.")
+            raise UserError(
+                f"top_k={self.top_k}: it must be a number of tokens; 0 switches it off."
+            )
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p={self.min_p}: it must lie in [0, 1]; 0 switches it off.")
 
@@ -42,7 +53,12 @@ class SamplingSetting:
 
     def __str__(self) -> str:
         cuts = (("top-k", self.top_k, 0), ("top-p", self.top_p, 1), ("min-p", self.min_p, 0))
-        return ", ".join([f"T={self.temperature:g}", *(f"{name}={value:g}" for name, value, off in cuts if value != off)])
+        return ", ".join(
+            [
+                f"T={self.temperature:g}",
+                *(f"{name}={value:g}" for name, value, off in cuts if value != off),
+            ]
+        )
 
 
 RAW = SamplingSetting(1.0, 1.0)
@@ -51,8 +67,11 @@ DRAWN = SamplingSetting(0.6, 1.0)
 AUTO, MATCH = "auto", "match"
 
 
-def read_draft_temperature(value: str | float, key: str = "draft_temperature") -> SamplingSetting | str:
-    """What a user wrote for the draft's temperature: AUTO, MATCH, or the setting that "raw" or a number stands for.
+def read_draft_temperature(
+    value: str | float, key: str = "draft_temperature"
+) -> SamplingSetting | str:
+    """What a user wrote for the draft's temperature: AUTO, MATCH, or the setting that "raw" or a
+    number stands for.
 
     For example "0.5" gives SamplingSetting(0.5), with top-p 1. key: its name in the message.
 
@@ -72,19 +91,24 @@ def read_draft_temperature(value: str | float, key: str = "draft_temperature") -
     return SamplingSetting(temperature)
 
 
-def drafted_under(wanted: SamplingSetting | str, setting: SamplingSetting, trees: str) -> SamplingSetting:
+def drafted_under(
+    wanted: SamplingSetting | str, setting: SamplingSetting, trees: str
+) -> SamplingSetting:
     """What the draft's distributions are warped with where the target samples under `setting`.
 
-    Verification is lossless for any draft distribution, as long as it sees the one that tokens were drawn from. So this choice
-    decides the speed alone. AUTO is:
+    Verification is lossless for any draft distribution, as long as it sees the one that tokens were
+    drawn from. So this choice decides the speed alone. AUTO is:
 
-    - `RAW` for trees of picked tokens (`top_k`), which the draft's confidence shapes. Their papers print it so.
-    - At temperature 0 `DRAWN` for trees with several draws at a node (`iid`, `without_replacement`). Warped like the target,
-      the draft would give all probability to one token, and every such tree would be a line. 0.6 is the DySpec paper's draft
-      temperature; an unwarped draft draws improbable tokens, of which a greedy target accepts fewer.
-    - MATCH for all others: a draft that is warped like the target is accepted more often. At temperature 0 a path then holds
-      the draft's most probable tokens. The branches of a delayed tree are equal there, that is one path; with a temperature
-      of their own they differ, but their trunk and each of them hold improbable tokens too, and fewer are accepted.
+    - `RAW` for trees of picked tokens (`top_k`), which the draft's confidence shapes. Their papers
+      print it so.
+    - At temperature 0 `DRAWN` for trees with several draws at a node (`iid`,
+      `without_replacement`). Warped like the target, the draft would give all probability to one
+      token, and every such tree would be a line. 0.6 is the DySpec paper's draft temperature; an
+      unwarped draft draws improbable tokens, of which a greedy target accepts fewer.
+    - MATCH for all others: a draft that is warped like the target is accepted more often. At
+      temperature 0 a path then holds the draft's most probable tokens. The branches of a delayed
+      tree are equal there, that is one path; with a temperature of their own they differ, but their
+      trunk and each of them hold improbable tokens too, and fewer are accepted.
 
     Args:
         wanted: a setting of its own, AUTO, or MATCH for the target's.
@@ -94,10 +118,16 @@ def drafted_under(wanted: SamplingSetting | str, setting: SamplingSetting, trees
         return wanted
     if wanted == AUTO and trees == "top_k":
         return RAW
-    return DRAWN if wanted == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement") else setting
+    return (
+        DRAWN
+        if wanted == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement")
+        else setting
+    )
 
 
 def feature_setting(setting: SamplingSetting) -> SamplingSetting:
-    """What rows are warped with before a policy's features look at them: at temperature 0, where a warped row holds one token
-    and has neither entropy nor confidence, `RAW`; else the `setting` that is sampled under."""
+    """What rows are warped with before a policy's features look at them: at temperature 0, where a
+    warped row holds one token and has neither entropy nor confidence, `RAW`; else the `setting`
+    that is sampled under.
+    """
     return RAW if setting.temperature == 0 else setting

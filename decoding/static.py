@@ -1,9 +1,11 @@
-"""Static shapes: passes of a few fixed sizes over a cache of fixed capacity, so that each size is one graph.
+"""Static shapes: passes of a few fixed sizes over a cache of fixed capacity, so that each size is
+one graph.
 
-A pass over n rows is padded to the next of at most eight sizes; its mask spans the full cache; the slots that it writes are a
-tensor. Nothing that the forward pass sees depends on how far the sequence has come, so `torch.compile` captures a graph a size
-and CUDA replays it. Padded rows write to the last slot, which no row is shown. All sizes are captured at the first prompt of a
-model, so that no later pass has to wait for that.
+A pass over n rows is padded to the next of at most eight sizes; its mask spans the full cache; the
+slots that it writes are a tensor. Nothing that the forward pass sees depends on how far the
+sequence has come, so `torch.compile` captures a graph a size and CUDA replays it. Padded rows write
+to the last slot, which no row is shown. All sizes are captured at the first prompt of a model, so
+that no later pass has to wait for that.
 """
 
 import math
@@ -16,14 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.device import integers, upload
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
 Function = Callable[..., Sequence[Tensor]]
 Record = Callable[[Function, Sequence[Tensor]], Function]
-"""(function, inputs at fixed addresses) -> what does the same on what these hold by then; see `decoding.captured`."""
+"""(function, inputs at fixed addresses) -> what does the same on what these hold by then; see
+`nde_talf.decoding.captured`.
+"""
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
 _GRAPHS = 256  # of one function: a size each, of every model
@@ -37,7 +41,9 @@ def cuda_graphs(function: Callable) -> Callable:
     def replayed(*args: Any, **kwargs: Any) -> Tensor | None:
         torch.compiler.cudagraph_mark_step_begin()
         result = compiled(*args, **kwargs)
-        return None if result is None else result.clone()  # the next replay writes to the same memory
+        return (
+            None if result is None else result.clone()
+        )  # the next replay writes to the same memory
 
     return replayed
 
@@ -47,10 +53,13 @@ def uncompiled(function: Callable) -> Callable:
 
 
 class CudaGraphs:
-    """A `Record`: functions as CUDA graphs of one device. Not run on a GPU yet.
+    """A `Record`: functions as CUDA graphs of one device.
 
-    The graphs share memory for what they compute on the way, since only one of them runs at a time. Verification of 64 rows at
-    V = 150,000 takes some 0.5 GB of it, and there is a graph for every rule, setting and bucket of trees.
+    Not run on a GPU yet.
+
+    The graphs share memory for what they compute on the way, since only one of them runs at a time.
+    Verification of 64 rows at V = 150,000 takes some 0.5 GB of it, and there is a graph for every
+    rule, setting and bucket of trees.
     """
 
     _lock = Lock()  # of recordings and replays of all threads: torch makes one graph at a time
@@ -62,23 +71,34 @@ class CudaGraphs:
         """See `Record`. The device is that of the inputs, which need not be the current one."""
         with self._lock, torch.cuda.device(inputs[0].device):
             if self._pool is None:
-                self._pool, self._side, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), torch.cuda.Stream()
+                self._pool, self._side, self._stream = (
+                    torch.cuda.graph_pool_handle(),
+                    torch.cuda.Stream(),
+                    torch.cuda.Stream(),
+                )
             self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):  # libraries set themselves up in the first calls, which no graph may hold
+            with torch.cuda.stream(
+                self._side
+            ):  # libraries set themselves up in the first calls, which no graph may hold
                 for _ in range(2):
                     function(*inputs)
             torch.cuda.current_stream().wait_stream(self._side)
-            # cuBLAS takes its workspace from the graphs' memory then, as in torch's own graphs, which free any other.
+            # cuBLAS takes its workspace from the graphs' memory then, as in torch's own graphs,
+            # which free any other.
             torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
             # Other threads may go on using the device.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, self._pool, self._stream, capture_error_mode="thread_local"
+            ):
                 outputs = function(*inputs)
 
         def replay(*_: Tensor) -> Sequence[Tensor]:
             with self._lock:
                 graph.replay()
-                return [output.clone() for output in outputs]  # the next replay writes to the same memory
+                return [
+                    output.clone() for output in outputs
+                ]  # the next replay writes to the same memory
 
         return replay
 
@@ -90,12 +110,19 @@ def unrecorded(function: Function, inputs: Sequence[Tensor]) -> Function:
 class StaticShapes:
     """For sequences of up to `context` tokens, with up to `rows` rows of a tree after them.
 
-    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. record: likewise to a level
-    of drafting and to verification (`decoding.captured`), by default `CudaGraphs` there. Models keep their cache and their
-    graphs here from one session to the next; a model holds one sequence at a time, the one that was begun last.
+    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
+    record: likewise to a level of drafting and to verification (`nde_talf.decoding.captured`), by
+    default `CudaGraphs` there. Models keep their cache and their graphs here from one session to
+    the next; a model holds one sequence at a time, the one that was begun last.
     """
 
-    def __init__(self, context: int, rows: int = 128, compile: Compile | None = None, record: Record | None = None):
+    def __init__(
+        self,
+        context: int,
+        rows: int = 128,
+        compile: Compile | None = None,
+        record: Record | None = None,
+    ):
         for name, value in (("context", context), ("rows", rows)):
             if value < 1:
                 raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
@@ -104,36 +131,56 @@ class StaticShapes:
         # More than 128 rows: eight sizes, each the same multiple of the one before.
         even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})
         self.sizes = doubled if len(doubled) <= _SIZES else even
-        self.capacity = -(-(context + rows + 1) // 8) * 8  # attention kernels want masks in lines of a multiple of 8
+        self.capacity = (
+            -(-(context + rows + 1) // 8) * 8
+        )  # attention kernels want masks in lines of a multiple of 8
         self._passes: dict[Callable[..., Tensor], FixedPasses] = {}
         self._lock = Lock()
 
     def size(self, rows: int) -> int:
         """The smallest size of a pass that holds `rows`. Raises UserError where there is none."""
         if rows > self.rows:
-            raise UserError(f"static shapes: a tree of {rows} rows where {self.rows} were asked for; give rows={rows} or more.")
+            raise UserError(
+                f"static shapes: a tree of {rows} rows where {self.rows} were asked for; give"
+                f" rows={rows} or more."
+            )
         return next(size for size in self.sizes if size >= rows)
 
-    def passes(self, forward: Callable[..., Tensor], device: torch.device, layers: int | None) -> "FixedPasses":
+    def passes(
+        self, forward: Callable[..., Tensor], device: torch.device, layers: int | None
+    ) -> "FixedPasses":
         """Those of a model, the same ones at every call."""
         with self._lock:
             if forward not in self._passes:
                 compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
-                self._passes[forward] = FixedPasses(forward, device, KVCache(layers, capacity=self.capacity), compile, self)
+                self._passes[forward] = FixedPasses(
+                    forward, device, KVCache(layers, capacity=self.capacity), compile, self
+                )
             return self._passes[forward]
 
 
 class FixedPasses:
     """A forward pass with the cache and the graphs that a model's sessions share.
 
-    user: the session whose sequence the cache holds. lock: held while the cache is written or changes hands, since threads
-    may share the model.
+    user: the session whose sequence the cache holds. lock: held while the cache is written or
+    changes hands, since threads may share the model.
     """
 
     def __init__(
-        self, forward: Callable[..., Tensor], device: torch.device, cache: KVCache, compile: Compile, shapes: StaticShapes
+        self,
+        forward: Callable[..., Tensor],
+        device: torch.device,
+        cache: KVCache,
+        compile: Compile,
+        shapes: StaticShapes,
     ):
-        self.forward, self.device, self.cache, self.shapes, self.capacity = forward, device, cache, shapes, shapes.capacity
+        self.forward, self.device, self.cache, self.shapes, self.capacity = (
+            forward,
+            device,
+            cache,
+            shapes,
+            shapes.capacity,
+        )
         self.compiled, self.move = compile(forward), compile(cache.move)
         self.warm = compile is uncompiled
         self.user: Any = None
@@ -141,25 +188,34 @@ class FixedPasses:
 
     @contextmanager
     def _turn(self, session: Any, takes: bool = False) -> Iterator[None]:
-        """Inside, `session` has the cache. takes: it gets the cache now; else UserError, unless it has it already."""
+        """Inside, `session` has the cache. takes: it gets the cache now; else UserError, unless it
+        has it already.
+        """
         with self.lock:
             if takes:
                 self.user = session
             if self.user is not session:
                 raise UserError(
-                    "static shapes: this sequence cannot go on, since the model has begun another sequence and holds one at a "
-                    "time. Read a stream to its end before the next, give each StaticShapes of its own, or decode without "
-                    "static shapes, where streams can be read in turn."
+                    "static shapes: this sequence cannot go on, since the model has begun another"
+                    " sequence and holds one at a time. Read a stream to its end before the next,"
+                    " give each StaticShapes of its own, or decode without static shapes, where"
+                    " streams can be read in turn."
                 )
             yield
 
     def size(self, count: int, rows: int) -> int:
-        """The size of a pass over `count` rows, of a tree that has `rows` rows after it. All of them need slots."""
+        """The size of a pass over `count` rows, of a tree that has `rows` rows after it.
+
+        All of them need slots.
+        """
         self.shapes.size(max(count, rows))
         return self.shapes.size(count)
 
     def first(self, session: Any, ids: tuple[Tensor, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-        """A sequence's first pass, over the prompt: neither padded nor compiled. The session takes the cache."""
+        """A sequence's first pass, over the prompt: neither padded nor compiled.
+
+        The session takes the cache.
+        """
         with self._turn(session, takes=True):
             self.cache.write_to(torch.arange(ids[0].shape[1], device=self.device), alone=True)
             hidden = self.forward(*ids, None, self.cache, **inputs)[0]
@@ -168,22 +224,40 @@ class FixedPasses:
             return hidden
 
     def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
-        """Run every size twice, over rows that see and write nothing but the last slot: torch compiles a function in the first
-        call, and makes its CUDA graph in the second. inputs: one row of each."""
+        """Run every size twice, over rows that see and write nothing but the last slot: torch
+        compiles a function in the first call, and makes its CUDA graph in the second. inputs: one
+        row of each.
+        """
         self.warm = True
         nowhere = self.capacity - 1
         for size in 2 * self.shapes.sizes:
-            tokens, positions = (torch.zeros(1, size, dtype=torch.long, device=self.device) for _ in range(2))
+            tokens, positions = (
+                torch.zeros(1, size, dtype=torch.long, device=self.device) for _ in range(2)
+            )
             mask = torch.full(
-                (1, 1, size, self.capacity), torch.finfo(session.dtype).min, dtype=session.dtype, device=self.device
+                (1, 1, size, self.capacity),
+                torch.finfo(session.dtype).min,
+                dtype=session.dtype,
+                device=self.device,
             )
             mask[..., nowhere] = 0
-            self._pass(tokens[0] + nowhere, (tokens, positions), mask, {n: x.repeat(1, size, 1) for n, x in inputs.items()})
+            self._pass(
+                tokens[0] + nowhere,
+                (tokens, positions),
+                mask,
+                {n: x.repeat(1, size, 1) for n, x in inputs.items()},
+            )
         for _ in range(2):
             self.move(*torch.full((2, self.shapes.rows), nowhere, device=self.device).unbind())
 
     def run(
-        self, session: Any, end: int, size: int, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]
+        self,
+        session: Any,
+        end: int,
+        size: int,
+        ids: tuple[Tensor, Tensor],
+        mask: Tensor,
+        inputs: dict[str, Tensor],
     ) -> Tensor:
         """A pass over rows padded to `size`, which writes the slots up to `end`."""
         count = ids[0].shape[1]
@@ -191,16 +265,20 @@ class FixedPasses:
         padded = {name: F.pad(x, (0, 0, 0, size - count)) for name, x in inputs.items()}
         with self._turn(session):
             tokens, positions = (F.pad(x, (0, size - count)) for x in ids)
-            return self._pass(upload(integers(slots), self.device), (tokens, positions), mask, padded)[0, :count]
+            return self._pass(
+                upload(integers(slots), self.device), (tokens, positions), mask, padded
+            )[0, :count]
 
-    def _pass(self, slots: Tensor, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    def _pass(
+        self, slots: Tensor, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]
+    ) -> Tensor:
         self.cache.write_to(slots)
         try:
             return self.compiled(*ids, mask, self.cache, **inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UserError(
-                f"static shapes: a forward pass cannot be captured as one graph ({str(error).strip().splitlines()[0]}). "
-                "Switch static shapes off for this model."
+                "static shapes: a forward pass cannot be captured as one graph"
+                f" ({str(error).strip().splitlines()[0]}). Switch static shapes off for this model."
             ) from error
 
     def commit(self, session: Any, length: int, rows: list[int]) -> None:

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-# Of a step: drafting (the drafter catching up included), the target's pass, verification with the clean-up of its cache, the
-# policy's own choosing; what is left is "other". On a GPU they are the host's, unless the decoder is `timed`.
+# Of a step: drafting (the drafter catching up included), the target's pass, verification with the
+# clean-up of its cache, the policy's own choosing; what is left is "other". On a GPU they are the
+# host's, unless the decoder is `timed`.
 PHASES = ("draft", "target", "verify", "policy")
 
 
@@ -30,8 +31,9 @@ class Stopwatch:
 
 
 Record = Literal["", "logprobs", "logits"]
-"""What is noted of the target at every committed token: nothing, the token's log-probability under the model (neither processed
-nor warped, as vLLM's raw_logprobs), or the full row of logits [V]."""
+"""What is noted of the target at every committed token: nothing, the token's log-probability under
+the model (neither processed nor warped, as vLLM's raw_logprobs), or the full row of logits [V].
+"""
 
 
 def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
@@ -52,8 +54,9 @@ class First(NamedTuple):
 
 @dataclass
 class Step:
-    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase, and what
-    was recorded of each token."""
+    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root,
+    seconds a phase, and what was recorded of each token.
+    """
 
     tokens: list[int]
     nodes: int
@@ -67,10 +70,12 @@ class Step:
 
 @dataclass
 class Stats:
-    """block_efficiency: mean tau + 1 over the steps. tokens_per_pass: generated tokens over target passes, the prefill's
-    included. nodes: how many trees had how many nodes, the root included. seconds: by phase, summed over the steps.
-    ttft: seconds until the first token. tpot: seconds a later token. peak_bytes: largest memory in use; on a GPU what torch
-    allocated there during the generation, elsewhere what the process has ever held."""
+    """block_efficiency: mean tau + 1 over the steps. tokens_per_pass: generated tokens over target
+    passes, the prefill's included. nodes: how many trees had how many nodes, the root included.
+    seconds: by phase, summed over the steps. ttft: seconds until the first token. tpot: seconds a
+    later token. peak_bytes: largest memory in use; on a GPU what torch allocated there during the
+    generation, elsewhere what the process has ever held.
+    """
 
     block_efficiency: float
     tokens_per_pass: float
@@ -82,16 +87,19 @@ class Stats:
 
     @property
     def mean_nodes(self) -> float:
-        return sum(size * count for size, count in self.nodes.items()) / max(1, sum(self.nodes.values()))
+        return sum(size * count for size, count in self.nodes.items()) / max(
+            1, sum(self.nodes.values())
+        )
 
 
 @dataclass
 class Generation:
     """Generated token ids (prompt excluded), and how they came about.
 
-    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The last step is complete even
-    where `tokens` was cut at a stop token or at the most tokens asked for. recorded: of every token that a decoder with
-    `record` committed, in the order of `tokens`, what `Record` says; where `tokens` was cut there are more.
+    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The
+    last step is complete even where `tokens` was cut at a stop token or at the most tokens asked
+    for. recorded: of every token that a decoder with `record` committed, in the order of `tokens`,
+    what `Record` says; where `tokens` was cut there are more.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -127,9 +135,13 @@ class Generation:
     def stats(self) -> Stats:
         return Stats(
             block_efficiency=self.block_efficiency,
-            tokens_per_pass=(self.decoded + bool(self.tokens)) / max(1, len(self.steps) + bool(self.tokens)),
+            tokens_per_pass=(self.decoded + bool(self.tokens))
+            / max(1, len(self.steps) + bool(self.tokens)),
             nodes=dict(sorted(Counter(step.nodes for step in self.steps).items())),
-            seconds={phase: sum(step.seconds[phase] for step in self.steps) for phase in (*PHASES, "other")},
+            seconds={
+                phase: sum(step.seconds[phase] for step in self.steps)
+                for phase in (*PHASES, "other")
+            },
             ttft=self.prefill_seconds,
             tpot=self.decode_seconds / max(1, self.decoded),
             peak_bytes=self.peak_bytes,
@@ -137,19 +149,22 @@ class Generation:
 
 
 def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
-    """What was accepted, in the JSON shape of vLLM's metrics of a request (`SpeculativeDecodingMetrics`).
+    """What was accepted, in the JSON shape of vLLM's metrics of a request
+    (`SpeculativeDecodingMetrics`).
 
-    Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1, 0, 1].
+    Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1, 0,
+    1].
 
     Args:
         steps: of one request, or of several one after the other.
         detailed: with what each step drafted and accepted.
 
     Returns:
-        mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted tokens over its nodes),
-        acceptance_histogram (by number of accepted tokens, how many steps), acceptance_per_position (by position of a draft,
-        the fraction of steps that accepted it; not in vLLM's shape), num_spec_steps, num_accepted_draft_tokens,
-        num_draft_tokens, num_spec_tokens (the largest draft of a step, of a tree all its nodes but the root).
+        mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted tokens
+        over its nodes), acceptance_histogram (by number of accepted tokens, how many steps),
+        acceptance_per_position (by position of a draft, the fraction of steps that accepted it; not
+        in vLLM's shape), num_spec_steps, num_accepted_draft_tokens, num_draft_tokens,
+        num_spec_tokens (the largest draft of a step, of a tree all its nodes but the root).
     """
     accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
     counts, largest = Counter(accepted), max(drafted, default=0)
@@ -158,13 +173,17 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
         "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
         "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
         "acceptance_histogram": histogram,
-        "acceptance_per_position": [sum(histogram[at + 1 :]) / len(steps) for at in range(max(accepted, default=0))],
+        "acceptance_per_position": [
+            sum(histogram[at + 1 :]) / len(steps) for at in range(max(accepted, default=0))
+        ],
         "num_spec_steps": len(steps),
         "num_accepted_draft_tokens": sum(accepted),
         "num_draft_tokens": sum(drafted),
         "num_spec_tokens": largest,
     }
-    return found | ({"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {})
+    return found | (
+        {"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {}
+    )
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -1,8 +1,9 @@
 """The super-tree: one sampled tree that holds a sample of every action's delayed tree.
 
-A trunk of L1_max draws and, from each of its L1_max + 1 nodes, K_max i.i.d. paths of L2_max: 296 drafted nodes for the
-default action space, against 4,536 if every action drafted its own. Repeated tokens stay separate rows here (the shape
-is fixed, so the mask is a constant); labels merge them logically.
+A trunk of L1_max draws and, from each of its L1_max + 1 nodes, K_max i.i.d. paths of L2_max: 296
+drafted nodes for the default action space, against 4,536 if every action drafted its own. Repeated
+tokens stay separate rows here (the shape is fixed, so the mask is a constant); labels merge them
+logically.
 """
 
 from dataclasses import dataclass
@@ -11,17 +12,18 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from decoding.actions import K_MAX, L1_MAX, L2_MAX
-from decoding.masks import ancestor_mask
+from nde_talf.decoding.actions import K_MAX, L1_MAX, L2_MAX
+from nde_talf.decoding.masks import ancestor_mask
 
 
 @dataclass(frozen=True)
 class SuperTreeLayout:
-    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then the branches level by level; so the leaves,
-    whose own distributions are not needed, come last.
+    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then the branches level by
+    level; so the leaves, whose own distributions are not needed, come last.
 
-    parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k, l2] row numbers of the
-    branches, by branch point (= number of trunk tokens before it), path and level; inner: rows that are no leaves.
+    parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k,
+    l2] row numbers of the branches, by branch point (= number of trunk tokens before it), path and
+    level; inner: rows that are no leaves.
     """
 
     k: int

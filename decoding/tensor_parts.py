@@ -1,5 +1,8 @@
-"""A model in equal parts, one a process: what is checked before, how the processes find each other, and how each one loads its
-part. Process 0 (`decoding.tensor_parallel`) and the others (`decoding.follower`) do these alike.
+"""A model in equal parts, one a process: what is checked before, how the processes find each other,
+and how each one loads its part.
+
+Process 0 (`nde_talf.decoding.tensor_parallel`) and the others (`nde_talf.decoding.follower`) do
+these alike.
 """
 
 import importlib.util
@@ -13,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from decoding.common.errors import UserError
-from decoding.loading import load_module
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.loading import load_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -25,17 +28,22 @@ MEET_SECONDS = 600.0
 
 
 def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
-    """Raise UserError, without loading anything, unless a model of this `config` can be held in `count` equal parts."""
+    """Raise UserError, without loading anything, unless a model of this `config` can be held in
+    `count` equal parts.
+    """
     own = config.get_text_config()
     if importlib.util.find_spec("accelerate") is None:
         raise UserError(f"{KEY}={count} needs accelerate: pip install -e '.[tp]'.")
     if not getattr(own, "base_model_tp_plan", None):
         raise UserError(
-            f"{KEY}={count}: {name} is of type {own.model_type}, for which transformers has no plan of tensor parallelism. "
-            f"Choose another model, or {KEY}=1."
+            f"{KEY}={count}: {name} is of type {own.model_type}, for which transformers has no plan"
+            f" of tensor parallelism. Choose another model, or {KEY}=1."
         )
     if getattr(config, "quantization_config", None):
-        raise UserError(f"{KEY}={count}: the weights of {name} are quantised, which does not go together yet. Set {KEY}=1.")
+        raise UserError(
+            f"{KEY}={count}: the weights of {name} are quantised, which does not go together yet."
+            f" Set {KEY}=1."
+        )
     sizes = {
         "attention heads": own.num_attention_heads,
         "key/value heads": getattr(own, "num_key_value_heads", None) or own.num_attention_heads,
@@ -44,7 +52,10 @@ def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
     for what, size in sizes.items():
         if size % count:
             good = [n for n in range(1, count) if not any(each % n for each in sizes.values())]
-            raise UserError(f"{KEY}={count} does not divide the {size} {what} of {name}; {' or '.join(map(str, good))} does.")
+            raise UserError(
+                f"{KEY}={count} does not divide the {size} {what} of {name};"
+                f" {' or '.join(map(str, good))} does."
+            )
 
 
 def check_folder(folder: str | Path, count: int, name: str) -> None:
@@ -57,11 +68,16 @@ def check_folder(folder: str | Path, count: int, name: str) -> None:
         check_sharding(config, count, f"{name}={folder}")
 
 
-def load_sharded(folder: str | Path, device: str, rank: int, count: int, dtype: str, name: str) -> "PreTrainedModel":
-    """The part of process `rank` of the model in `folder`. lm_head and the embeddings are `complete`d afterwards."""
+def load_sharded(
+    folder: str | Path, device: str, rank: int, count: int, dtype: str, name: str
+) -> "PreTrainedModel":
+    """The part of process `rank` of the model in `folder`. lm_head and the embeddings are
+    `complete`d afterwards.
+    """
     from transformers.distributed import DistributedConfig
 
-    # A style that shards nothing; by default lm_head is sharded by rows, which the vocabulary's size might not allow.
+    # A style that shards nothing; by default lm_head is sharded by rows, which the vocabulary's
+    # size might not allow.
     plan = DistributedConfig(tp_size=count, tp_plan={"lm_head": "replicated_with_grad_allreduce"})
     where = device if device == "cpu" else f"{device}:{local_rank(rank)}"
     return load_module(folder, where, dtype, name, distributed_config=plan)

@@ -1,11 +1,13 @@
-"""Prove that a rule or a policy is lossless: the exact law of real code, by running it once for every outcome of its draws.
+"""Prove that a rule or a policy is lossless: the exact law of real code, by running it once for
+every outcome of its draws.
 
-    from decoding.testing import exact_law
+    from nde_talf.decoding.testing import exact_law
 
     law = exact_law(lambda rng: (rng.bernoulli(0.25), rng.bernoulli(0.5)))
     assert law[True, True] == 0.125
 
-`law` maps every outcome to its probability. docs/prove_a_rule.md is a full example with a rule of your own.
+`law` maps every outcome to its probability. docs/prove_a_rule.md is a full example with a rule of
+your own.
 """
 
 from collections import defaultdict
@@ -19,7 +21,8 @@ T = TypeVar("T")
 
 
 class EnumeratedRng:
-    """Stands in for `decoding.sampling.Rng`: replays a script of decisions and goes on with the first outcome of each new one.
+    """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions and goes on
+    with the first outcome of each new one.
 
     probability: of all decisions so far. taken: (choice, number of outcomes) of each decision.
     """
@@ -40,10 +43,16 @@ class EnumeratedRng:
         if isinstance(probability, Tensor):
             return torch.tensor([self.bernoulli(each) for each in probability.tolist()])
         probability = min(max(probability, 0.0), 1.0)
-        outcomes = [(value, chance) for value, chance in ((1, probability), (0, 1 - probability)) if chance > 0]
+        outcomes = [
+            (value, chance)
+            for value, chance in ((1, probability), (0, 1 - probability))
+            if chance > 0
+        ]
         return bool(self._decide(outcomes))
 
-    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None) -> Any:
+    def categorical(
+        self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None
+    ) -> Any:
         if at is not None:
             weights = [weights[row] for row in at]
         if not isinstance(weights, Tensor):

@@ -1,8 +1,9 @@
 """The draft tree: what a policy builds, the target scores and a verifier walks.
 
-Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds it on the host;
-`decoding.device_tree.DeviceTree` holds one whose tokens stay on the device until the step ends. The decode loop uses what both
-have: `tokens`, `score`, `commit`, and `Accepted.of`, `within` and `read` of what was committed.
+Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds
+it on the host; `nde_talf.decoding.device_tree.DeviceTree` holds one whose tokens stay on the device
+until the step ends. The decode loop uses what both have: `tokens`, `score`, `commit`, and
+`Accepted.of`, `within` and `read` of what was committed.
 """
 
 from collections.abc import Sequence
@@ -12,24 +13,29 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.common.renamed import renamed
-from decoding.device import integers, upload
-from decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
-from decoding.setting import feature_setting
+from nde_talf.decoding.common.renamed import renamed
+from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
+from nde_talf.decoding.setting import feature_setting
 
 _FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
 
 
 @dataclass
 class DraftTree:
-    """A tree on the host; the distributions are tensors. A token that is drawn again under one parent is the same node.
+    """A tree on the host; the distributions are tensors.
+
+    A token that is drawn again under one parent is the same node.
 
     Attributes:
         tokens, parents, depth: one entry a node.
-        children: of every node its draws in draft order, with repeats, as the rules of verification need them.
-        q: of every node the distribution [V] that its children were drawn from; None where the draft was not asked.
-        left: for each of children[n], the mass of q[n] that it was drawn from where children are drawn without replacement:
-            the float64 sum over the tokens not drawn before it. None where it was not recorded.
+        children: of every node its draws in draft order, with repeats, as the rules of verification
+            need them.
+        q: of every node the distribution [V] that its children were drawn from; None where the
+            draft was not asked.
+        left: for each of children[n], the mass of q[n] that it was drawn from where children are
+            drawn without replacement: the float64 sum over the tokens not drawn before it. None
+            where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
         rule: the verifier that goes with this tree, where its policy chose one.
     """
@@ -44,8 +50,12 @@ class DraftTree:
     rule: Any = None
     on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-    _ends: list[int] = field(default_factory=lambda: [0], repr=False)  # of every path the number of its end among the tips
-    _filled: tuple[list[int], Tensor] | None = field(default=None, repr=False)  # what was given to `fill` last
+    _ends: list[int] = field(
+        default_factory=lambda: [0], repr=False
+    )  # of every path the number of its end among the tips
+    _filled: tuple[list[int], Tensor] | None = field(
+        default=None, repr=False
+    )  # what was given to `fill` last
     tips: list[int] = field(default_factory=lambda: [0], repr=False)
     """The nodes that `draw` grows next."""
 
@@ -61,8 +71,9 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, left: float | None = None) -> int:
-        """Record the draw of `token` under `parent`, from the mass `left` of q; returns its node, the old one if it was drawn
-        before."""
+        """Record the draw of `token` under `parent`, from the mass `left` of q; returns its node,
+        the old one if it was drawn before.
+        """
         node = self._nodes.get((parent, token))
         if node is None:
             node = self._nodes[parent, token] = len(self.tokens)
@@ -83,40 +94,56 @@ class DraftTree:
             self.q[node] = row
 
     def q_at(self, node: int) -> Tensor:
-        """q [V] at a node that has been expanded."""
+        """Q [V] at a node that has been expanded."""
         row = self.q[node]
         assert row is not None, f"node {node} has not been expanded"
         return row
 
     def p_at(self, node: int) -> Tensor | WarpedRow:
-        """p [V] at a node, or what gives it."""
+        """P [V] at a node, or what gives it."""
         return self.p.row(node) if isinstance(self.p, WarpedRows) else self.p[node]
 
     def q_rows(self, nodes: list[int]) -> Tensor:
-        """q [n, V] at nodes that have been expanded: as they were filled, if these were filled last."""
+        """Q [n, V] at nodes that have been expanded: as they were filled, if these were filled
+        last.
+        """
         if self._filled and self._filled[0] == nodes:
             return self._filled[1]
-        return torch.stack([self.q_at(node) for node in nodes]) if len(nodes) > 1 else self.q_at(nodes[0])[None]
+        return (
+            torch.stack([self.q_at(node) for node in nodes])
+            if len(nodes) > 1
+            else self.q_at(nodes[0])[None]
+        )
 
     def draw(self, count: int, rng: Rng) -> None:
-        """Let every path go on with `count` i.i.d. draws from its end's q. Paths that drew the same tokens share their nodes
-        and stay as many as they are."""
-        tips, ends = self.tips, self._ends if count == 1 else [end for end in self._ends for _ in range(count)]
+        """Let every path go on with `count` i.i.d. draws from its end's q.
+
+        Paths that drew the same tokens share their nodes and stay as many as they are.
+        """
+        tips, ends = (
+            self.tips,
+            self._ends if count == 1 else [end for end in self._ends for _ in range(count)],
+        )
         tokens = rng.categorical(self.q_rows(tips), ends)
         if len(tokens) == 1:
             self.tips = [self.add(tips[0], tokens[0])]
             return
         numbers: dict[int, int] = {}
         self._ends = [
-            numbers.setdefault(self.add(tips[at], token), len(numbers)) for at, token in zip(ends, tokens, strict=True)
+            numbers.setdefault(self.add(tips[at], token), len(numbers))
+            for at, token in zip(ends, tokens, strict=True)
         ]
         self.tips = list(numbers)
 
     def masses(self, node: int) -> list[float]:
-        """`left` of the node, where children were drawn without replacement. What was not recorded is 1 for the first of them,
-        and for others summed up here, in float64 as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no
-        correct digit."""
-        recorded = [1.0 if at == 0 and mass is None else mass for at, mass in enumerate(self.left[node])]
+        """`left` of the node, where children were drawn without replacement.
+
+        What was not recorded is 1 for the first of them, and for others summed up here, in float64
+        as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no correct digit.
+        """
+        recorded = [
+            1.0 if at == 0 and mass is None else mass for at, mass in enumerate(self.left[node])
+        ]
         masses = [mass for mass in recorded if mass is not None]
         if len(masses) < len(recorded):
             rest, masses = self.q_at(node).clone(), []
@@ -148,12 +175,17 @@ class DraftTree:
         return self.parents
 
     def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[list[int], list[int]]:
-        """The tokens of `nodes`, and their parents as rows of a session in which `known` gives the row of a node; -1 for
-        children of the root."""
-        return [self.tokens[node] for node in nodes], [known.get(self.parents[node], -1) for node in nodes]
+        """The tokens of `nodes`, and their parents as rows of a session in which `known` gives the
+        row of a node; -1 for children of the root.
+        """
+        return [self.tokens[node] for node in nodes], [
+            known.get(self.parents[node], -1) for node in nodes
+        ]
 
     def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
-        """Of `states` [1 + m, H] at the root and the rows of a session (see `rows`), those [n, H] at the parents of `nodes`."""
+        """Of `states` [1 + m, H] at the root and the rows of a session (see `rows`), those [n, H]
+        at the parents of `nodes`.
+        """
         parents = [1 + known.get(self.parents[node], -1) for node in nodes]
         return states.index_select(0, upload(integers(parents), states.device))
 
@@ -173,8 +205,10 @@ class DraftTree:
 class Committed(NamedTuple):
     """What a step has committed, as numbers on the host.
 
-    rows: the tree's rows from the root to the last accepted node. tokens: of the accepted nodes, then the target's own.
-    nodes: how many the tree has, repeated draws counted once. choice: the policy's for the next step.
+    rows: the tree's rows from the root to the last accepted node. tokens: of the accepted nodes,
+    then the target's own.
+    nodes: how many the tree has, repeated draws counted once. choice: the policy's for the next
+    step.
     """
 
     rows: list[int]
@@ -184,7 +218,9 @@ class Committed(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a verdict commits of a `DraftTree`: the accepted nodes below the root, and the tokens, the target's own last."""
+    """What a verdict commits of a `DraftTree`: the accepted nodes below the root, and the tokens,
+    the target's own last.
+    """
 
     tree: DraftTree
     path: list[int]
@@ -202,32 +238,42 @@ class Accepted(NamedTuple):
         return states.index_select(0, upload(integers([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distribution [V] at the last accepted node as features look at it (`feature_setting`), and of `hidden`
-        [N, H] by node the state there."""
+        """The target's distribution [V] at the last accepted node as features look at it
+        (`feature_setting`), and of `hidden` [N, H] by node the state there.
+        """
         end, p = self.path[-1] if self.path else 0, self.tree.p
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
     def within(self, room: int) -> "Accepted | None":
-        """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where the next root has no
-        position left."""
+        """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where
+        the next root has no position left.
+        """
         return self if len(self.tokens) <= room else None
 
     def read(self, choice: Tensor | None = None) -> Committed:
         """The numbers of the step; `choice` [1] is read with them."""
-        return Committed([0, *self.path], self.tokens, len(self.tree), None if choice is None else int(choice))
+        return Committed(
+            [0, *self.path], self.tokens, len(self.tree), None if choice is None else int(choice)
+        )
 
 
 class Verdict(NamedTuple):
-    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it. Numbers on the host; for B
-    trees on a device tensors [B], where a negative token says that a row had no positive, finite sum."""
+    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it.
+
+    Numbers on the host; for B trees on a device tensors [B], where a negative token says that a row
+    had no positive, finite sum.
+    """
 
     end: Any
     token: Any
 
 
 class WarpedRows:
-    """Rows of warp(logits), computed when looked at: a top-down verifier visits only tau + 1 of the N nodes. A few short rows
-    are computed together, in the time that two take one by one."""
+    """Rows of warp(logits), computed when looked at: a top-down verifier visits only tau + 1 of the
+    N nodes.
+
+    A few short rows are computed together, in the time that two take one by one.
+    """
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self.logits, self.setting = logits, setting
@@ -241,10 +287,13 @@ class WarpedRows:
 
     @property
     def positive(self) -> bool:
-        """Whether rows are made one by one on the host, and hold no zeros but those of underflow: above temperature 0, and
-        without top-k, top-p and min-p."""
+        """Whether rows are made one by one on the host, and hold no zeros but those of underflow:
+        above temperature 0, and without top-k, top-p and min-p.
+        """
         host = self.logits.is_cpu and self.logits.dtype in (torch.float32, torch.float64)
-        return host and not self._together and not self.setting.cuts and self.setting.temperature > 0
+        return (
+            host and not self._together and not self.setting.cuts and self.setting.temperature > 0
+        )
 
     def __getitem__(self, node: int) -> Tensor:
         row = self.row(node)

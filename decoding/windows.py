@@ -1,8 +1,9 @@
 """Layers whose rows see a part of the text alone: sliding windows and chunks.
 
-With a window of 3 a row at position i sees the positions i - 2, i - 1 and i. With chunks of 3 it sees those j up to i with
-j // 3 == i // 3. In a tree it sees of these the text and its ancestors: a tree deeper than the window hides its own top.
-Positions count, not slots of the cache: siblings share one.
+With a window of 3 a row at position i sees the positions i - 2, i - 1 and i. With chunks of 3 it
+sees those j up to i with j // 3 == i // 3. In a tree it sees of these the text and its ancestors: a
+tree deeper than the window hides its own top. Positions count, not slots of the cache: siblings
+share one.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +26,9 @@ class Window(NamedTuple):
     chunked: bool = False
 
     def hides(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether rows at these positions do not see `columns`, as far as the window goes; both broadcast."""
+        """Whether rows at these positions do not see `columns`, as far as the window goes; both
+        broadcast.
+        """
         if self.chunked:
             return rows // self.size != columns // self.size
         return rows - columns >= self.size
@@ -35,16 +38,28 @@ def layer_kinds(config: "PretrainedConfig") -> set[str]:
     """The kinds of attention of a model's layers, in transformers' words."""
     if kinds := getattr(config, "layer_types", None):
         return set(kinds)
-    # Older families have one kind and no list. A key that the family does not know (in a file of another one) does nothing.
+    # Older families have one kind and no list. A key that the family does not know (in a file of
+    # another one) does nothing.
     sliding = getattr(config, "sliding_window", None) and hasattr(type(config), "sliding_window")
-    return {"sliding_attention" if sliding and getattr(config, "use_sliding_window", True) else FULL}
+    return {
+        "sliding_attention" if sliding and getattr(config, "use_sliding_window", True) else FULL
+    }
 
 
 def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
-    """The window of each kind of layer, None where all is seen. Empty where that is so of all layers."""
+    """The window of each kind of layer, None where all is seen.
+
+    Empty where that is so of all layers.
+    """
     kinds = layer_kinds(config)
-    sizes = {kind: getattr(config, _SIZES[kind], None) if kind in _SIZES else None for kind in sorted(kinds)}
-    found = {kind: Window(size, kind == "chunked_attention") if size else None for kind, size in sizes.items()}
+    sizes = {
+        kind: getattr(config, _SIZES[kind], None) if kind in _SIZES else None
+        for kind in sorted(kinds)
+    }
+    found = {
+        kind: Window(size, kind == "chunked_attention") if size else None
+        for kind, size in sizes.items()
+    }
     return found if any(found.values()) else {}
 
 
@@ -61,6 +76,7 @@ def row_masks(
     """
     far = rows[:, None, :, None], columns[:, None, None]
     masks = {
-        kind: mask if window is None else mask.masked_fill(window.hides(*far), blocked) for kind, window in windows.items()
+        kind: mask if window is None else mask.masked_fill(window.hides(*far), blocked)
+        for kind, window in windows.items()
     }
     return masks if len(masks) > 1 else next(iter(masks.values()))

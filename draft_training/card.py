@@ -1,14 +1,14 @@
-"""The model card of a draft head. See `decoding.common.card`."""
+"""The model card of a draft head. See `nde_talf.decoding.common.card`."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decoding.common.card import hub_name, write_card
-from draft_training.families import not_for_vllm
+from nde_talf.decoding.common.card import hub_name, write_card
+from nde_talf.draft_training.families import not_for_vllm
 
 if TYPE_CHECKING:
-    from draft_training.head import EagleHead
+    from nde_talf.draft_training.head import EagleHead
 
 LOOP = """
 ```python
@@ -28,18 +28,32 @@ vllm serve {target} --speculative-config '{{"method": "{kind}", "model": "PATH O
 
 
 def write_head_card(
-    folder: Path, head: "EagleHead", facts: Mapping[str, Any] | None = None, figures: Mapping[str, Any] | None = None
+    folder: Path,
+    head: "EagleHead",
+    facts: Mapping[str, Any] | None = None,
+    figures: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the card of `head`, exported to `folder`. facts: how it was trained. figures: of `held_out_report`."""
+    """Write the card of `head`, exported to `folder`. facts: how it was trained. figures: of
+    `held_out_report`.
+    """
     where = str(getattr(head.target.module.config, "_name_or_path", ""))
     base, reason = hub_name(where), not_for_vllm(head.family)
     known = {
-        "target": f"{base or head.target.module.config.model_type}, {head.target.layers} layers x {head.target.hidden_size}",
+        "target": (
+            f"{base or head.target.module.config.model_type}, {head.target.layers} layers x"
+            f" {head.target.hidden_size}"
+        ),
         "layer": head.family.name,
-        "features": f"after layers {', '.join(map(str, head.feature_layers))}"
-        if head.feature_layers
-        else "after the final norm",
-        "draft vocabulary": len(head.vocabulary) if head.vocabulary is not None else f"all {head.target.vocab_size} tokens",
+        "features": (
+            f"after layers {', '.join(map(str, head.feature_layers))}"
+            if head.feature_layers
+            else "after the final norm"
+        ),
+        "draft vocabulary": (
+            len(head.vocabulary)
+            if head.vocabulary is not None
+            else f"all {head.target.vocab_size} tokens"
+        ),
         "precision of the training": head.trained_in or "not known",
     }
     names = {
@@ -49,13 +63,17 @@ def write_head_card(
         "roots": "contexts",
     }
     use = LOOP.format(target=base or "FOLDER OF THE TARGET")
-    use += SERVED.format(target=base or "FOLDER OF THE TARGET", kind=head.kind) if reason is None else f"\n{reason}\n"
+    use += (
+        SERVED.format(target=base or "FOLDER OF THE TARGET", kind=head.kind)
+        if reason is None
+        else f"\n{reason}\n"
+    )
     write_card(
         folder,
         f"Draft head ({head.kind}) for {base or 'a ' + str(head.target.module.config.model_type)}",
-        "A draft head for lossless speculative decoding: it proposes tokens, and the target decides. The target's text, or its "
-        "law where it samples, stays what it is without the head. It fits one target alone: `config.json` holds a fingerprint "
-        "of its weights.",
+        "A draft head for lossless speculative decoding: it proposes tokens, and the target"
+        " decides. The target's text, or its law where it samples, stays what it is without the"
+        " head. It fits one target alone: `config.json` holds a fingerprint of its weights.",
         use,
         ["speculative-decoding", "draft-head", head.kind],
         base,

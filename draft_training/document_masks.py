@@ -1,7 +1,9 @@
-"""Documents packed into rows: what a token sees, and which roots count. Pure functions of `TokenRows`' parts.
+"""Documents packed into rows: what a token sees, and which roots count.
 
-An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do. No other entry attends to one whose tokens
-lie in two documents.
+Pure functions of `TokenRows`' parts.
+
+An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do. No other entry
+attends to one whose tokens lie in two documents.
 """
 
 import torch
@@ -9,18 +11,29 @@ from torch import Tensor
 
 
 def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive causal mask [B, 1, n, n] for rows of several documents: 0 where a token sees another of its own `document` [B,
-    n], else the dtype's minimum."""
+    """Additive causal mask [B, 1, n, n] for rows of several documents: 0 where a token sees another
+    of its own `document` [B, n], else the dtype's minimum.
+    """
     n = document.shape[1]
-    seen = (document[:, :, None] == document[:, None]) & torch.ones(n, n, dtype=torch.bool, device=document.device).tril()
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    seen = (document[:, :, None] == document[:, None]) & torch.ones(
+        n, n, dtype=torch.bool, device=document.device
+    ).tril()
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, torch.finfo(dtype).min
+    )[:, None]
 
 
 def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
-    """Which of a row's `length` tokens those at the indices `at` [B, R] do not see, bool [B, R, length]: the tokens after them
-    and, where there are several documents [B, length], those of other documents."""
+    """Which of a row's `length` tokens those at the indices `at` [B, R] do not see, bool [B, R,
+    length]: the tokens after them and, where there are several documents [B, length], those of
+    other documents.
+    """
     later = torch.arange(length, device=at.device) > at[..., None]
-    return later if document is None else later | (document[:, None] != document.gather(1, at)[..., None])
+    return (
+        later
+        if document is None
+        else later | (document[:, None] != document.gather(1, at)[..., None])
+    )
 
 
 def document_positions(document: Tensor) -> Tensor:
@@ -32,14 +45,17 @@ def document_positions(document: Tensor) -> Tensor:
 
 
 def entry_documents(document: Tensor) -> Tensor:
-    """The document of every entry [B, L-1] of rows `document` [B, L]; another number for each one that lies in two."""
+    """The document of every entry [B, L-1] of rows `document` [B, L]; another number for each one
+    that lies in two.
+    """
     index = torch.arange(document.shape[1] - 1, device=document.device)
     return torch.where(document[:, 1:] == document[:, :-1], document[:, 1:], -2 - index)
 
 
 def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
-    """Which tokens [B, L] are roots that count: those in a document with the token before and the token `ahead` + 1 after,
-    where predicting the latter counts (`loss` [B, L])."""
+    """Which tokens [B, L] are roots that count: those in a document with the token before and the
+    token `ahead` + 1 after, where predicting the latter counts (`loss` [B, L]).
+    """
     counts = torch.zeros_like(loss)
     last = loss.shape[1] - 1 - ahead
     if last > 1:
@@ -49,10 +65,15 @@ def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
     return counts
 
 
-def choose_roots(counts: Tensor, max_roots: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """At most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]), ascending: roots [B, R], and weights [B,
-    R], with which a sum over the chosen has the mean over all that count as its expectation. Rows that have fewer are filled
-    with roots of weight 0. `generator` lives on the CPU."""
+def choose_roots(
+    counts: Tensor, max_roots: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """At most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]), ascending:
+    roots [B, R], and weights [B, R], with which a sum over the chosen has the mean over all that
+    count as its expectation.
+
+    Rows that have fewer are filled with roots of weight 0. `generator` lives on the CPU.
+    """
     totals = counts.sum(1).cpu()
     width = int(totals.max()) if max_roots == 0 else min(max_roots, int(totals.max()))
     keys = torch.rand(counts.shape, generator=generator).masked_fill(~counts.cpu(), 2.0)

@@ -1,21 +1,28 @@
-"""The tokens that a head with an lm_head of its own can draft, and the two tensors that EAGLE-3's layout names them by.
+"""The tokens that a head with an lm_head of its own can draft, and the two tensors that EAGLE-3's
+layout names them by.
 
-A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be added to an index in it for
-the id there; t2d [V] (bool): which ids are in it. Pure functions.
+A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be
+added to an index in it for the id there; t2d [V] (bool): which ids are in it. Pure functions.
 """
 
 import torch
 from torch import Tensor
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
 
 
 def frequent_tokens(rows: TokenRows, size: int, vocab_size: int) -> Tensor:
-    """The `size` ids (ascending) of a target's `vocab_size` that are most frequent among those whose prediction counts in
-    `rows`; of equally frequent ones the lower. Raises UserError unless there are fewer than all."""
+    """The `size` ids (ascending) of a target's `vocab_size` that are most frequent among those
+    whose prediction counts in `rows`; of equally frequent ones the lower.
+
+    Raises UserError unless there are fewer than all.
+    """
     if size >= vocab_size:
-        raise UserError(f"draft.draft_vocab={size}: the target has {vocab_size} tokens; leave it out to draft them all.")
+        raise UserError(
+            f"draft.draft_vocab={size}: the target has {vocab_size} tokens; leave it out to draft"
+            " them all."
+        )
     counts = torch.bincount(rows.tokens[rows.loss].cpu(), minlength=vocab_size)
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
 
@@ -37,15 +44,24 @@ def vocabulary_of(d2t: Tensor) -> Tensor:
 
 
 def vocabulary_in(weights: dict[str, Tensor], vocab_size: int, source: str) -> Tensor | None:
-    """The draft vocabulary in a head's weights; None if they have none. Raises UserError, naming `source`, where d2t and t2d do
-    not say the same."""
+    """The draft vocabulary in a head's weights; None if they have none.
+
+    Raises UserError, naming `source`, where d2t and t2d do not say the same.
+    """
     if not {"d2t", "t2d"} & weights.keys():
         return None
-    if {"d2t", "t2d"} <= weights.keys() and weights["d2t"].ndim == 1 and weights["d2t"].dtype == torch.int64:
+    if (
+        {"d2t", "t2d"} <= weights.keys()
+        and weights["d2t"].ndim == 1
+        and weights["d2t"].dtype == torch.int64
+    ):
         vocabulary = vocabulary_of(weights["d2t"])
-        if torch.equal(vocabulary, weights["t2d"].nonzero().flatten()) and len(weights["t2d"]) == vocab_size:
+        if (
+            torch.equal(vocabulary, weights["t2d"].nonzero().flatten())
+            and len(weights["t2d"]) == vocab_size
+        ):
             return vocabulary
     raise UserError(
-        f"{source}: its d2t and t2d do not name the same of the target's {vocab_size} tokens, in ascending order, so the head "
-        "would draft nonsense. Export the head again."
+        f"{source}: its d2t and t2d do not name the same of the target's {vocab_size} tokens, in"
+        " ascending order, so the head would draft nonsense. Export the head again."
     )

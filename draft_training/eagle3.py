@@ -1,15 +1,16 @@
-"""EAGLE-3's draft head (Li et al. 2025, arXiv 2503.01840): features of a low, a middle and a high layer of the target, and an
-lm_head of its own.
+"""EAGLE-3's draft head (Li et al. 2025, arXiv 2503.01840): features of a low, a middle and a high
+layer of the target, and an lm_head of its own.
 
-fc turns the three into one [H], which the head's own output, before its final norm, replaces after drafted tokens. The
-decoder layer is Llama's, but its queries, keys and values read [norm(embedding), norm(feature)], and what attention is added
-to is the feature alone. Layers, norms and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and
-norm_output off). It drafts from the target's full vocabulary, or from a part of it, which its lm_head then has rows for:
-elsewhere its distribution is 0. It knows nothing of losses.
+fc turns the three into one [H], which the head's own output, before its final norm, replaces after
+drafted tokens. The decoder layer is Llama's, but its queries, keys and values read
+[norm(embedding), norm(feature)], and what attention is added to is the feature alone. Layers, norms
+and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and norm_output off).
+It drafts from the target's full vocabulary, or from a part of it, which its lm_head then has rows
+for: elsewhere its distribution is 0. It knows nothing of losses.
 
-Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn at 20 times the rate that was
-meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23). Sizes are powers of 2, so that an exported fc
-holds them without rounding.
+Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn
+at 20 times the rate that was meant (divergence from a target after 100 steps of Muon: 1.07 nats
+against 0.23). Sizes are powers of 2, so that an exported fc holds them without rounding.
 """
 
 from typing import Any
@@ -18,15 +19,16 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from draft_training.draft_vocab import layout_of, vocabulary_of
-from draft_training.families import family_of
-from draft_training.head import EagleHead
-from draft_training.settings import FAMILY
-from draft_training.target_trees import target_features
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_of
+from nde_talf.draft_training.families import family_of
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.settings import FAMILY
+from nde_talf.draft_training.target_trees import target_features
 
-# Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
+# Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's
+# score with itself.
 _FROM_EMBEDDING, _FROM_FEATURE, _SELF_SCORE = 0.5, 0.3, 6.0
 _LAYER, _FILE_LAYER = "layers.0.", "midlayer."
 _PROBE = 64  # tokens on which the size of the target's features is measured
@@ -35,39 +37,59 @@ _PROBE = 64  # tokens on which the size of the target's features is measured
 def three_layers(count: int) -> tuple[int, int, int]:
     """After how many of a target's `count` layers its features are taken.
 
-    vLLM's default is 2, half and all but 3 of them. Where these are not three layers in ascending order: 1, half and all but
-    one, or 0, 1, 2 of fewer than four. Raises UserError for one layer.
+    vLLM's default is 2, half and all but 3 of them. Where these are not three layers in ascending
+    order: 1, half and all but one, or 0, 1, 2 of fewer than four. Raises UserError for one layer.
     """
     if count < 2:
-        raise UserError(f"draft.features=three: a target of {count} layer has no three features. Use draft.features=final.")
+        raise UserError(
+            f"draft.features=three: a target of {count} layer has no three features. Use"
+            " draft.features=final."
+        )
     if count >= 7:
         return 2, count // 2, count - 3
     return (1, count // 2, count - 1) if count >= 4 else (0, 1, 2)
 
 
 class Eagle3Head(EagleHead):
-    """A head for `target` on features of three of its layers, concatenated [..., 3H]. Its methods mean what `EagleHead`'s do.
+    """A head for `target` on features of three of its layers, concatenated [..., 3H].
 
-    Output features are those before the final norm. vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
-    options: `EagleHead`'s dtype and sizes.
-    Raises UserError also where the layer would not be Llama's.
+    Its methods mean what `EagleHead`'s do.
+
+    Output features are those before the final norm. vocabulary: ids [D] of the tokens it can draft,
+    ascending; None: all. options: `EagleHead`'s dtype and sizes. Raises UserError also where the
+    layer would not be Llama's.
     """
 
     kind = "eagle3"
 
-    def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None, **options: Any):
+    def __init__(
+        self,
+        target: CausalModel,
+        layer: str = FAMILY,
+        vocabulary: Tensor | None = None,
+        **options: Any,
+    ):
         if (family := family_of(target, layer).name) != "llama":
-            raise UserError(f"draft.features=three has a Llama layer, and {target.name} a {family} one: use draft.layer=llama.")
+            raise UserError(
+                f"draft.features=three has a Llama layer, and {target.name} a {family} one: use"
+                " draft.layer=llama."
+            )
         self.feature_layers = three_layers(target.layers)
         target.reader(self.feature_layers)
-        self._layout = (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
+        self._layout = (
+            (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
+        )
         super().__init__(target, layer, **options)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
         attention = decoder.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(attention, name, nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False))
+            setattr(
+                attention,
+                name,
+                nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False),
+            )
         decoder.hidden_norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
@@ -78,19 +100,25 @@ class Eagle3Head(EagleHead):
         self.lm_head = nn.Linear(hidden, drafted, bias=False)
 
     def _initialise(self) -> None:
-        # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed in at random, and the
-        # target's own readout. The token comes by attention alone, so that has to look at its own entry first: queries and keys
-        # begin equal.
+        # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed
+        # in at random, and the target's own readout. The token comes by attention alone, so that
+        # has to look at its own entry first: queries and keys begin equal.
         attention, hidden = self.layers[0].self_attn, self.config.hidden_size
         with torch.no_grad():
             for parameter in self.layers.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(std=getattr(self.target.config, "initializer_range", 0.02))
-            attention.k_proj.weight.normal_(std=(_SELF_SCORE * attention.scaling / (2 * hidden)) ** 0.5)
+            attention.k_proj.weight.normal_(
+                std=(_SELF_SCORE * attention.scaling / (2 * hidden)) ** 0.5
+            )
             keys = attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))
-            attention.q_proj.weight.copy_(keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1))
+            attention.q_proj.weight.copy_(
+                keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1)
+            )
             attention.v_proj.weight[:, :hidden].normal_(std=hidden**-0.5)
-            attention.o_proj.weight.normal_(std=_FROM_EMBEDDING * attention.o_proj.in_features**-0.5)
+            attention.o_proj.weight.normal_(
+                std=_FROM_EMBEDDING * attention.o_proj.in_features**-0.5
+            )
             self.fc.weight.normal_(std=_FROM_FEATURE * self.fc.in_features**-0.5)
             rows = slice(None) if self.vocabulary is None else self.vocabulary
             self.lm_head.weight.copy_(self.target.readout.weight[rows] * self.target.readout.scale)
@@ -98,10 +126,14 @@ class Eagle3Head(EagleHead):
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
         """Root mean square [3H] of each layer's features on some tokens, rounded to a power of 2."""
-        tokens = torch.arange(min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device)
+        tokens = torch.arange(
+            min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device
+        )
         _, features = target_features(self.target, tokens[None], None, layers=self.feature_layers)
         sizes = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
-        return sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
+        return (
+            sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
+        )
 
     @property
     def own_matrix(self) -> Tensor:
@@ -130,16 +162,27 @@ class Eagle3Head(EagleHead):
         return self.fc(features / self.sizes)
 
     def file_weights(self) -> dict[str, Tensor]:
-        """See `EagleHead.file_weights`: fc for features as they are, and the layer under EAGLE-3's own name, which SGLang
-        and vLLM read."""
-        weights = {name.replace(_LAYER, _FILE_LAYER): weight for name, weight in self.state_dict().items()}
+        """See `EagleHead.file_weights`: fc for features as they are, and the layer under EAGLE-3's
+        own name, which SGLang and vLLM read.
+        """
+        weights = {
+            name.replace(_LAYER, _FILE_LAYER): weight for name, weight in self.state_dict().items()
+        }
         return weights | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
-        """See `EagleHead.load_file_weights`. Up to format 2 the layer had the name that it has here."""
+        """See `EagleHead.load_file_weights`.
+
+        Up to format 2 the layer had the name that it has here.
+        """
         weights = {name.replace(_FILE_LAYER, _LAYER): weight for name, weight in weights.items()}
-        self.load_state_dict(weights | {"fc.weight": weights["fc.weight"].float() * self.sizes.float().cpu()})
+        self.load_state_dict(
+            weights | {"fc.weight": weights["fc.weight"].float() * self.sizes.float().cpu()}
+        )
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]
-        return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
+        return (
+            torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1),
+            features,
+        )

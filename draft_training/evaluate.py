@@ -1,4 +1,6 @@
-"""How well a draft head follows its target on held-out text: agreement, divergence, and what would be accepted."""
+"""How well a draft head follows its target on held-out text: agreement, divergence, and what would
+be accepted.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,36 +8,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from draft_training.document_masks import counted_roots
-from draft_training.head import EagleHead
-from draft_training.losses import HeadReadout, node_metrics
-from draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
-from draft_training.tree_attention import TreeLevel
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.document_masks import counted_roots
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.losses import HeadReadout, node_metrics
+from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
+from nde_talf.draft_training.tree_attention import TreeLevel
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 
 
 @torch.inference_mode()
 def held_out_report(
-    head: EagleHead, target: CausalModel, rows: TokenRows, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
+    head: EagleHead,
+    target: CausalModel,
+    rows: TokenRows,
+    k: int = 4,
+    depth: int = 3,
+    stride: int = 8,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows, after every `stride`-th token that a root may be.
+    """How well `head` follows `target` on held-out rows, after every `stride`-th token that a root
+    may be.
 
-    Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
-    `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
-    `overlap`: mean of sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
-    rate of one speculative draw at temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
+    Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
+    target's own beams; `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k
+    by joint probability) in its beam; and `overlap`: mean of sum_v min(p, q) at the root and after
+    1, ..., 4 tokens sampled from q, which is the acceptance rate of one speculative draw at
+    temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
-    report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
+    report: dict[str, Any] = {"roots": 0} | (
+        {"trained_in": head.trained_in} if head.trained_in else {}
+    )
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(seed)
     agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
     for row, roots in rows_with_roots(rows.to(target.device), stride):
-        trees = target_beam(target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers)
-        outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)
-        outputs[0], labels = outputs[0][:, roots - 1, None], [trees.along[:, roots, None], *trees.labels]
+        trees = target_beam(
+            target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers
+        )
+        outputs = head.tree_features(
+            row.tokens, trees.features, roots, trees.levels, document=row.document
+        )
+        outputs[0], labels = (
+            outputs[0][:, roots - 1, None],
+            [trees.along[:, roots, None], *trees.labels],
+        )
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
             metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
@@ -44,14 +63,18 @@ def held_out_report(
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
-    report["agreement"], report["kl"] = ([float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl))
+    report["agreement"], report["kl"] = (
+        [float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl)
+    )
     report["agreement_by_rank"] = [torch.cat(parts).mean(0).tolist() for parts in agreement[1:]]
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report
 
 
 def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
-    """Row by row [1, L], with every `stride`-th of the roots [R] that count; a row without any is passed over."""
+    """Row by row [1, L], with every `stride`-th of the roots [R] that count; a row without any is
+    passed over.
+    """
     counted = counted_roots(rows.loss, rows.document)
     for at in range(len(rows)):
         roots = counted[at].nonzero()[::stride, 0]
@@ -61,22 +84,36 @@ def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, T
 
 @torch.inference_mode()
 def sampled_overlap(
-    head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator, document: Tensor | None = None
+    head: EagleHead,
+    target: CausalModel,
+    trees: TargetTrees,
+    generator: torch.Generator,
+    document: Tensor | None = None,
 ) -> Tensor:
-    """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one after another
-    from q with `generator` (on the CPU); temperature 1."""
+    """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one
+    after another from q with `generator` (on the CPU); temperature 1.
+    """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
-    outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]
+    outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][
+        :, roots - 1
+    ]
     labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
-        overlaps.append(node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap)
+        overlaps.append(
+            node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap
+        )
         if drafted == _SAMPLED:
             return torch.stack(overlaps)
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
         drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
         paths = torch.cat([paths, drawn], -1)
-        levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
-        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)[-1][:, :, 0]
+        levels = [
+            TreeLevel(token[..., None], torch.zeros_like(token[..., None]))
+            for token in paths.unbind(-1)
+        ]
+        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)[-1][
+            :, :, 0
+        ]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]

@@ -1,13 +1,17 @@
-"""A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own note beside them.
+"""A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own
+note beside them.
 
-`model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without an input layer norm.
-Embedding and lm_head stay the target's. `config.json` is the config of one layer with one more key, `draft_head`, which other
-loaders ignore: the format, the family of the layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2
-layers have a Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It has no place for a soft cap,
-which changes the head's probabilities there, but neither its most likely tokens nor the text. Layers with more norms (Qwen3,
-Gemma 2 and 3) have their own config, which vLLM's EAGLE loader refuses (`families.not_for_vllm`). A head on features of three
-layers has EAGLE-3's layout: its layer is called `midlayer`, it has norms and an lm_head of its own, `config.json` has the
-layers' numbers, and with a draft vocabulary there are d2t and t2d (`draft_vocab`). Nothing here knows training.
+`model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without
+an input layer norm. Embedding and lm_head stay the target's. `config.json` is the config of one
+layer with one more key, `draft_head`, which other loaders ignore: the format, the family of the
+layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2 layers have a
+Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It has no place
+for a soft cap, which changes the head's probabilities there, but neither its most likely tokens nor
+the text. Layers with more norms (Qwen3, Gemma 2 and 3) have their own config, which vLLM's EAGLE
+loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout:
+its layer is called `midlayer`, it has norms and an lm_head of its own, `config.json` has the
+layers' numbers, and with a draft vocabulary there are d2t and t2d (`draft_vocab`). Nothing here
+knows training.
 """
 
 import hashlib
@@ -20,21 +24,21 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decoding.common.checksums import CHECKSUMS, write_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, reading, write_atomically
-from decoding.common.formats import Format
-from decoding.common.tensors import read_tensors
-from decoding.common.typed import typed
-from decoding.model import CausalModel
-from draft_training.card import write_head_card
-from draft_training.draft_vocab import vocabulary_in
-from draft_training.eagle3 import Eagle3Head
-from draft_training.families import family_of, served_config
-from draft_training.head import EagleHead
-from draft_training.published import LAYERS as _LAYERS
-from draft_training.published import check_sizes, load_published, load_weights
-from draft_training.settings import FAMILY, LLAMA
+from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, reading, write_atomically
+from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.tensors import read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.card import write_head_card
+from nde_talf.draft_training.draft_vocab import vocabulary_in
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.families import family_of, served_config
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.published import LAYERS as _LAYERS
+from nde_talf.draft_training.published import check_sizes, load_published, load_weights
+from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 
 class Note(TypedDict):
@@ -50,12 +54,22 @@ class Note(TypedDict):
     sizes: NotRequired[dict[str, Any] | None]
 
 
-FORMAT = Format("draft head", 3, 2, "export the head again with stage=draft force=true", {1: dict, 2: dict}, kind=Note)
+FORMAT = Format(
+    "draft head",
+    3,
+    2,
+    "export the head again with stage=draft force=true",
+    {1: dict, 2: dict},
+    kind=Note,
+)
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256,
-target_signs_sha256, trained_in (the precision; null where it is not known), and sizes (fields of the layer's configuration that
-are not the target's: those of a published head that it was trained from). Format 3 has EAGLE-3's layer as `midlayer`, which was
-`layers.0`."""
+"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size,
+lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where it is not known),
+and sizes (fields of the layer's configuration that are not the target's: those of a published head
+that it was trained from).
+
+Format 3 has EAGLE-3's layer as `midlayer`, which was `layers.0`.
+"""
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
@@ -66,17 +80,25 @@ SAMPLE = 4096
 
 
 def _sign_bits(numbers: Tensor) -> bytes:
-    return np.packbits(torch.signbit(numbers.detach().float()).cpu().numpy()).tobytes()  # float8 has no signbit of its own
+    return np.packbits(
+        torch.signbit(numbers.detach().float()).cpu().numpy()
+    ).tobytes()  # float8 has no signbit of its own
 
 
 def fingerprint(target: CausalModel) -> str:
-    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32, bfloat16 and float16."""
-    return hashlib.sha256(b"".join(_sign_bits(rows) for rows in target.readout.weight.split(4096))).hexdigest()
+    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32,
+    bfloat16 and float16.
+    """
+    return hashlib.sha256(
+        b"".join(_sign_bits(rows) for rows in target.readout.weight.split(4096))
+    ).hexdigest()
 
 
 def target_fingerprint(target: CausalModel) -> str:
-    """sha256 of all weights' names and shapes and of the signs of some numbers of each, evenly spread, hexadecimal: the same in
-    float32, bfloat16 and float16, and another for a target that was trained further with the same lm_head."""
+    """sha256 of all weights' names and shapes and of the signs of some numbers of each, evenly
+    spread, hexadecimal: the same in float32, bfloat16 and float16, and another for a target that
+    was trained further with the same lm_head.
+    """
     digest = hashlib.sha256()
     for name in sorted(name for name, _ in target.module.named_parameters()):
         weight = target.weight(name)
@@ -87,8 +109,11 @@ def target_fingerprint(target: CausalModel) -> str:
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums and a model card, atomically; an older head there is replaced. Returns
-    the folder."""
+    """Write `head` to `folder` (float32) with checksums and a model card, atomically; an older head
+    there is replaced.
+
+    Returns the folder.
+    """
     folder = Path(folder)
     config = served_config(head.config, head.family) | {"dtype": "float32"}
     if head.feature_layers:
@@ -121,7 +146,9 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     def write(partial: Path) -> None:
         partial.mkdir()
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
-        (partial / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (partial / _CONFIG).write_text(
+            json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
         write_checksums(partial)
         write_head_card(partial, head)
 
@@ -129,52 +156,79 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     return folder
 
 
-def load_head(folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None) -> EagleHead:
-    """The head in `folder`, in evaluation mode, for `target`, on whose device it is: one that was exported here, or a published
-    one (`published`). dtype: of its weights; None: the target's.
+def load_head(
+    folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None
+) -> EagleHead:
+    """The head in `folder`, in evaluation mode, for `target`, on whose device it is: one that was
+    exported here, or a published one (`published`). dtype: of its weights; None: the target's.
 
-    Raises UserError if there is none, if a file is not as it was written, if its weights are not exactly a head's, or if it was
-    trained beside another target.
+    Raises UserError if there is none, if a file is not as it was written, if its weights are not
+    exactly a head's, or if it was trained beside another target.
     """
     folder = Path(folder)
     if (folder / ADAPTER).exists():
-        raise UserError(f"{folder}: it holds a LoRA adapter ({ADAPTER}), not a draft head. Give the folder of a head.")
+        raise UserError(
+            f"{folder}: it holds a LoRA adapter ({ADAPTER}), not a draft head. Give the folder of a"
+            " head."
+        )
     if not (folder / _CONFIG).is_file():
-        raise UserError(f"{folder}: there is no draft head: it has no {_CONFIG}. Give the folder that stage=draft exported.")
+        raise UserError(
+            f"{folder}: there is no draft head: it has no {_CONFIG}. Give the folder that"
+            " stage=draft exported."
+        )
     config = read_json(folder / _CONFIG, again="give the folder that stage=draft exported")
-    if NOTE not in config and not (folder / CHECKSUMS).exists():  # where there are checksums it is an export without its note
+    if (
+        NOTE not in config and not (folder / CHECKSUMS).exists()
+    ):  # where there are checksums it is an export without its note
         return load_published(folder, config, target, dtype)
     note = config.get(NOTE)
     if not isinstance(note, dict) or str(note.get("kind")) not in KINDS:
-        raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")
+        raise UserError(
+            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export"
+            " the head again."
+        )
     note = FORMAT.load_folder(folder, note, folder / _CONFIG)
 
     def foreign(what: str) -> UserError:
-        return UserError(f"{folder}: the head {what}. Use the target it was trained with, or train a head for this one.")
+        return UserError(
+            f"{folder}: the head {what}. Use the target it was trained with, or train a head for"
+            " this one."
+        )
 
     for key, value in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if note.get(key) != value:
-            raise foreign(f"was trained for a target with {key}={note.get(key)}, but {target.name} has {value}")
+            raise foreign(
+                f"was trained for a target with {key}={note.get(key)}, but {target.name} has"
+                f" {value}"
+            )
     if note.get("lm_head_signs_sha256") != fingerprint(target):
-        raise foreign(f"was trained beside a target with another lm_head than {target.name}'s, so it would draft nonsense")
+        raise foreign(
+            f"was trained beside a target with another lm_head than {target.name}'s, so it would"
+            " draft nonsense"
+        )
     layer, family = note.get("layer", LLAMA), family_of(target).name
     if layer not in (LLAMA, family):
         raise foreign(f"has a {layer} layer, but {target.name} is of the family {family}")
     weights = read_tensors(folder / _WEIGHTS, FORMAT.again)
     vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
     part: dict[str, Any] = {"dtype": dtype, "sizes": note.get("sizes")}
-    part |= {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
+    part |= (
+        {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
+    )
     with reading(folder / _CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
         check_sizes(note.get("sizes") or {}, weights, target)
         head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
         layers = tuple(typed(config.get(_LAYERS) or [], list[int]))
     if layers != head.feature_layers:
         raise foreign(
-            f"takes features of the target's layers {list(layers)}, and beside {target.name}, which has {target.layers}, these "
-            f"would be {list(head.feature_layers)}"
+            f"takes features of the target's layers {list(layers)}, and beside {target.name}, which"
+            f" has {target.layers}, these would be {list(head.feature_layers)}"
         )
     if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
-        raise foreign(f"was trained beside a target with the lm_head of {target.name} but other weights in its layers")
+        raise foreign(
+            f"was trained beside a target with the lm_head of {target.name} but other weights in"
+            " its layers"
+        )
     load_weights(head, weights, folder / _WEIGHTS)
     head.trained_in = note.get("trained_in")
     return head.eval().requires_grad_(False)

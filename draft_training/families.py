@@ -1,9 +1,11 @@
-"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama, Qwen2, Qwen3, Gemma 2 or 3.
+"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama,
+Qwen2, Qwen3, Gemma 2 or 3.
 
-A head's layer has no input norm, whatever the family: its input is not a residual stream. Its attention sees the full text,
-also where the target's layers have a sliding window or soft-capped scores: vLLM's EAGLE loader reads a Llama config, which has
-neither. Targets of other families (Mistral, Granite, ...) get a Llama layer of their sizes. Which layers the layout of that
-loader can hold is said here too. It knows no weights.
+A head's layer has no input norm, whatever the family: its input is not a residual stream. Its
+attention sees the full text, also where the target's layers have a sliding window or soft-capped
+scores: vLLM's EAGLE loader reads a Llama config, which has neither. Targets of other families
+(Mistral, Granite, ...) get a Llama layer of their sizes. Which layers the layout of that loader can
+hold is said here too. It knows no weights.
 """
 
 from collections.abc import Callable
@@ -13,21 +15,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer, Gemma2RotaryEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from draft_training.settings import FAMILY, LAYERS, LLAMA
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.settings import FAMILY, LAYERS, LLAMA
 
-_LLAMA_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+_LLAMA_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 _LLAMA_SIZES += ("max_position_embeddings", "rope_parameters")
 _EPS = 1e-5
-_NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_version", "_name_or_path")
+_NOT_COPIED = (
+    "architectures",
+    "dtype",
+    "quantization_config",
+    "transformers_version",
+    "_name_or_path",
+)
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -38,8 +59,9 @@ class NoHead(UserError):
 
 @dataclass(frozen=True)
 class Family:
-    """Classes of one family. norms_heads: whether queries and keys are normalised, which vLLM's EAGLE layer can't hold; nor
-    can it norms after attention and MLP (sandwich)."""
+    """Classes of one family. norms_heads: whether queries and keys are normalised, which vLLM's
+    EAGLE layer can't hold; nor can it norms after attention and MLP (sandwich).
+    """
 
     name: str
     config: type[PreTrainedConfig]
@@ -52,14 +74,23 @@ class Family:
 _FAMILIES = {
     "llama": Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
     "qwen2": Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
-    "qwen3": Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True),
-    "gemma2": Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True),
-    "gemma3_text": Family("gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True),
+    "qwen3": Family(
+        "qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True
+    ),
+    "gemma2": Family(
+        "gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True
+    ),
+    "gemma3_text": Family(
+        "gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True
+    ),
 }
 
 
 def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
-    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`. Raises UserError for another word."""
+    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`.
+
+    Raises UserError for another word.
+    """
     if layer not in LAYERS:
         raise UserError(f"draft.layer={layer}: choose one of {', '.join(LAYERS)}.")
     kind = getattr(target.config, "model_type", "") if layer == FAMILY else LLAMA
@@ -67,23 +98,42 @@ def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
 
 
 def check_readout(target: CausalModel) -> None:
-    """Raise NoHead unless `target`'s lm_head and embedding are plain matrices that a head can share. Tied ones are."""
+    """Raise NoHead unless `target`'s lm_head and embedding are plain matrices that a head can
+    share.
+
+    Tied ones are.
+    """
     lm_head, embedding = target.lm_head, target.module.get_input_embeddings()
     for what, module in (("lm_head", lm_head), ("embedding", embedding)):
         weight = getattr(module, "weight", None)
-        plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[-1] == target.hidden_size
+        plain = (
+            isinstance(weight, Tensor)
+            and weight.ndim == 2
+            and weight.shape[-1] == target.hidden_size
+        )
         if not plain or weight.dtype not in _FLOATS:
-            found = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) else type(weight).__name__
+            found = (
+                str(weight.dtype).removeprefix("torch.")
+                if isinstance(weight, Tensor)
+                else type(weight).__name__
+            )
             raise NoHead(
-                f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a head's labels and "
-                f"gradients go through them. Load the target with an unquantised {what} (its other layers may stay quantised)."
+                f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a"
+                " head's labels and gradients go through them. Load the target with an unquantised"
+                f" {what} (its other layers may stay quantised)."
             )
     if getattr(lm_head, "bias", None) is not None:
-        raise NoHead(f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose another target.")
+        raise NoHead(
+            f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose"
+            " another target."
+        )
 
 
 def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
-    """Config of one full-attention layer of `family` with `target`'s sizes. Raises NoHead if a size is missing."""
+    """Config of one full-attention layer of `family` with `target`'s sizes.
+
+    Raises NoHead if a size is missing.
+    """
     check_readout(target)
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
@@ -91,40 +141,63 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
         if missing := [name for name, value in fields.items() if value is None]:
             kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
             raise NoHead(
-                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no one value for "
-                f"{lacking}. Choose another target, or leave head out of evaluation.methods."
+                f"{target.name}: no draft head can be built for a model of type {kind}, whose"
+                f" config has no one value for {lacking}. Choose another target, or leave head out"
+                " of evaluation.methods."
             )
-        llama_like = not foreign and _value(target.config, "rms_norm_eps")  # others' activations vLLM's Llama does not have
+        llama_like = not foreign and _value(
+            target.config, "rms_norm_eps"
+        )  # others' activations vLLM's Llama does not have
         fields["hidden_act"] = (llama_like and _value(target.config, "hidden_act")) or "silu"
     else:
-        fields = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_COPIED}
-        fields |= {"layer_types": ["full_attention"], **{name: None for name in _CAPS if name in fields}}
+        fields = {
+            name: value
+            for name, value in target.config.to_dict().items()
+            if name not in _NOT_COPIED
+        }
+        fields |= {
+            "layer_types": ["full_attention"],
+            **{name: None for name in _CAPS if name in fields},
+        }
     sizes = {"num_hidden_layers": 1, "tie_word_embeddings": False, "vocab_size": target.vocab_size}
     config = family.config(**fields | sizes)
-    config.architectures = [f"{family.config.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"]
+    config.architectures = [
+        f"{family.config.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
+    ]
     config._attn_implementation = "sdpa"
     return config
 
 
-def rotary_of(family: Family, config: PreTrainedConfig) -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+def rotary_of(
+    family: Family, config: PreTrainedConfig
+) -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """The family's rotary module, and a function of (states, positions) that gives (cos, sin)."""
     rotary = family.rotary(config)
-    return rotary, partial(rotary, layer_type="full_attention") if family.name == "gemma3_text" else rotary
+    return rotary, (
+        partial(rotary, layer_type="full_attention") if family.name == "gemma3_text" else rotary
+    )
 
 
 def not_for_vllm(family: Family) -> str | None:
     """Why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
-    norms = [("of queries and keys", family.norms_heads), ("after attention and MLP", family.sandwich)]
+    norms = [
+        ("of queries and keys", family.norms_heads),
+        ("after attention and MLP", family.sandwich),
+    ]
     if not (parts := [f"norms {where}" for where, there in norms if there]):
         return None
     return (
-        f"a {family.name} layer has {' and '.join(parts)}, which vLLM's EAGLE layout has no place for: this head serves the "
-        "torch loop only. Train it with draft.layer=llama to serve it in vLLM."
+        f"a {family.name} layer has {' and '.join(parts)}, which vLLM's EAGLE layout has no place"
+        " for: this head serves the torch loop only. Train it with draft.layer=llama to serve it"
+        " in vLLM."
     )
 
 
 def served_config(config: PreTrainedConfig, family: Family) -> dict:
-    """config.json of an exported head. A Qwen2 layer is a Llama layer with `qkv_bias`, which vLLM's Llama layer reads."""
+    """config.json of an exported head.
+
+    A Qwen2 layer is a Llama layer with `qkv_bias`, which vLLM's Llama layer reads.
+    """
     if family.name != "qwen2":
         return config.to_dict()
     fields = _llama_fields(config) | {"hidden_act": config.hidden_act}
@@ -134,16 +207,28 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
 
 
 def _llama_fields(config: PreTrainedConfig) -> dict:
-    """The sizes of a Llama layer as in `config`; None for one that it does not have. Some configs have rope parameters by kind
-    of layer. A Llama layer rotates all of a head, also where the target rotates a part."""
+    """The sizes of a Llama layer as in `config`; None for one that it does not have.
+
+    Some configs have rope parameters by kind of layer. A Llama layer rotates all of a head, also
+    where the target rotates a part.
+    """
     fields = {name: _value(config, name) for name in _LLAMA_SIZES}
-    rope = fields["rope_parameters"] and fields["rope_parameters"].get("full_attention", fields["rope_parameters"])
+    rope = fields["rope_parameters"] and fields["rope_parameters"].get(
+        "full_attention", fields["rope_parameters"]
+    )
     if rope and rope.get("partial_rotary_factor", 1) != 1:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     width = _value(config, "head_dim") or config.hidden_size // config.num_attention_heads
     eps = _value(config, "rms_norm_eps") or _EPS
-    shared = fields["num_key_value_heads"] or config.num_attention_heads  # GPT-NeoX's configuration does not name it
-    return fields | {"rope_parameters": rope, "head_dim": width, "rms_norm_eps": eps, "num_key_value_heads": shared}
+    shared = (
+        fields["num_key_value_heads"] or config.num_attention_heads
+    )  # GPT-NeoX's configuration does not name it
+    return fields | {
+        "rope_parameters": rope,
+        "head_dim": width,
+        "rms_norm_eps": eps,
+        "num_key_value_heads": shared,
+    }
 
 
 def _value(config: PreTrainedConfig, name: str) -> Any:

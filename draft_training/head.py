@@ -1,10 +1,12 @@
-"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out as the target is.
+"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out as the
+target is.
 
-Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The head turns it into f_{t+1},
-a guess of h_{t+1}, and the target's readout makes its distribution of x_{t+2} of it. After drafted tokens, where the target has
-not been, f takes the place of h. The head runs in two ways with the same numbers: `forward` grows a tree through a cache, as
-decoding does; `tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`). It knows
-nothing of losses, of how trees are chosen, or of files.
+Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The
+head turns it into f_{t+1}, a guess of h_{t+1}, and the target's readout makes its distribution of
+x_{t+2} of it. After drafted tokens, where the target has not been, f takes the place of h. The head
+runs in two ways with the same numbers: `forward` grows a tree through a cache, as decoding does;
+`tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`).
+It knows nothing of losses, of how trees are chosen, or of files.
 """
 
 from collections.abc import Callable
@@ -15,33 +17,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decoding.cache import KVCache
-from decoding.forward.layer import NotNative
-from decoding.masks import wide_mask
-from decoding.model import CausalModel
-from draft_training import tree_attention
-from draft_training.families import family_of, layer_config, rotary_of
-from draft_training.head_forward import HeadForward
-from draft_training.settings import FAMILY
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.layer import NotNative
+from nde_talf.decoding.masks import wide_mask
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training import tree_attention
+from nde_talf.draft_training.families import family_of, layer_config, rotary_of
+from nde_talf.draft_training.head_forward import HeadForward
+from nde_talf.draft_training.settings import FAMILY
 
-# Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
+# Root mean square of a fresh head's first state: of its part from the embedding, and from a feature
+# of size 1.
 _FROM_EMBEDDING, _FROM_FEATURE = 0.5, 0.3
 
 
 class EagleHead(nn.Module):
     """A head for `target`, randomly initialised from torch's global generator.
 
-    Its parameters, and so its state dict, are those of the exported file. The target's embedding and lm_head are used through
-    `target`, frozen, and are no part of the module.
+    Its parameters, and so its state dict, are those of the exported file. The target's embedding
+    and lm_head are used through `target`, frozen, and are no part of the module.
 
     Args:
-        layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside any target.
-        dtype: of its weights; None: the target's. Training takes float32, also beside a target in bfloat16: an update of 3e-4
-            of a weight of size 1 is lost in bfloat16.
-        sizes: fields of the layer's configuration that are not the target's, as published heads have them; `fc_bias` too.
+        layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside
+            any target.
+        dtype: of its weights; None: the target's. Training takes float32, also beside a target in
+            bfloat16: an update of 3e-4 of a weight of size 1 is lost in bfloat16.
+        sizes: fields of the layer's configuration that are not the target's, as published heads
+            have them; `fc_bias` too.
 
     Attributes:
-        feature_layers: layers of the target whose features the head takes (`CausalModel.reader`); empty: after the final norm.
+        feature_layers: layers of the target whose features the head takes (`CausalModel.reader`);
+            empty: after the final norm.
         vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
         native: the pass that decoding runs; None: that of transformers' layer.
         trained_in: Lightning's name of the precision of its training; None where it is not known.
@@ -57,12 +63,20 @@ class EagleHead(nn.Module):
     native: HeadForward | None = None
 
     def __init__(
-        self, target: CausalModel, layer: str = FAMILY, dtype: torch.dtype | None = None, sizes: dict[str, Any] | None = None
+        self,
+        target: CausalModel,
+        layer: str = FAMILY,
+        dtype: torch.dtype | None = None,
+        sizes: dict[str, Any] | None = None,
     ):
         super().__init__()
         self.family = family_of(target, layer)
         self.config = layer_config(target, self.family)
-        other = {name: value for name, value in (sizes or {}).items() if value != getattr(self.config, name, None)}
+        other = {
+            name: value
+            for name, value in (sizes or {}).items()
+            if value != getattr(self.config, name, None)
+        }
         self.sizes_of_its_own = other
         for name, value in other.items():
             setattr(self.config, name, value)
@@ -73,8 +87,11 @@ class EagleHead(nn.Module):
         self.to(target.device, dtype or target.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "EagleHead":
-        """As any module's, which casts and moves it. But the rotary tables are only moved. In bfloat16 the angles at position
-        2,048 would be off by 0.24 on average; the target and vLLM keep their tables in float32."""
+        """As any module's, which casts and moves it.
+
+        But the rotary tables are only moved. In bfloat16 the angles at position 2,048 would be off
+        by 0.24 on average; the target and vLLM keep their tables in float32.
+        """
         tables = dict(self.rotary.named_buffers())
         super()._apply(fn, recurse)
         for name, table in tables.items():
@@ -87,9 +104,10 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([decoder])
 
     def _initialise(self) -> None:
-        # A head begins as a layer over the token just drawn, its embedding scaled towards the size of the features
-        # (embeddings are often 10 times smaller), with some of the feature mixed in at random. Started as "the feature
-        # stays as it is", it learned far more slowly and was worse still where its own features are fed back.
+        # A head begins as a layer over the token just drawn, its embedding scaled towards the size
+        # of the features (embeddings are often 10 times smaller), with some of the feature mixed in
+        # at random. Started as "the feature stays as it is", it learned far more slowly and was
+        # worse still where its own features are fed back.
         hidden = self.config.hidden_size
         scale = self._embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
         with torch.no_grad():
@@ -114,14 +132,18 @@ class EagleHead(nn.Module):
         return self.target.module.get_input_embeddings().weight
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. Gemma's models scale
-        these rows; this does not, as fc can hold any factor and other engines share the matrix alone."""
+        """Rows [..., H] of the target's embedding matrix for `tokens` [...].
+
+        Gemma's models scale these rows; this does not, as fc can hold any factor and other engines
+        share the matrix alone.
+        """
         return F.embedding(self.target.known(tokens), self._embedding)
 
     @property
     def own_matrix(self) -> Tensor | None:
-        """The matrix that reads the head out, [V, H], or [D, H] where it has a `vocabulary`; None where the target's readout
-        does."""
+        """The matrix that reads the head out, [V, H], or [D, H] where it has a `vocabulary`; None
+        where the target's readout does.
+        """
         return None
 
     def read(self, outputs: Tensor) -> Tensor:
@@ -133,8 +155,10 @@ class EagleHead(nn.Module):
         return self.target.logits(self.read(outputs).to(self.target.dtype))
 
     def combine(self, features: Tensor) -> Tensor:
-        """What an entry takes, [..., H], of the target's features [..., W]: these themselves. After drafted tokens the head's
-        output features take its place."""
+        """What an entry takes, [..., H], of the target's features [..., W]: these themselves.
+
+        After drafted tokens the head's output features take its place.
+        """
         return features
 
     def file_weights(self) -> dict[str, Tensor]:
@@ -146,20 +170,27 @@ class EagleHead(nn.Module):
         self.load_state_dict(weights)
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and what it is added to, at the entries (tokens [...], features [..., H])."""
+        """What attention reads, and what it is added to, at the entries (tokens [...], features
+        [..., H]).
+        """
         entries = self.fc(torch.cat([self.embed(tokens), features], -1).to(self.dtype))
         return entries, entries
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None, features: Tensor
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache | None,
+        features: Tensor,
     ) -> Tensor:
         """Output features [B, n, H] of n entries, as decoding runs them.
 
         Args:
             tokens: [B, n].
             positions: [B, n].
-            mask: additive, [B or 1, 1, n, m], about the last m slots of the cache and the entries; all see those before. None
-                lets every entry see the cache and the entries before it.
+            mask: additive, [B or 1, 1, n, m], about the last m slots of the cache and the entries;
+                all see those before. None lets every entry see the cache and the entries before it.
             cache: the entries before; it takes these too.
             features: the combined features of the entries, [B, n, H].
         """
@@ -169,16 +200,25 @@ class EagleHead(nn.Module):
             mask = mask if mask is None else wide_mask(mask, cache.columns(tokens.shape[1]))
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
-        how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
+        how = {
+            "attention_mask": mask,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "position_embeddings": angles,
+        }
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
 
     def run_native(self) -> None:
-        """From now on, run `forward` natively where the target's passes are and no gradients are wanted."""
+        """From now on, run `forward` natively where the target's passes are and no gradients are
+        wanted.
+        """
         if self.target.native is not None and self.native is None:
             with suppress(NotNative):  # as where its weights are divided among processes
                 self.native = HeadForward(self)
 
-    tree_features = tree_attention.tree_features  # a method, because sharding gathers weights for methods of a module
+    tree_features = (
+        tree_attention.tree_features
+    )  # a method, because sharding gathers weights for methods of a module
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """The part of the decoder layer after its attention."""
@@ -187,4 +227,6 @@ class EagleHead(nn.Module):
             states = inputs + attended
             return states + layer.mlp(layer.post_attention_layernorm(states))
         states = inputs + layer.post_attention_layernorm(attended)
-        return states + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
+        return states + layer.post_feedforward_layernorm(
+            layer.mlp(layer.pre_feedforward_layernorm(states))
+        )

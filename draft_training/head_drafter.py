@@ -1,8 +1,9 @@
-"""The drafter that is an EAGLE head: drafts from the target's features, and after drafted tokens from its own.
+"""The drafter that is an EAGLE head: drafts from the target's features, and after drafted tokens
+from its own.
 
-The entry of a token pairs it with the feature one token earlier. So committing takes the target's features, and every
-tree row, whose key came from a fed-back feature, is dropped and run again with them; expanding feeds back the
-parent's output.
+The entry of a token pairs it with the feature one token earlier. So committing takes the target's
+features, and every tree row, whose key came from a fed-back feature, is dropped and run again with
+them; expanding feeds back the parent's output.
 """
 
 from functools import partial
@@ -11,50 +12,72 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.drafter import DraftPoint, SessionDrafter
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
-from decoding.session import TreeSession
-from decoding.static import StaticShapes
-from decoding.tree import Accepted, DraftTree
-from draft_training.export import load_head, save_head
-from draft_training.head import EagleHead
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.tree import Accepted, DraftTree
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head import EagleHead
 
 
 class EagleDrafter(SessionDrafter):
-    """A `Drafter` around `head`. `DraftPoint.hidden` is the head's output feature, [H] of the target. static: its passes are of
-    these shapes."""
+    """A `Drafter` around `head`.
+
+    `DraftPoint.hidden` is the head's output feature, [H] of the target. static: its passes are of
+    these shapes.
+    """
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         head.run_native()
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
-        new_session = partial(TreeSession, head.forward, head.device, head.dtype, len(head.layers), static)
+        new_session = partial(
+            TreeSession, head.forward, head.device, head.dtype, len(head.layers), static
+        )
         super().__init__(new_session, head.logits, self.target.max_context, static)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":
-        """The head in `folder`, next to the target it was trained with. Raises UserError as `load_head` does."""
+    def from_pretrained(
+        cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None
+    ) -> "EagleDrafter":
+        """The head in `folder`, next to the target it was trained with.
+
+        Raises UserError as `load_head` does.
+        """
         return cls(load_head(folder, target), static)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the head to `folder`, as `save_head` does."""
         save_head(self.head, folder)
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
-        """See `Drafter.start`. A prompt of one token leaves the head nothing to say at it: there `previous` is no
-        feature and a uniform q."""
+    def start(
+        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
+    ) -> None:
+        """See `Drafter.start`.
+
+        A prompt of one token leaves the head nothing to say at it: there `previous` is no feature
+        and a uniform q.
+        """
         self._begin(setting)
         blank = features.new_zeros(self.head.config.hidden_size)
         uniform = torch.full((self.vocab_size,), 1 / self.vocab_size, device=features.device)
         tokens = [*prompt[1:], token]
-        self._go_on(tokens, len(tokens) - 1, DraftPoint(blank, uniform), features=self.head.combine(features)[None])
+        self._go_on(
+            tokens,
+            len(tokens) - 1,
+            DraftPoint(blank, uniform),
+            features=self.head.combine(features)[None],
+        )
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
         self.session.rollback()
-        self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None])
+        self._go_on(
+            accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None]
+        )
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""

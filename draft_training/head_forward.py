@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from decoding.cache import KVCache
-from decoding.forward.attention import seen_in
-from decoding.forward.fused import FusedPass
-from decoding.forward.layer import DecoderLayer
-from decoding.forward.native import FAMILIES
-from decoding.forward.rotary import RotaryTable
-from decoding.windows import FULL
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.attention import seen_in
+from nde_talf.decoding.forward.fused import FusedPass
+from nde_talf.decoding.forward.layer import DecoderLayer
+from nde_talf.decoding.forward.native import FAMILIES
+from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.windows import FULL
 
 if TYPE_CHECKING:
-    from draft_training.head import EagleHead
+    from nde_talf.draft_training.head import EagleHead
 
 
 class HeadForward(FusedPass):
@@ -26,12 +26,22 @@ class HeadForward(FusedPass):
     def _parts(self) -> list[DecoderLayer]:
         head, config = self.head, self.head.config
         heads, shared = config.num_attention_heads, config.num_key_value_heads
-        self.layer, self.groups = DecoderLayer(head.layers[0], heads, shared, self.added, FULL), heads // shared
+        self.layer, self.groups = (
+            DecoderLayer(head.layers[0], heads, shared, self.added, FULL),
+            heads // shared,
+        )
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
         return [self.layer]
 
-    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, features: Tensor) -> Tensor:
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        features: Tensor,
+    ) -> Tensor:
         """See `EagleHead.forward`."""
         (batch, count), table = tokens.shape, self.tables[FULL]
         slots = cache.columns(count)
@@ -39,8 +49,18 @@ class HeadForward(FusedPass):
             self.begin(cache)
         table.reach(slots)
         inputs, residual = self.head.entries(tokens, features)
-        seen = seen_in(None, mask, positions.expand(batch, -1), None, slots - count, residual.dtype, self.groups)
-        attended = self.layer.attend(inputs.flatten(0, 1), batch, table.at(positions), seen, cache, 0)
+        seen = seen_in(
+            None,
+            mask,
+            positions.expand(batch, -1),
+            None,
+            slots - count,
+            residual.dtype,
+            self.groups,
+        )
+        attended = self.layer.attend(
+            inputs.flatten(0, 1), batch, table.at(positions), seen, cache, 0
+        )
         return self.layer.finish(residual.flatten(0, 1), attended).view(residual.shape)
 
     def __deepcopy__(self, memo: dict) -> None:

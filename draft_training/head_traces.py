@@ -1,8 +1,9 @@
 """A draft head as the draft of stages latency and traces, in the place of a small language model.
 
-The head's row of a token pairs it with the feature one token earlier: the target's, where the target has been, and below a
-root the head's own at the parent. So in a super-tree it runs level by level, and along a trajectory of L tokens it has L - 1
-rows. Its hidden state at a token is the output of the token's row; there is none at the first.
+The head's row of a token pairs it with the feature one token earlier: the target's, where the
+target has been, and below a root the head's own at the parent. So in a super-tree it runs level by
+level, and along a trajectory of L tokens it has L - 1 rows. Its hidden state at a token is the
+output of the token's row; there is none at the first.
 """
 
 from functools import cached_property
@@ -12,21 +13,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.traces.super_trees import Prefix, SuperTreeRows
-from decoding.cache import KVCache
-from decoding.static import StaticShapes
-from decoding.super_tree import SuperTreeLayout
-from draft_training.head import EagleHead
-from draft_training.head_drafter import EagleDrafter
-from draft_training.target_trees import target_features
+from nde_talf.data.traces.super_trees import Prefix, SuperTreeRows
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.super_tree import SuperTreeLayout
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.target_trees import target_features
 
 
 class HeadDraft:
     """A head with what the stages ask of a draft model. Attributes are those of `CausalModel`."""
 
     def __init__(self, head: EagleHead, name: str = "draft head"):
-        self.head, self.name, self.config, self.hidden_size = head, name, head.config, head.config.hidden_size
-        self.vocab_size, self.max_context, self.layers = head.target.vocab_size, head.target.max_context, len(head.layers)
+        self.head, self.name, self.config, self.hidden_size = (
+            head,
+            name,
+            head.config,
+            head.config.hidden_size,
+        )
+        self.vocab_size, self.max_context, self.layers = (
+            head.target.vocab_size,
+            head.target.max_context,
+            len(head.layers),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -61,16 +71,20 @@ class HeadDraft:
         return drafter
 
     def prefix(self, target: Prefix) -> "HeadPrefix":
-        """See `data.traces.super_trees.Draft`."""
+        """See `nde_talf.data.traces.super_trees.Draft`."""
         return HeadPrefix(self, target)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of output features [..., H]."""
         return self.head.logits(hidden)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
         """A pass over rows of features 0, [B, n, H]: what it takes does not depend on the features."""
-        features = torch.zeros(*tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+        features = torch.zeros(
+            *tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device
+        )
         return self.head(tokens, positions, mask, cache, features)
 
 
@@ -81,7 +95,9 @@ class HeadPrefix(Prefix):
         head, tokens = model.head, target.tokens.to(model.device)
         found = target.hidden
         if head.feature_layers:
-            _, features = target_features(head.target, target.tokens[None], None, layers=head.feature_layers)
+            _, features = target_features(
+                head.target, target.tokens[None], None, layers=head.feature_layers
+            )
             found = features[0]
         self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens) - 1, tokens
         self.features = head.combine(found.to(model.device))
@@ -102,6 +118,9 @@ class HeadRows(SuperTreeRows):
         self._head, self._at_roots = prefix.model.head, prefix.features[roots - 1]
 
     def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
-        """See `SuperTreeRows.run`. Without `above` it is the root's row, which takes the target's feature."""
+        """See `SuperTreeRows.run`.
+
+        Without `above` it is the root's row, which takes the target's feature.
+        """
         features = self._at_roots[:, None] if above is None else above
         return self._head(*self._place(tokens), self.cache, features)

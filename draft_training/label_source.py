@@ -1,8 +1,9 @@
 """Training labels from the target model, computed online or cached on disk.
 
-On disk are, for every row, the target's features along it (the head's input) and, for TALF, the trees after all its roots with
-their labels: the target's features at the nodes, or the m most likely tokens there. Shards of a few rows are written
-atomically, so that an interrupted preparation goes on where it stopped. Nothing here knows heads.
+On disk are, for every row, the target's features along it (the head's input) and, for TALF, the
+trees after all its roots with their labels: the target's features at the nodes, or the m most
+likely tokens there. Shards of a few rows are written atomically, so that an interrupted preparation
+goes on where it stopped. Nothing here knows heads.
 """
 
 import shutil
@@ -15,17 +16,23 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data.dialogues.token_rows import TokenRows
-from data.traces.budget import size
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, reading, write_atomically, write_json
-from decoding.common.progress import console, track
-from decoding.model import CausalModel
-from draft_training.export import fingerprint
-from draft_training.losses import TopProbabilities
-from draft_training.settings import HeadConfig
-from draft_training.target_trees import TargetTrees, TreeSpec, chains, target_beam, target_features
-from draft_training.tree_attention import TreeLevel, take_rows
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.traces.budget import size
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import fingerprint
+from nde_talf.draft_training.losses import TopProbabilities
+from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.target_trees import (
+    TargetTrees,
+    TreeSpec,
+    chains,
+    target_beam,
+    target_features,
+)
+from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
 
 SHARD_ROWS = 16
 INDEX = "labels.json"
@@ -39,7 +46,9 @@ class OnlineSource:
     config: HeadConfig
     layers: tuple[int, ...] = ()
 
-    def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
+    def trees(
+        self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int
+    ) -> TargetTrees:
         """Trees and their labels.
 
         Args:
@@ -58,14 +67,18 @@ class OnlineSource:
 
 @dataclass
 class StoredSource:
-    """Reads what `stored_labels` wrote. numbers [N]: of every row of a training, which row it is here; None: the same."""
+    """Reads what `stored_labels` wrote. numbers [N]: of every row of a training, which row it is
+    here; None: the same.
+    """
 
     folder: Path
     target_trees: bool
     dtype: torch.dtype
     numbers: Tensor | None = None
 
-    def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
+    def trees(
+        self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int
+    ) -> TargetTrees:
         """See `OnlineSource.trees`."""
         rows = numbers if self.numbers is None else self.numbers[numbers]
         features = self._read(rows, "features", tokens.device)[""].to(self.dtype)
@@ -74,7 +87,10 @@ class StoredSource:
         along = self._labels(self._read(rows, "_0", tokens.device)) or features
         trees = TargetTrees(tokens, features, roots, [], [], along)
         for level in range(1, depth):
-            nodes = {name: take_rows(part, roots) for name, part in self._read(rows, f"_{level}", tokens.device).items()}
+            nodes = {
+                name: take_rows(part, roots)
+                for name, part in self._read(rows, f"_{level}", tokens.device).items()
+            }
             trees.levels.append(TreeLevel(nodes["tokens"].long(), nodes["parents"].long()))
             trees.labels.append(self._labels(nodes) or nodes["labels"].to(self.dtype))
         return trees
@@ -88,10 +104,15 @@ class StoredSource:
         found: dict[str, list[Tensor]] = {}
         for row in rows.tolist():
             path = self.folder / shard_name(row // SHARD_ROWS)
-            with reading(path, "delete it: the labels in it are made anew"), safe_open(path, "pt") as file:
+            with (
+                reading(path, "delete it: the labels in it are made anew"),
+                safe_open(path, "pt") as file,
+            ):
                 for name in file.keys():  # noqa: SIM118
                     if name.endswith(suffix):
-                        found.setdefault(name.removesuffix(suffix), []).append(file.get_slice(name)[row % SHARD_ROWS])
+                        found.setdefault(name.removesuffix(suffix), []).append(
+                            file.get_slice(name)[row % SHARD_ROWS]
+                        )
         return {name: torch.stack(parts).to(device) for name, parts in found.items()}
 
 
@@ -113,11 +134,15 @@ def bytes_needed(config: HeadConfig, rows: int, length: int, hidden: int) -> int
     return rows * length * token
 
 
-def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig) -> StoredSource:
-    """Write what `config.labels` keeps of `target` on `rows` into `folder`, unless it is there, and return its reader.
+def stored_labels(
+    target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig
+) -> StoredSource:
+    """Write what `config.labels` keeps of `target` on `rows` into `folder`, unless it is there, and
+    return its reader.
 
     Raises:
-        UserError: before anything is computed, if the disk can't hold it or the folder holds other labels.
+        UserError: before anything is computed, if the disk can't hold it or the folder holds other
+            labels.
     """
     loss, labels = config.loss, config.labels
     m = labels.m if labels.name == "top_m" else None
@@ -130,7 +155,10 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     }  # fmt: skip
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:
         changed = ", ".join(key for key in wanted if found.get(key) != wanted[key])
-        raise UserError(f"{folder}: its labels have another {changed}. Delete the folder, or go back to those settings.")
+        raise UserError(
+            f"{folder}: its labels have another {changed}. Delete the folder, or go back to those"
+            " settings."
+        )
     shards = torch.arange(len(rows)).split(SHARD_ROWS)  # numbers of rows
     missing = [shard for shard in range(len(shards)) if not (folder / shard_name(shard)).exists()]
     if missing:
@@ -141,7 +169,9 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
         write_json(folder / INDEX, wanted)
         for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)):
             tensors = _labels_of(target, rows[shards[shard]], config)
-            write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
+            write_atomically(
+                folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path)
+            )
     return StoredSource(folder, loss.target_trees, target.dtype)
 
 
@@ -150,20 +180,28 @@ def check_disk(folder: Path, needed: int, name: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder}: draft.labels.name={name} needs {size(needed)} and its disk has {size(free)} left. Use "
-            "draft.labels.name=online, which needs none, or top_m, fewer rows, or another disk (paths.checkpoints)."
+            f"{folder}: draft.labels.name={name} needs {size(needed)} and its disk has {size(free)}"
+            " left. Use draft.labels.name=online, which needs none, or top_m, fewer rows, or"
+            " another disk (paths.checkpoints)."
         )
 
 
 def _labels_of(target: CausalModel, rows: TokenRows, config: HeadConfig) -> dict[str, Tensor]:
-    """Tensors of one shard: n rows, and after every token of them (the first has no root, and its entry is not read)."""
+    """Tensors of one shard: n rows, and after every token of them (the first has no root, and its
+    entry is not read).
+    """
     found: dict[str, list[Tensor]] = {}
     for row in range(len(rows)):
-        for name, part in _labels_of_row(target, rows[row : row + 1].to(target.device), config).items():
-            part = part.to(getattr(torch, config.labels.dtype)) if part.is_floating_point() else part
+        for name, part in _labels_of_row(
+            target, rows[row : row + 1].to(target.device), config
+        ).items():
+            part = (
+                part.to(getattr(torch, config.labels.dtype)) if part.is_floating_point() else part
+            )
             if part.is_floating_point() and not part.isfinite().all():
                 raise UserError(
-                    f"draft.labels.dtype={config.labels.dtype}: a feature does not fit it; use bfloat16 or float32."
+                    f"draft.labels.dtype={config.labels.dtype}: a feature does not fit it; use"
+                    " bfloat16 or float32."
                 )
             found.setdefault(name, []).append(part.cpu())
     return {name: torch.cat(parts).contiguous() for name, parts in found.items()}
@@ -180,11 +218,19 @@ def _labels_of_row(target: CausalModel, row: TokenRows, config: HeadConfig) -> d
     for level, features in enumerate([trees.features, *trees.labels]):
         if level:
             tree = trees.levels[level - 1]
-            found |= {f"tokens_{level}": tree.tokens.int(), f"parents_{level}": tree.parents.short()}
+            found |= {
+                f"tokens_{level}": tree.tokens.int(),
+                f"parents_{level}": tree.parents.short(),
+            }
         if config.labels.name == "top_m":
             states = features.flatten(0, -2).split(4 * nodes)
-            parts = [target.logits(some).float().softmax(-1).topk(config.labels.m, -1) for some in states]
-            values, ids = (torch.cat(each).unflatten(0, features.shape[:-1]) for each in zip(*parts, strict=True))
+            parts = [
+                target.logits(some).float().softmax(-1).topk(config.labels.m, -1) for some in states
+            ]
+            values, ids = (
+                torch.cat(each).unflatten(0, features.shape[:-1])
+                for each in zip(*parts, strict=True)
+            )
             found |= {f"ids_{level}": ids.int(), f"probabilities_{level}": values}
         elif level:
             found[f"labels_{level}"] = features

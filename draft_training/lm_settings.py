@@ -1,11 +1,13 @@
-"""How a small language model is built and trained: the settings of `model.target_lm` and `model.draft_lm`."""
+"""How a small language model is built and trained: the settings of `model.target_lm` and
+`model.draft_lm`.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from decoding.common.errors import UserError
-from decoding.common.schema import MANY, number
-from draft_training.settings import TrainingConfig
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import MANY, number
+from nde_talf.draft_training.settings import TrainingConfig
 
 OLD_PRESETS = {"model": {"tiny": "tiny1"}}
 """Presets of an earlier version, by group."""
@@ -32,7 +34,10 @@ class LanguageModelConfig(TrainingConfig):
     cool_down: float = number(0.6, 0, 1)
     """Fraction of the steps, at the end, over which the learning rates fall linearly to zero."""
     total_variation: float = number(0.0, 0, 1)
-    """Weight of the total variation distance in the distillation loss. The rest is the KL divergence."""
+    """Weight of the total variation distance in the distillation loss.
+
+    The rest is the KL divergence.
+    """
 
     KEY: ClassVar[str] = "model.(target_lm|draft_lm)"
 
@@ -40,4 +45,7 @@ class LanguageModelConfig(TrainingConfig):
         """Raises UserError for a setting that cannot be."""
         super().__post_init__()
         if self.hidden % (2 * self.heads):
-            raise UserError(f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even size; change one.")
+            raise UserError(
+                f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even"
+                " size; change one."
+            )

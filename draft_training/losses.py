@@ -1,19 +1,25 @@
-"""The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`. Each gives one number a node.
+"""The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`.
 
-A node is a position where the head predicts the target: the root of a tree, or a drafted token. There q is the head's
-distribution of the next token and f its feature; p and h are the target's. Each loss is a weighted sum of three terms:
+Each gives one number a node.
 
-- classification: the cross-entropy -sum_v p(v) log q(v), or an objective of acceptance in its place;
+A node is a position where the head predicts the target: the root of a tree, or a drafted token.
+There q is the head's distribution of the next token and f its feature; p and h are the target's.
+Each loss is a weighted sum of three terms:
+
+- classification: the cross-entropy -sum_v p(v) log q(v), or an objective of acceptance in its
+  place;
 - distillation: the same sum over the target's 10 most likely tokens alone;
 - regression: smooth L1 (or L1) between f and h.
 
-The objectives of acceptance (`draft.loss.objective`) are of a = sum_v min(p(v), q(v)), which is the probability that one token
-drawn from q is accepted: `total_variation` 1 - a, `log_acceptance` -log a, and `lk`, which goes from the KL divergence to the
-total variation as a grows (Samarin et al. 2026, LK Losses, arXiv 2602.23881). They hold at any node: along the text (EAGLE,
-HASS) and in the target's trees (TALF).
+The objectives of acceptance (`draft.loss.objective`) are of a = sum_v min(p(v), q(v)), which is the
+probability that one token drawn from q is accepted: `total_variation` 1 - a, `log_acceptance` -log
+a, and `lk`, which goes from the KL divergence to the total variation as a grows (Samarin et al.
+2026, LK Losses, arXiv 2602.23881). They hold at any node: along the text (EAGLE, HASS) and in the
+target's trees (TALF).
 
-Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read that one. The fused form holds
-a chunk of rows at a time, and computes their gradient together with the loss. Tests compare the two.
+Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read
+that one. The fused form holds a chunk of rows at a time, and computes their gradient together with
+the loss. Tests compare the two.
 """
 
 from collections.abc import Sequence
@@ -25,11 +31,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from decoding.readout import Readout
-from draft_training.settings import CROSS_ENTROPY, LOG_ACCEPTANCE, TOTAL_VARIATION, EagleLoss, HassLoss, Loss, TalfLoss
+from nde_talf.decoding.readout import Readout
+from nde_talf.draft_training.settings import (
+    CROSS_ENTROPY,
+    LOG_ACCEPTANCE,
+    TOTAL_VARIATION,
+    EagleLoss,
+    HassLoss,
+    Loss,
+    TalfLoss,
+)
 
 if TYPE_CHECKING:
-    from draft_training.head import EagleHead
+    from nde_talf.draft_training.head import EagleHead
 
 _FLOOR = 1e-6  # of an acceptance rate whose logarithm is taken
 
@@ -40,7 +54,8 @@ class TopProbabilities:
 
     Args:
         ids: token ids [..., m], the most likely first.
-        probabilities: their probabilities [..., m]. Their sum is below 1, and the rest carries no loss.
+        probabilities: their probabilities [..., m]. Their sum is below 1, and the rest carries no
+            loss.
     """
 
     ids: Tensor
@@ -53,20 +68,27 @@ class TopProbabilities:
         return len(self.ids)
 
     def flatten(self, first: int, last: int) -> "TopProbabilities":
-        return TopProbabilities(self.ids.flatten(first, last), self.probabilities.flatten(first, last))
+        return TopProbabilities(
+            self.ids.flatten(first, last), self.probabilities.flatten(first, last)
+        )
 
 
 NodeLabels = Tensor | TopProbabilities
-"""Labels of R nodes: the target's features h [R, H], of which its readout makes p, or its most likely tokens."""
+"""Labels of R nodes: the target's features h [R, H], of which its readout makes p, or its most
+likely tokens.
+"""
 
 
 @dataclass(frozen=True)
 class HeadReadout(Readout):
-    """How features become distributions: the target's readout, which is frozen, and a head's own matrix where it has one.
+    """How features become distributions: the target's readout, which is frozen, and a head's own
+    matrix where it has one.
+
     `HeadReadout.of(head)` is that of a head. Products are taken in the weights' dtype.
 
     Args:
-        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the target's readout reads the head out.
+        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the target's
+            readout reads the head out.
         vocabulary: ids [D] of the tokens that `own` has rows for, ascending; None: all.
         chunk: rows of [V] that are held at once.
     """
@@ -79,9 +101,21 @@ class HeadReadout(Readout):
     def of(cls, head: "EagleHead", chunk: int = 512) -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
         target, own, kind = head.target.readout, head.own_matrix, head.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else target.weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(kind)
+            if torch.is_autocast_enabled(kind)
+            else target.weight.dtype
+        )
         own = None if own is None else own.to(dtype)
-        return cls(target.weight.to(dtype), target.bias, target.scale, target.cap, own, head.vocabulary, chunk)
+        return cls(
+            target.weight.to(dtype),
+            target.bias,
+            target.scale,
+            target.cap,
+            own,
+            head.vocabulary,
+            chunk,
+        )
 
     def of_target(self, features: Tensor) -> Tensor:
         """The target's logits [R, V] of features [R, H], float32."""
@@ -89,11 +123,21 @@ class HeadReadout(Readout):
 
     def of_head(self, features: Tensor) -> Tensor:
         """The head's logits [R, V], or [R, D] with a vocabulary, of its features [R, H], float32."""
-        return self.of_target(features) if self.own is None else F.linear(features.to(self.own.dtype), self.own).float()
+        return (
+            self.of_target(features)
+            if self.own is None
+            else F.linear(features.to(self.own.dtype), self.own).float()
+        )
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of the target's logits z [R, V] by the products W f: s, or s (1 - (z / c)^2) with a soft cap c."""
-        return self.scale if self.cap is None else (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
+        """The derivative of the target's logits z [R, V] by the products W f: s, or s (1 - (z /
+        c)^2) with a soft cap c.
+        """
+        return (
+            self.scale
+            if self.cap is None
+            else (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
+        )
 
 
 class NodeLosses(NamedTuple):
@@ -115,7 +159,10 @@ def total_variation(acceptance: Tensor) -> Tensor:
 
 
 def log_acceptance(acceptance: Tensor) -> Tensor:
-    """-log a. Its gradient is that of the total variation divided by a, so that it does not vanish where a is small.
+    """-log a.
+
+    Its gradient is that of the total variation divided by a, so that it does not vanish where a is
+    small.
 
     >>> round(log_acceptance(torch.tensor(0.8)).item(), 3)
     0.223
@@ -124,10 +171,11 @@ def log_acceptance(acceptance: Tensor) -> Tensor:
 
 
 def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
-    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) a constant without gradient.
+    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) a constant without
+    gradient.
 
-    A head that agrees little is led by the KL divergence, whose gradient is large there, and one that agrees well by the total
-    variation. With a = 0.8 and eta = 3, w is 0.091:
+    A head that agrees little is led by the KL divergence, whose gradient is large there, and one
+    that agrees well by the total variation. With a = 0.8 and eta = 3, w is 0.091:
 
     >>> round(lk_loss(torch.tensor(0.8), kl=torch.tensor(0.157)).item(), 3)
     0.196
@@ -136,11 +184,17 @@ def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
     return weight * kl + (1 - weight) * total_variation(acceptance)
 
 
-def talf_loss(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: TalfLoss = TalfLoss(), plain: bool = False):
+def talf_loss(
+    features: Tensor,
+    labels: NodeLabels,
+    readout: HeadReadout,
+    weights: TalfLoss = TalfLoss(),
+    plain: bool = False,
+):
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
-    With the identity as the readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives
-    0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
+    With the identity as the readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a
+    head that gives 0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> round(talf_loss(q.log(), p.log(), HeadReadout(torch.eye(3))).loss.item(), 3)
@@ -153,12 +207,18 @@ def talf_loss(features: Tensor, labels: NodeLabels, readout: HeadReadout, weight
     return distribution_loss(features, labels, readout, weights, plain)
 
 
-def eagle_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: EagleLoss = EagleLoss(), plain: bool = False):
+def eagle_loss(
+    features: Tensor,
+    labels: Tensor,
+    readout: HeadReadout,
+    weights: EagleLoss = EagleLoss(),
+    plain: bool = False,
+):
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
 
-    The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405 apart. Smooth L1 is half
-    the square within 1 and the distance less 0.5 beyond; the mean over the three is 0.232. With weights 1 and 0.1 the loss is
-    0.232 + 0.1 * 1.187 = 0.351:
+    The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405
+    apart. Smooth L1 is half the square within 1 and the distance less 0.5 beyond; the mean over the
+    three is 0.232. With weights 1 and 0.1 the loss is 0.232 + 0.1 * 1.187 = 0.351:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = EagleLoss(regression=1.0, classification=0.1)
@@ -168,14 +228,23 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: 
     Args: as `talf_loss` has them; labels are features.
     """
     loss, agree = distribution_loss(features, labels, readout, weights, plain)
-    return NodeLosses(loss + weights.regression * regression(features, labels, weights.regression_norm), agree)
+    return NodeLosses(
+        loss + weights.regression * regression(features, labels, weights.regression_norm), agree
+    )
 
 
-def hass_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: HassLoss = HassLoss(), plain: bool = False):
-    """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in top-10 of p} p(v) log q(v).
+def hass_loss(
+    features: Tensor,
+    labels: Tensor,
+    readout: HeadReadout,
+    weights: HassLoss = HassLoss(),
+    plain: bool = False,
+):
+    """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in
+    top-10 of p} p(v) log q(v).
 
-    q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum equals
-    the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
+    q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that
+    here the second sum equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
@@ -192,20 +261,31 @@ LOSSES = {"talf": talf_loss, "hass": hass_loss, "eagle": eagle_loss}
 
 
 def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. So does EAGLE's code. norm="l1": |f - h|, as the
-    papers write it, likewise a mean, so that weights mean the same at every H."""
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...].
+
+    So does EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that
+    weights mean the same at every H.
+    """
     distance = F.l1_loss if norm == "l1" else F.smooth_l1_loss
     return distance(features, labels.to(features.dtype), reduction="none").mean(-1)
 
 
 def distribution_loss(
-    features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss = TalfLoss(), plain: bool = False
+    features: Tensor,
+    labels: NodeLabels,
+    readout: HeadReadout,
+    weights: Loss = TalfLoss(),
+    plain: bool = False,
 ) -> NodeLosses:
-    """What compares q with p at R nodes: classification times `weights.objective`, plus distillation. With cross-entropy this
-    is -sum_v y(v) log q(v) with y = classification p + distillation p[top], by the `weights` of those names.
+    """What compares q with p at R nodes: classification times `weights.objective`, plus
+    distillation.
 
-    With a draft vocabulary, as in EAGLE-3's code, cross-entropy and KL divergence take p restricted to it and renormalised, and
-    are 0 at nodes whose most likely token is outside. a takes p as it is there: the true acceptance rate.
+    With cross-entropy this is -sum_v y(v) log q(v) with y = classification p + distillation p[top],
+    by the `weights` of those names.
+
+    With a draft vocabulary, as in EAGLE-3's code, cross-entropy and KL divergence take p restricted
+    to it and renormalised, and are 0 at nodes whose most likely token is outside. a takes p as it
+    is there: the true acceptance rate.
 
     Args:
         features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
@@ -218,8 +298,14 @@ def distribution_loss(
         if readout.own is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, weights))
         # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
-        parts = [slice(start, start + readout.chunk) for start in range(0, max(1, len(features)), readout.chunk)]
-        found = [checkpoint(_plain, features[part], labels[part], readout, weights, use_reentrant=False) for part in parts]
+        parts = [
+            slice(start, start + readout.chunk)
+            for start in range(0, max(1, len(features)), readout.chunk)
+        ]
+        found = [
+            checkpoint(_plain, features[part], labels[part], readout, weights, use_reentrant=False)
+            for part in parts
+        ]
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
@@ -242,13 +328,20 @@ def _plain(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: 
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W, with g the derivative by the
-    logits and z' the slope of these by the products W f. Of a cross-entropy with labels y it is g = |y| q - y, with |y| = sum_v
-    y(v)."""
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W,
+    with g the derivative by the logits and z' the slope of these by the products W f.
+
+    Of a cross-entropy with labels y it is g = |y| q - y, with |y| = sum_v y(v).
+    """
 
     @staticmethod
-    def forward(ctx, features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> tuple[Tensor, Tensor]:
-        losses, agrees = features.new_empty(len(features), dtype=torch.float32), [features.new_empty(0, dtype=torch.bool)]
+    def forward(
+        ctx, features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss
+    ) -> tuple[Tensor, Tensor]:
+        losses, agrees = (
+            features.new_empty(len(features), dtype=torch.float32),
+            [features.new_empty(0, dtype=torch.bool)],
+        )
         slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
@@ -268,7 +361,9 @@ class _Fused(torch.autograd.Function):
                     by_cross = logits.sub_(normaliser).exp_().mul_(total).sub_(y)
                     by_logits = by_cross if by_logits is None else by_logits.add_(by_cross)
             if slope is not None:
-                slope[part] = (by_logits.mul_(by_product).to(readout.weight.dtype) @ readout.weight).to(slope.dtype)
+                slope[part] = (
+                    by_logits.mul_(by_product).to(readout.weight.dtype) @ readout.weight
+                ).to(slope.dtype)
         ctx.save_for_backward(slope)
         agree = torch.cat(agrees)
         ctx.mark_non_differentiable(agree)
@@ -281,11 +376,12 @@ class _Fused(torch.autograd.Function):
 
 
 def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, Tensor]:
-    """classification times the objective [R] and its derivative by the logits [R, V].
+    """Classification times the objective [R] and its derivative by the logits [R, V].
 
-    That of a is q (b - m), with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as autograd has it) and m = sum_v
-    b(v) q(v). That of the KL divergence is |p| q - p. So the derivative is q (c - s b) - w p, with s, w and c = s m + w |p| a
-    number for each row."""
+    That of a is q (b - m), with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as
+    autograd has it) and m = sum_v b(v) q(v). That of the KL divergence is |p| q - p. So the
+    derivative is q (c - s b) - w p, with s, w and c = s m + w |p| a number for each row.
+    """
     q = log_q.exp()
     acceptance = torch.minimum(p, q).sum(-1)
     below = torch.heaviside(p - q, q.new_tensor(0.5))
@@ -297,18 +393,30 @@ def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, 
     else:
         w = torch.exp(-weights.eta * acceptance)
         s = 1 - w
-        loss = lk_loss(acceptance, torch.xlogy(p, p).sum(-1) - torch.linalg.vecdot(p, log_q), weights.eta)
+        loss = lk_loss(
+            acceptance, torch.xlogy(p, p).sum(-1) - torch.linalg.vecdot(p, log_q), weights.eta
+        )
     c = s * torch.linalg.vecdot(below, q) + w * p.sum(-1)
     slope = below.mul_(-s[:, None]).add_(c[:, None]).mul_(q).addcmul_(p, w[:, None], value=-1)
-    return weights.classification * loss, slope if weights.classification == 1 else slope.mul_(weights.classification)
+    return weights.classification * loss, (
+        slope if weights.classification == 1 else slope.mul_(weights.classification)
+    )
 
 
 def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of the target at R nodes: p [R, V], or [R, D] of the tokens of a draft vocabulary; with one, whether its most likely
-    token is in it, [R, 1]; the index [R] of that token in p, -1 for one outside."""
+    """Of the target at R nodes: p [R, V], or [R, D] of the tokens of a draft vocabulary; with one,
+    whether its most likely token is in it, [R, 1]; the index [R] of that token in p, -1 for one
+    outside.
+    """
     if isinstance(labels, TopProbabilities):
         ids, probabilities = labels.ids.long(), labels.probabilities.float()
-        return probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(1, ids, probabilities), None, ids[:, 0]
+        return (
+            probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(
+                1, ids, probabilities
+            ),
+            None,
+            ids[:, 0],
+        )
     p = readout.of_target(labels).softmax(-1)
     best = p.argmax(-1)
     if readout.vocabulary is None:
@@ -319,54 +427,77 @@ def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tenso
 
 
 def _restricted(p: Tensor, inside: Tensor | None) -> Tensor:
-    """p, or with a draft vocabulary p renormalised in it, and 0 at nodes whose most likely token is outside."""
+    """p, or with a draft vocabulary p renormalised in it, and 0 at nodes whose most likely token is
+    outside.
+    """
     return p if inside is None else p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside
 
 
 def _weighted_labels(p: Tensor, inside: Tensor | None, weights: Loss) -> Tensor:
-    """y [R, V] of the cross-entropy -sum_v y(v) log q(v): classification where that is the objective, and distillation."""
+    """Y [R, V] of the cross-entropy -sum_v y(v) log q(v): classification where that is the
+    objective, and distillation.
+    """
     y = known = _restricted(p, inside)
     classification = weights.classification if weights.objective == CROSS_ENTROPY else 0
     if classification != 1:
         y = known * classification
     if weights.distillation:
         top = known.topk(min(weights.top, known.shape[-1]), -1)
-        y = (y if y is not known else known.clone()).scatter_add_(1, top.indices, weights.distillation * top.values)
+        y = (y if y is not known else known.clone()).scatter_add_(
+            1, top.indices, weights.distillation * top.values
+        )
     return y
 
 
 def tree_loss(
-    features: Sequence[Tensor], labels: Sequence[NodeLabels], readout: HeadReadout, loss: Loss, weights: Sequence[Tensor]
+    features: Sequence[Tensor],
+    labels: Sequence[NodeLabels],
+    readout: HeadReadout,
+    loss: Loss,
+    weights: Sequence[Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
+    """The sum of the losses of a tree's nodes, averaged over roots.
+
+    With TALF this is Algorithm 1 of the SALF & TALF paper.
 
     Args:
-        features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have fewer roots, chosen so that
-            the expectation stays (`document_masks.choose_roots`).
+        features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have
+            fewer roots, chosen so that the expectation stays (`document_masks.choose_roots`).
         labels: at the same nodes.
         loss: which loss, with its weights.
         weights: of the roots [...], for each depth. A root of weight 0 costs nothing.
 
     Returns:
-        The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
+        The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes,
+        without gradient.
     """
     total, losses, agreements = torch.zeros((), device=readout.weight.device), {}, {}
     for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
         weight = weight.flatten().to(guess.dtype)
         counted = weight.nonzero()[:, 0]
-        guess, truth, weight = guess.flatten(0, -3)[counted], truth.flatten(0, -3)[counted], weight[counted]
+        guess, truth, weight = (
+            guess.flatten(0, -3)[counted],
+            truth.flatten(0, -3)[counted],
+            weight[counted],
+        )
         nodes = guess.shape[1]
         rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
         level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
         total = total + level
-        agreed = (agree.float().view(len(weight), nodes).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9)
-        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = level.detach() / nodes, agreed
+        agreed = (
+            agree.float().view(len(weight), nodes).mean(1) * weight
+        ).sum() / weight.sum().clamp(min=1e-9)
+        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = (
+            level.detach() / nodes,
+            agreed,
+        )
     return total, losses | agreements
 
 
 class NodeMetrics(NamedTuple):
-    """One value for each of R nodes: KL(p || q) in nats; whether p and q have the same most likely token; the overlap
-    sum_v min(p, q), which is the acceptance rate of one speculative draw."""
+    """One value for each of R nodes: KL(p || q) in nats; whether p and q have the same most likely
+    token; the overlap sum_v min(p, q), which is the acceptance rate of one speculative draw.
+    """
 
     kl: Tensor
     agree: Tensor
@@ -375,14 +506,28 @@ class NodeMetrics(NamedTuple):
 
 @torch.no_grad()
 def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> NodeMetrics:
-    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0
-    outside it. Loss and KL would be infinite there: it is that of p restricted to the vocabulary and renormalised."""
+    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32.
+
+    With a draft vocabulary q is 0 outside it. Loss and KL would be infinite there: it is that of p
+    restricted to the vocabulary and renormalised.
+    """
     parts, vocabulary = [], readout.vocabulary
-    for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
-        log_p, log_q = readout.of_target(truth).log_softmax(-1), readout.of_head(guess).log_softmax(-1)
+    for guess, truth in zip(
+        features.split(readout.chunk), labels.split(readout.chunk), strict=True
+    ):
+        log_p, log_q = (
+            readout.of_target(truth).log_softmax(-1),
+            readout.of_head(guess).log_softmax(-1),
+        )
         best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
         if vocabulary is not None:
-            guessed, p, log_p = vocabulary[guessed], p[:, vocabulary], log_p[:, vocabulary].log_softmax(-1)
+            guessed, p, log_p = (
+                vocabulary[guessed],
+                p[:, vocabulary],
+                log_p[:, vocabulary].log_softmax(-1),
+            )
         overlap, p = torch.minimum(p, log_q.exp()).sum(-1), log_p.exp()
-        parts.append(NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap))
+        parts.append(
+            NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap)
+        )
     return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -1,9 +1,11 @@
-"""Draft heads that others published, as the loop decodes with them and as a training starts from them (`draft.warm_start`).
+"""Draft heads that others published, as the loop decodes with them and as a training starts from
+them (`draft.warm_start`).
 
-They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`, `norm`, `lm_head`), or of the
-speculators library (the same names, `layers.0` for both, and the layer's configuration inside another). The layer may have
-sizes of its own, such as a wider MLP than the target's. Such a folder does not say which target it belongs to. What can be
-compared is the sizes, and the copy of the target's embedding that most of them hold.
+They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`,
+`norm`, `lm_head`), or of the speculators library (the same names, `layers.0` for both, and the
+layer's configuration inside another). The layer may have sizes of its own, such as a wider MLP than
+the target's. Such a folder does not say which target it belongs to. What can be compared is the
+sizes, and the copy of the target's embedding that most of them hold.
 """
 
 from pathlib import Path
@@ -12,29 +14,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.files import reading
-from decoding.common.tensors import not_finite, read_tensors
-from decoding.common.typed import typed
-from decoding.model import CausalModel
-from draft_training.draft_vocab import layout_of, vocabulary_in, vocabulary_of
-from draft_training.eagle3 import Eagle3Head
-from draft_training.families import family_of
-from draft_training.head import EagleHead
-from draft_training.settings import FAMILY, LLAMA
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.tensors import not_finite, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_in, vocabulary_of
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.families import family_of
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
 CONFIG, _AGAIN = "config.json", "fetch it again"
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Where the weights may be; the first that is there is read."""
-_SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
+_SIZES = (
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "hidden_act",
+)
 _SIZES += ("rope_parameters", "attention_bias", "mlp_bias")
 _OTHER_WIRING = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
-_SAME = 0.999  # fraction of signs in which two copies of one embedding agree at least: in half precision a few become zero
+# fraction of signs in which two copies of one embedding agree at least: in half precision a few
+# become zero
+_SAME = 0.999
 
 
-def load_published(folder: Path, config: dict[str, Any], target: CausalModel, dtype: torch.dtype | None = None) -> EagleHead:
+def load_published(
+    folder: Path, config: dict[str, Any], target: CausalModel, dtype: torch.dtype | None = None
+) -> EagleHead:
     """The head in `folder`, in evaluation mode, for `target`.
 
     Args:
@@ -48,29 +61,49 @@ def load_published(folder: Path, config: dict[str, Any], target: CausalModel, dt
     fc = weights.get("fc.weight")
     if fc is None or fc.ndim != 2:
         raise UserError(
-            f"{folder}: it holds no draft head: among its weights is no matrix fc.weight. Give the folder of a head in EAGLE's "
-            "or EAGLE-3's layout, or one that stage=draft exported."
+            f"{folder}: it holds no draft head: among its weights is no matrix fc.weight. Give the"
+            " folder of a head in EAGLE's or EAGLE-3's layout, or one that stage=draft exported."
         )
     hidden, width = fc.shape
     if hidden != target.hidden_size or width not in (2 * hidden, 3 * hidden):
         raise UserError(
-            f"{folder}: its fc.weight is [{hidden}, {width}], and that of a head for {target.name} is [H, 2H] (EAGLE) or "
-            f"[H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head for another target."
+            f"{folder}: its fc.weight is [{hidden}, {width}], and that of a head for {target.name}"
+            f" is [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head"
+            " for another target."
         )
     three = width == 3 * hidden
     with reading(folder / CONFIG, _AGAIN):
         eagle = typed(config.get("eagle_config") or {}, dict[str, Any])
         layers = typed(config.get(LAYERS) or eagle.get(LAYERS) or [], list[int])
     if other := [key for key in _OTHER_WIRING if config.get(key) or eagle.get(key)]:
-        raise UserError(f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run here.")
-    for name in ("embed_tokens.weight", *(() if three else ("lm_head.weight",))):  # the target's are used
-        if (copy := weights.pop(name, None)) is not None and name.startswith("embed") and not _same_signs(copy, target):
-            raise UserError(f"{folder}: its embedding is not that of {target.name}, so it is a head for another target.")
-    layer = LLAMA if config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config else FAMILY
+        raise UserError(
+            f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run"
+            " here."
+        )
+    for name in (
+        "embed_tokens.weight",
+        *(() if three else ("lm_head.weight",)),
+    ):  # the target's are used
+        if (
+            (copy := weights.pop(name, None)) is not None
+            and name.startswith("embed")
+            and not _same_signs(copy, target)
+        ):
+            raise UserError(
+                f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
+                " target."
+            )
+    layer = (
+        LLAMA
+        if config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config
+        else FAMILY
+    )
     family = family_of(target, layer)
     with reading(folder / CONFIG, _AGAIN):
         inner = config.get("transformer_layer_config", config)
-        own = family.config.from_dict({key: value for key, value in inner.items() if key != "model_type"})
+        own = family.config.from_dict(
+            {key: value for key, value in inner.items() if key != "model_type"}
+        )
         sizes = {name: getattr(own, name) for name in _SIZES if hasattr(own, name)}
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -82,11 +115,14 @@ def load_published(folder: Path, config: dict[str, Any], target: CausalModel, dt
             if "d2t" in weights and "t2d" not in weights:
                 weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
             options["vocabulary"] = vocabulary_in(weights, target.vocab_size, str(folder))
-            weights = {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
+            weights = {
+                name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()
+            }
         head = (Eagle3Head if three else EagleHead)(target, layer, **options)
     if layers and tuple(layers) != head.feature_layers:
         raise UserError(
-            f"{folder}: it takes features of the layers {layers}; beside {target.name}: {list(head.feature_layers)}."
+            f"{folder}: it takes features of the layers {layers}; beside {target.name}:"
+            f" {list(head.feature_layers)}."
         )
     load_weights(head, weights, folder)
     return head.eval().requires_grad_(False)
@@ -96,7 +132,8 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
     """Check the sizes of a head's layer before it is made.
 
     Raises:
-        ValueError: they are no sizes of a layer, or of one that is larger than all `weights` together.
+        ValueError: they are no sizes of a layer, or of one that is larger than all `weights`
+            together.
     """
     if unknown := sorted(sizes.keys() - {*_SIZES, "fc_bias"}):
         raise ValueError(f"the size '{unknown[0]}' is not known")
@@ -104,28 +141,43 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
     for name, count in counts.items():
         if typed(count, int, name) < 1:
             raise ValueError(f"'{name}' is {count}, and has to be at least 1")
-    heads = max(counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)) * counts.get("head_dim", 1)
+    heads = max(
+        counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)
+    ) * counts.get("head_dim", 1)
     held = sum(weight.numel() for weight in weights.values())
     if max(heads, counts.get("intermediate_size", 1)) * target.hidden_size > held:
         raise ValueError(f"it claims a layer of {counts}, and the weights hold {held} numbers")
 
 
 def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> None:
-    """Give `head` its weights. Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite."""
+    """Give `head` its weights.
+
+    Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite.
+    """
     name = head.target.name
     counts = ("d2t", "t2d")
-    other = [key for key, weight in weights.items() if not weight.is_floating_point() and key not in counts]
+    other = [
+        key
+        for key, weight in weights.items()
+        if not weight.is_floating_point() and key not in counts
+    ]
     fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights)
     try:
         if fault is None:
             return head.load_file_weights(weights)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         fault = " ".join(str(error).split())
-    raise UserError(f"{where}: its tensors are not those of a head for {name} ({fault}). Take a good copy, or make it again.")
+    raise UserError(
+        f"{where}: its tensors are not those of a head for {name} ({fault}). Take a good copy, or"
+        " make it again."
+    )
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The weights by name, without tables of angles. Raises UserError if there are none that can be read."""
+    """The weights by name, without tables of angles.
+
+    Raises UserError if there are none that can be read.
+    """
     file = next((folder / name for name in FILES if (folder / name).exists()), None)
     if file is None:
         raise UserError(f"{folder}: there is no draft head: it has no {' or '.join(FILES)}.")
@@ -134,7 +186,11 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     else:
         with reading(file, _AGAIN):
             found = typed(torch.load(file, map_location="cpu", weights_only=True), dict[str, Any])
-    return {name: weight for name, weight in found.items() if isinstance(weight, Tensor) and "rotary_emb" not in name}
+    return {
+        name: weight
+        for name, weight in found.items()
+        if isinstance(weight, Tensor) and "rotary_emb" not in name
+    }
 
 
 def _same_signs(copy: Tensor, target: CausalModel) -> bool:

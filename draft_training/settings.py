@@ -1,15 +1,18 @@
-"""How a draft head is trained: every setting, its default, and which exclude each other. Imports no torch.
+"""How a draft head is trained: every setting, its default, and which exclude each other.
 
-Settings that mean something for one loss alone are in a small dataclass of that loss, and likewise for labels. On the command
-line the name chooses the dataclass, and its other keys follow: `draft.loss.name=hass draft.loss.distillation=5`.
+Imports no torch.
+
+Settings that mean something for one loss alone are in a small dataclass of that loss, and likewise
+for labels. On the command line the name chooses the dataclass, and its other keys follow:
+`draft.loss.name=hass draft.loss.distillation=5`.
 """
 
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decoding.common.errors import UserError
-from decoding.common.schema import MANY, OPTIONS, SEED, check_fields, choice, number
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import MANY, OPTIONS, SEED, check_fields, choice, number
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
@@ -17,7 +20,12 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
 OLD_PRECISIONS = ("32", "bf16", "16", "64")
 """Lightning's names of precisions, and short ones that it still takes."""
-CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = ("cross_entropy", "total_variation", "log_acceptance", "lk")
+CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
+    "cross_entropy",
+    "total_variation",
+    "log_acceptance",
+    "lk",
+)
 
 OLD_KEYS = {
     "draft.loss": "draft.loss.name",
@@ -52,13 +60,18 @@ class TalfLoss:
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
     objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
-    """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of the rate at which a draw from
-    the head's q is accepted: `total_variation`, `log_acceptance` or `lk` (arXiv 2602.23881; `draft_training.losses`)."""
+    """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of
+    the rate at which a draw from the head's q is accepted: `total_variation`, `log_acceptance` or
+    `lk` (arXiv 2602.23881; `nde_talf.draft_training.losses`).
+    """
     eta: float = number(3.0, 0, 1000)
-    """With objective=lk, how fast the total variation takes the place of the KL divergence as the acceptance rate grows."""
+    """With objective=lk, how fast the total variation takes the place of the KL divergence as the
+    acceptance rate grows.
+    """
 
-    # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along the text. regresses:
-    # compares the head's features with the target's, and not distributions alone.
+    # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along
+    # the text. regresses: compares the head's features with the target's, and not distributions
+    # alone.
     target_trees, regresses = True, False
     classification, distillation, top = 1.0, 0.0, 0
 
@@ -70,11 +83,19 @@ class EagleLoss:
     name: str = "eagle"
     """Chooses this loss."""
     regression: float = number(1.0, 0, 1e6)
-    """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
+    """Weight of the smooth L1 distance between the head's and the target's feature.
+
+    EAGLE's code has 1.
+    """
     classification: float = number(10.0, 0, 1e6)
-    """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
+    """Weight of the cross-entropy with the target's distribution.
+
+    The SALF & TALF paper has 10, EAGLE's code 0.1.
+    """
     regression_norm: str = choice("smooth_l1", ("smooth_l1", "l1"))
-    """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it; a mean over its numbers."""
+    """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it;
+    a mean over its numbers.
+    """
     objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
     """What `classification` weighs: see `TalfLoss.objective`."""
     eta: float = number(3.0, 0, 1000)
@@ -87,14 +108,18 @@ class EagleLoss:
 
 @dataclass(frozen=True)
 class HassLoss(EagleLoss):
-    """EAGLE's regression and classification, and top-K distillation, along the text on the head's own features."""
+    """EAGLE's regression and classification, and top-K distillation, along the text on the head's
+    own features.
+    """
 
     name: str = "hass"
     """Chooses this loss."""
     depth: int = number(3, 1, 64)
     """Draft passes along the text (HASS's align steps). Each carries a loss."""
     detach_features: bool = True
-    """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as HASS is printed."""
+    """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as
+    HASS is printed.
+    """
     distillation: float = number(10.0, 0, 1e6)
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
     top: int = number(10, 1, 1_000_000)
@@ -121,14 +146,18 @@ class FeatureLabels:
 
 @dataclass(frozen=True)
 class TopLabels:
-    """The trees and the target's m most likely tokens at their nodes are computed once and read from disk (TALF alone)."""
+    """The trees and the target's m most likely tokens at their nodes are computed once and read
+    from disk (TALF alone).
+    """
 
     name: str = "top_m"
     """Chooses these labels."""
     m: int = number(64, 1, 1_000_000)
     """How many tokens and probabilities are kept of each distribution. The rest carries no loss."""
     dtype: str = choice("float16", DTYPES)
-    """Of the features along the text and of the probabilities on disk: float16, bfloat16 or float32."""
+    """Of the features along the text and of the probabilities on disk: float16, bfloat16 or
+    float32.
+    """
 
 
 LOSSES = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
@@ -142,7 +171,10 @@ else:  # OmegaConf has no unions of dataclasses
 
 
 def _choice(name: str, options: dict[str, type]) -> Any:
-    """A field that holds one of several dataclasses. Its keys depend on its name, so that Hydra lets any be given."""
+    """A field that holds one of several dataclasses.
+
+    Its keys depend on its name, so that Hydra lets any be given.
+    """
 
     def given() -> Any:
         from omegaconf import DictConfig
@@ -163,16 +195,26 @@ class TrainingConfig:
     lr_muon: float = number(0.02, 0, 10, above=True)
     """Peak learning rate of the matrices that Muon trains."""
     lr_adam: float = number(0.006, 0, 10, above=True)
-    """Peak learning rate of what AdamW trains. The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4."""
+    """Peak learning rate of what AdamW trains.
+
+    The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4.
+    """
     warm_up: int = number(10, 0, MANY)
     """Steps over which the learning rates rise linearly."""
     gradient_clip: float | None = number(None, 0, 1e9, above=True, example=1.0)
-    """Largest norm of the gradients in a step, for each optimiser on its own. None does not clip."""
+    """Largest norm of the gradients in a step, for each optimiser on its own.
+
+    None does not clip.
+    """
     precision: str | None = choice(None, PRECISIONS, old_names=OLD_PRECISIONS)
-    """Lightning's name, such as bf16-mixed or 32-true. None: bf16-mixed where the machine has native bfloat16, else 32-true."""
+    """Lightning's name, such as bf16-mixed or 32-true.
+
+    None: bf16-mixed where the machine has native bfloat16, else 32-true.
+    """
     checkpoint_seconds: float = number(10.0, 0, MANY)
-    """A checkpoint is written at the first step that ends this long after the last one, or later, where writing them would take
-    more than 2 % of the time. 0: after every step."""
+    """A checkpoint is written at the first step that ends this long after the last one, or later,
+    where writing them would take more than 2 % of the time. 0: after every step.
+    """
     seed: int = number(0, 0, SEED)
     """Of the initial weights, the order of the rows and the choice of roots."""
 
@@ -188,103 +230,178 @@ class TrainingConfig:
 
 @dataclass(kw_only=True)
 class HeadConfig(TrainingConfig):
-    """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
+    """How a head is trained.
+
+    Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU.
+    """
 
     loss: Loss = _choice("talf", LOSSES)
-    """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`. See `TalfLoss`, `HassLoss` and `EagleLoss`."""
+    """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`.
+
+    See `TalfLoss`, `HassLoss` and `EagleLoss`.
+    """
     layer: str = choice(FAMILY, LAYERS)
-    """`family`: a decoder layer of the target's family. `llama`: a Llama layer beside any target, which vLLM can serve."""
+    """`family`: a decoder layer of the target's family.
+
+    `llama`: a Llama layer beside any target, which vLLM can serve.
+    """
     features: str = choice("final", ("final", "three"))
-    """Of the target, for the head. `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
-    lm_head of the head's own (EAGLE-3; with loss talf and labels online)."""
+    """Of the target, for the head.
+
+    `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
+    lm_head of the head's own (EAGLE-3; with loss talf and labels online).
+    """
     draft_vocab: int | None = number(None, 1, MANY, example=32000)
-    """With features=three, how many tokens the head can draft: those that are most frequent in the training rows (EAGLE-3's
-    code has 32,000). Its lm_head has as many rows. None: all."""
+    """With features=three, how many tokens the head can draft: those that are most frequent in the
+    training rows (EAGLE-3's code has 32,000).
+
+    Its lm_head has as many rows. None: all.
+    """
     warm_start: str | None = None
     """Folder of an exported head to begin with, in place of random weights."""
     roots: int = number(32, 0, 1_000_000)
-    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at depth 0
-    takes all roots in any case, and the expected loss does not depend on this; its noise does. With 8 roots of 256 it was so
-    noisy that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
+    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the
+    paper.
+
+    The loss at depth 0 takes all roots in any case, and the expected loss does not depend on this;
+    its noise does. With 8 roots of 256 it was so noisy that trees made depth 0 worse (overlap 0.70
+    against 0.76 with 32).
+    """
     chain_fraction: float = number(0.6, 0, 1)
     """Fraction of the steps, at the start, that train depth 0 alone."""
     labels: Labels = _choice("online", LABELS)
-    """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or `top_m`. See `OnlineLabels`,
-    `FeatureLabels` and `TopLabels`."""
+    """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or
+    `top_m`.
+
+    See `OnlineLabels`, `FeatureLabels` and `TopLabels`.
+    """
     accumulate: int = number(1, 1, 1_000_000)
     """Passes whose gradients make one optimiser step."""
     optimizer: str = choice("muon", ("muon", "adamw"))
-    """`muon`: Muon for the matrices and AdamW for the rest. `adamw`: AdamW for all, as in the paper."""
+    """`muon`: Muon for the matrices and AdamW for the rest.
+
+    `adamw`: AdamW for all, as in the paper.
+    """
     ema_decay: float = number(0.0, 0, 1, below=True)
-    """Decay of an exponential moving average of the weights, such as 0.999. Training then ends with the average. 0: none."""
+    """Decay of an exponential moving average of the weights, such as 0.999.
+
+    Training then ends with the average. 0: none.
+    """
     precision: str | None = choice("auto", ("auto", *PRECISIONS), old_names=OLD_PRECISIONS)
-    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true.
-    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
+    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has
+    native bfloat16, else 32-true.
+
+    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32.
+    """
     strategy: str = choice("auto", ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP))
-    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`. `ddp`: likewise, and the command starts anew for each. `fsdp`:
-    a part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
+    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`.
+
+    `ddp`: likewise, and the command starts anew for each. `fsdp`: a part of the head and of its
+    optimiser's state on each. A step has `devices` times as many rows.
+    """
     devices: int = number(1, 1, 1024)
     """Processes that train together, each on a device of its own."""
     evaluate_every: int = number(0, 0, MANY)
-    """Steps from one evaluation on held-out rows to the next. The weights with the lowest held-out loss are exported. 0: none,
-    and the last weights are."""
+    """Steps from one evaluation on held-out rows to the next.
+
+    The weights with the lowest held-out loss are exported. 0: none, and the last weights are.
+    """
     max_bad_steps: int = number(10, 0, MANY)
-    """Steps whose loss or gradient is not finite and that are passed over, until the training stops."""
+    """Steps whose loss or gradient is not finite and that are passed over, until the training
+    stops.
+    """
     lr_scale: float = number(1.0, 0, 1, above=True)
-    """Factor on the learning rates, in (0, 1]. An unfinished training can be resumed with a smaller one, and goes on with the
-    smallest that it was given."""
+    """Factor on the learning rates, in (0, 1].
+
+    An unfinished training can be resumed with a smaller one, and goes on with the smallest that it
+    was given.
+    """
     nodes_in_pass: int = number(128, 1, 1_000_000)
-    """Nodes of a row in one pass of the target. Four times as many rows of [V] are held at once in the loss: a memory limit."""
+    """Nodes of a row in one pass of the target.
+
+    Four times as many rows of [V] are held at once in the loss: a memory limit.
+    """
 
     KEY: ClassVar[str] = "draft"
 
     def __post_init__(self) -> None:
-        """Turns `loss` and `labels` into their dataclasses. Raises UserError for settings that do not exist or exclude each
-        other."""
-        self.loss, self.labels = _chosen("loss", self.loss, LOSSES), _chosen("labels", self.labels, LABELS)
+        """Turns `loss` and `labels` into their dataclasses.
+
+        Raises UserError for settings that do not exist or exclude each other.
+        """
+        self.loss, self.labels = (
+            _chosen("loss", self.loss, LOSSES),
+            _chosen("labels", self.labels, LABELS),
+        )
         super().__post_init__()
         loss, labels = self.loss.name, self.labels.name
         if labels == "top_m" and self.loss.regresses:
-            raise UserError(f"draft.labels.name=top_m has no features for draft.loss.name={loss} to regress to: use features.")
+            raise UserError(
+                f"draft.labels.name=top_m has no features for draft.loss.name={loss} to regress to:"
+                " use features."
+            )
         if self.features == "three" and (self.loss.regresses or labels != "online"):
             raise UserError(
-                f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}: such a head's output is no "
-                "feature of the target's to be regressed to, and labels on disk hold features after the final norm alone. Use "
-                "draft.loss.name=talf and draft.labels.name=online."
+                f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}:"
+                " such a head's output is no feature of the target's to be regressed to, and"
+                " labels on disk hold features after the final norm alone. Use"
+                " draft.loss.name=talf and draft.labels.name=online."
             )
         if self.draft_vocab is not None and self.features != "three":
             raise UserError(
-                f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it counts tokens, and "
-                "goes with draft.features=three, whose head has an lm_head of its own."
+                f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it"
+                " counts tokens, and goes with draft.features=three, whose head has an lm_head of"
+                " its own."
             )
         sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"
         if sharded and self.optimizer == "muon":
-            raise UserError("draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn.")
+            raise UserError(
+                "draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or"
+                " strategy=ddp_spawn."
+            )
         if sharded and self.ema_decay:
-            raise UserError("draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or draft.ema_decay=0.")
+            raise UserError(
+                "draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or"
+                " draft.ema_decay=0."
+            )
         if scaled and (sharded or self.gradient_clip is not None):
-            raise UserError("draft.precision=16-mixed takes neither fsdp nor gradient_clip: use draft.precision=bf16-mixed.")
+            raise UserError(
+                "draft.precision=16-mixed takes neither fsdp nor gradient_clip: use"
+                " draft.precision=bf16-mixed."
+            )
 
 
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
-    """The dataclass of `options` that `given` describes: one of them already, or keys and values with a name among them. Raises
-    UserError for another name, key, type or value."""
+    """The dataclass of `options` that `given` describes: one of them already, or keys and values
+    with a name among them.
+
+    Raises UserError for another name, key, type or value.
+    """
     if isinstance(given, tuple(options.values())):
         given = vars(given)
     if isinstance(given, str):  # draft.loss=hass, of the version before
-        warnings.warn(f"draft.{key}={given} is now draft.{key}.name={given}", FutureWarning, stacklevel=4)
+        warnings.warn(
+            f"draft.{key}={given} is now draft.{key}.name={given}", FutureWarning, stacklevel=4
+        )
         given = {"name": given}
     if (name := given.get("name")) not in options:
         raise UserError(f"draft.{key}.name={name}: choose one of {', '.join(options)}.")
     known = [each.name for each in fields(options[name])]
     if unknown := [other for other in given if other not in known]:
-        raise UserError(f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has {', '.join(known[1:]) or 'none'}.")
+        raise UserError(
+            f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has"
+            f" {', '.join(known[1:]) or 'none'}."
+        )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
+        chosen = OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(options[name]), dict(given))
+        )
     except OmegaConfBaseException as error:
-        raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
+        raise UserError(
+            f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key})."
+        ) from error
     check_fields(chosen, f"draft.{key}")
     return chosen

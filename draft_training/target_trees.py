@@ -1,8 +1,10 @@
-"""Trees for training, with the target's features as labels: the text itself as chains, and the beams of the target.
+"""Trees for training, with the target's features as labels: the text itself as chains, and the
+beams of the target.
 
-After every root the target builds the tree that it would draft itself. Level 1 holds the k most likely tokens after the root.
-Level d + 1 holds the k best by joint probability among the k * k candidates below level d (the beam of EAGLE-2, with p in place
-of q). p = softmax(lm_head h) at any node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
+After every root the target builds the tree that it would draft itself. Level 1 holds the k most
+likely tokens after the root. Level d + 1 holds the k best by joint probability among the k * k
+candidates below level d (the beam of EAGLE-2, with p in place of q). p = softmax(lm_head h) at any
+node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from draft_training.document_masks import document_positions, same_document, unseen
-from draft_training.losses import NodeLabels
-from draft_training.tree_attention import TreeLevel, take_rows
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.document_masks import document_positions, same_document, unseen
+from nde_talf.draft_training.losses import NodeLabels
+from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
 
-# (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up) -> that level's nodes
+# (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up)
+# -> that level's nodes
 Chooser = Callable[[int, slice, Tensor], TreeLevel]
 
 
@@ -28,8 +31,10 @@ class TreeSpec:
 
     Args:
         k: nodes of each level.
-        depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built and run by the target.
-        rows: nodes of one level that go through the target in one pass over a sequence; its mask is [rows, L + depth * rows].
+        depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built
+            and run by the target.
+        rows: nodes of one level that go through the target in one pass over a sequence; its mask is
+            [rows, L + depth * rows].
     """
 
     k: int = 4
@@ -46,8 +51,8 @@ class TargetTrees:
         features: the target's along the sequences, which a head takes, [B, L, W].
         roots: indices of tokens, ascending, [B, R].
         levels: depth 1, 2 and so on.
-        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the distributions
-            there.
+        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store
+            kept of the distributions there.
         along: the same along the sequences, [B, L, ...].
     """
 
@@ -61,13 +66,19 @@ class TargetTrees:
 
 @torch.no_grad()
 def target_beam(
-    target: CausalModel, tokens: Tensor, tree: TreeSpec, roots: Tensor, document: Tensor | None, layers: Sequence[int] = ()
+    target: CausalModel,
+    tokens: Tensor,
+    tree: TreeSpec,
+    roots: Tensor,
+    document: Tensor | None,
+    layers: Sequence[int] = (),
 ) -> TargetTrees:
     """The target's beams after `roots`.
 
     Args:
         tokens: [B, L].
-        roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry there.
+        roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry
+            there.
         document: the document of every token, [B, L]; None where a row is one document.
         layers: of the target, whose features the head takes (`EagleHead.feature_layers`).
 
@@ -75,13 +86,18 @@ def target_beam(
         UserError: the trees do not fit the target's context, or k its vocabulary.
     """
     if not (1 <= tree.k <= target.vocab_size and tree.depth >= 1):
-        raise UserError(f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
+        raise UserError(
+            f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1"
+            " or more."
+        )
 
     joint = torch.empty(0)
 
     def best(level: int, some: slice, features: Tensor) -> TreeLevel:
         nonlocal joint
-        logp = target.logits(features).float().log_softmax(-1)  # [B, C, m, V], for the nodes of one chunk
+        logp = (
+            target.logits(features).float().log_softmax(-1)
+        )  # [B, C, m, V], for the nodes of one chunk
         top, ids = logp.topk(tree.k, -1)
         joint = top[:, :, 0] if level == 1 else joint[..., None] + top
         if level == 1:
@@ -94,19 +110,34 @@ def target_beam(
 
 @torch.no_grad()
 def target_levels(
-    target: CausalModel, tokens: Tensor, roots: Tensor, levels: list[TreeLevel], rows: int = 128, document: Tensor | None = None
+    target: CausalModel,
+    tokens: Tensor,
+    roots: Tensor,
+    levels: list[TreeLevel],
+    rows: int = 128,
+    document: Tensor | None = None,
 ) -> list[Tensor]:
-    """The target's features [B, R, k, H] at the nodes of given `levels` after `roots` of `tokens` [B, L]."""
+    """The target's features [B, R, k, H] at the nodes of given `levels` after `roots` of `tokens`
+    [B, L].
+    """
 
     def given(level: int, some: slice, features: Tensor) -> TreeLevel:
         return TreeLevel(levels[level - 1].tokens[:, some], levels[level - 1].parents[:, some])
 
-    return _run(target, tokens, roots, TreeSpec(levels[0].tokens.shape[2], len(levels) + 1, rows), given, document).labels
+    return _run(
+        target,
+        tokens,
+        roots,
+        TreeSpec(levels[0].tokens.shape[2], len(levels) + 1, rows),
+        given,
+        document,
+    ).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the
-    target's features [B, L, H] along the text as labels (HASS)."""
+    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next
+    depth - 1 tokens, with the target's features [B, L, H] along the text as labels (HASS).
+    """
     trees = TargetTrees(tokens, features, roots, [], [], features)
     for ahead in range(1, depth):
         index = (roots + ahead).clamp(max=tokens.shape[1] - 1)
@@ -118,12 +149,20 @@ def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> Targe
 
 @torch.no_grad()
 def target_features(
-    target: CausalModel, tokens: Tensor, document: Tensor | None, cache: KVCache | None = None, layers: Sequence[int] = ()
+    target: CausalModel,
+    tokens: Tensor,
+    document: Tensor | None,
+    cache: KVCache | None = None,
+    layers: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
-    document of `document` [B, L] on its own."""
+    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`)
+    along `tokens` [B, L], each document of `document` [B, L] on its own.
+    """
     if document is None:
-        positions, mask = torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1), None
+        positions, mask = (
+            torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1),
+            None,
+        )
     else:
         positions, mask = document_positions(document), same_document(document, target.dtype)
     return target.parts(target.reader(layers)(tokens, positions, mask, cache), layers)
@@ -142,11 +181,16 @@ def _run(
     (batch, length), depth, k = tokens.shape, tree.depth - 1, tree.k
     if length + depth > target.max_context:
         room = target.max_context - depth
-        raise UserError(f"length={length}: with trees of {depth} tokens the target's context has room for {room}; shorten it.")
+        raise UserError(
+            f"length={length}: with trees of {depth} tokens the target's context has room for"
+            f" {room}; shorten it."
+        )
     cache, roots = KVCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
     device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
-    found: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]  # of each level, for some roots: tokens, parents, labels
+    found: list[list[tuple[Tensor, ...]]] = [
+        [] for _ in range(depth)
+    ]  # of each level, for some roots: tokens, parents, labels
     chunk = max(1, tree.rows // k)
     for start in range(0, roots.shape[1] if depth else 0, chunk):
         some = slice(start, start + chunk)
@@ -154,9 +198,14 @@ def _run(
         n = entries.shape[1] * k
         if document is not None:
             at = document_positions(document).gather(1, entries)
-        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+        # What a node sees: its document up to its root, and in every level the slot of its ancestor
+        # or its own.
         hidden = unseen(entries, length, document)
-        prefix = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, blocked).repeat_interleave(k, 1)
+        prefix = (
+            torch.zeros(hidden.shape, device=device, dtype=dtype)
+            .masked_fill_(hidden, blocked)
+            .repeat_interleave(k, 1)
+        )
         slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
         path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
         for level in range(1, tree.depth):
@@ -164,11 +213,21 @@ def _run(
             if level > 1:
                 path = path.take_along_dim(chosen.parents[..., None], 2)
             path = torch.cat([path, slots + (level - 1) * n], -1)
-            seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(2, path.flatten(1, 2), 0.0)
-            mask, positions = torch.cat([prefix, seen], -1)[:, None], (at + level).repeat_interleave(k, 1)
-            states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(1, (-1, k))
+            seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(
+                2, path.flatten(1, 2), 0.0
+            )
+            mask, positions = (
+                torch.cat([prefix, seen], -1)[:, None],
+                (at + level).repeat_interleave(k, 1),
+            )
+            states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(
+                1, (-1, k)
+            )
             found[level - 1].append((chosen.tokens, chosen.parents, states))
         cache.commit(length)
     full = [[torch.cat(parts, 1) for parts in zip(*level, strict=True)] for level in found]
-    levels, labels = [TreeLevel(tokens, parents) for tokens, parents, _ in full], [states for *_, states in full]
+    levels, labels = (
+        [TreeLevel(tokens, parents) for tokens, parents, _ in full],
+        [states for *_, states in full],
+    )
     return TargetTrees(tokens, inputs, roots, levels, labels, features)

@@ -1,9 +1,10 @@
-"""Training a draft head beside its frozen target, with the loss of TALF (SALF & TALF paper), HASS or EAGLE.
+"""Training a draft head beside its frozen target, with the loss of TALF (SALF & TALF paper), HASS
+or EAGLE.
 
-Each step takes rows of tokens and runs the head along them, and then on its own output features, as decoding does: over trees
-that the target builds after some tokens (TALF), over the text itself (HASS), or not at all (EAGLE). Early steps may stop at a
-smaller depth: the first pass is most of what a head has to learn, and the cheapest to teach. Nothing here knows text or
-decoding loops.
+Each step takes rows of tokens and runs the head along them, and then on its own output features, as
+decoding does: over trees that the target builds after some tokens (TALF), over the text itself
+(HASS), or not at all (EAGLE). Early steps may stop at a smaller depth: the first pass is most of
+what a head has to learn, and the cheapest to teach. Nothing here knows text or decoding loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,23 +18,35 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from decoding.common.files import reading
-from decoding.common.progress import console
-from decoding.forward.native import NativeForward
-from decoding.model import CausalModel
-from draft_training.document_masks import choose_roots, counted_roots
-from draft_training.draft_vocab import fraction_inside, frequent_tokens
-from draft_training.eagle3 import Eagle3Head
-from draft_training.export import load_head
-from draft_training.head import EagleHead
-from draft_training.label_source import LabelSource, OnlineSource, StoredSource, stored_labels
-from draft_training.losses import HeadReadout, tree_loss
-from draft_training.precision import AUTOCAST, cast_once
-from draft_training.settings import FSDP, HeadConfig
-from draft_training.strategies import Sharded, ShardedHead
-from draft_training.trainer import BEST, AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.forward.native import NativeForward
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.document_masks import choose_roots, counted_roots
+from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.label_source import (
+    LabelSource,
+    OnlineSource,
+    StoredSource,
+    stored_labels,
+)
+from nde_talf.draft_training.losses import HeadReadout, tree_loss
+from nde_talf.draft_training.precision import AUTOCAST, cast_once
+from nde_talf.draft_training.settings import FSDP, HeadConfig
+from nde_talf.draft_training.strategies import Sharded, ShardedHead
+from nde_talf.draft_training.trainer import (
+    BEST,
+    AveragedWeights,
+    RowBatches,
+    RowModule,
+    train_rows,
+    warm_up_then_cosine,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,19 +55,33 @@ HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
 
 
-def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None) -> EagleHead:
-    """The head that training begins with, in float32: random, a pure function of the arguments, or the one in
-    `config.warm_start`, with its own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`.
-    Raises UserError as `load_head` does."""
+def build_head(
+    target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None
+) -> EagleHead:
+    """The head that training begins with, in float32: random, a pure function of the arguments, or
+    the one in `config.warm_start`, with its own draft vocabulary. vocabulary: of a random one, as
+    in `Eagle3Head`.
+
+    Raises UserError as `load_head` does.
+    """
     masters = torch.promote_types(target.dtype, torch.float32)
     if config.warm_start:
-        head, where = load_head(config.warm_start, target, masters), f"draft.warm_start={config.warm_start}"
+        head, where = (
+            load_head(config.warm_start, target, masters),
+            f"draft.warm_start={config.warm_start}",
+        )
         if type(head) is not HEADS[config.features]:
-            raise UserError(f"{where}: its head is of kind {head.kind}, not for draft.features={config.features}.")
+            raise UserError(
+                f"{where}: its head is of kind {head.kind}, not for"
+                f" draft.features={config.features}."
+            )
         drafted = None if head.vocabulary is None else len(head.vocabulary)
         if drafted != config.draft_vocab:
             asked = f"draft.draft_vocab={config.draft_vocab}"
-            raise UserError(f"{where}: its head drafts from a vocabulary of {drafted or 'all'} tokens; {asked} is another.")
+            raise UserError(
+                f"{where}: its head drafts from a vocabulary of {drafted or 'all'} tokens; {asked}"
+                " is another."
+            )
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -83,8 +110,11 @@ class HeadBatch:
 
 
 class HeadModule(RowModule):
-    """Trains `head` on batches of rows, with labels from `source`. Only the head's weights are in the checkpoint; the target is
-    never trained, and autocast does not cast its weights anew on every pass (`cast_once`)."""
+    """Trains `head` on batches of rows, with labels from `source`.
+
+    Only the head's weights are in the checkpoint; the target is never trained, and autocast does
+    not cast its weights anew on every pass (`cast_once`).
+    """
 
     config: HeadConfig
     title = "training the head"
@@ -95,7 +125,10 @@ class HeadModule(RowModule):
         self.head = head
         self.online = OnlineSource(head.target, config, head.feature_layers)
         self.source = source or self.online
-        self.accelerator, self.gpu = "cpu" if head.target.device.type == "cpu" else "auto", head.target.device.index
+        self.accelerator, self.gpu = (
+            "cpu" if head.target.device.type == "cpu" else "auto",
+            head.target.device.index,
+        )
 
     @property
     def models(self) -> list["PreTrainedModel"]:
@@ -110,20 +143,26 @@ class HeadModule(RowModule):
         """See `RowModule`."""
         if self.config.optimizer != "muon":
             return []
-        return [p for name, p in self.head.named_parameters() if p.ndim == 2 and name != "lm_head.weight"]
+        return [
+            p
+            for name, p in self.head.named_parameters()
+            if p.ndim == 2 and name != "lm_head.weight"
+        ]
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
-        # It is no submodule, so Lightning does not move it to this process's device. Where it is there already it is not
-        # touched: a quantised model refuses to be moved at all.
+        # It is no submodule, so Lightning does not move it to this process's device. Where it is
+        # there already it is not touched: a quantised model refuses to be moved at all.
         if self.head.target.device != self.device:
             self.head.target.to(self.device)
 
     def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `RowModule`: `tree_loss` of the head on the roots of one pass, a pure function of (batch, step, part, seed)."""
+        """See `RowModule`: `tree_loss` of the head on the roots of one pass, a pure function of
+        (batch, step, part, seed).
+        """
         config, rows, loss = self.config, batch.rows, self.config.loss
         document = rows.document if rows.packed else None
         depth = 1 if step < config.chain_fraction * config.steps else loss.depth
@@ -136,10 +175,14 @@ class HeadModule(RowModule):
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)
         # 2. The target's trees and labels, and the head along them.
-        source = self.source if self.training else self.online  # labels on disk are those of the training rows
+        source = (
+            self.source if self.training else self.online
+        )  # labels on disk are those of the training rows
         trees = source.trees(rows.tokens, document, batch.numbers, roots, depth)
         detach = loss.detach_features
-        outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, detach, document)
+        outputs = self.head.tree_features(
+            trees.tokens, trees.features, trees.roots, trees.levels, detach, document
+        )
         # 3. The loss. At depth 0 every token is a root with a tree of one node.
         outputs = [self.head.read(level) for level in outputs]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
@@ -161,34 +204,47 @@ def fit_head(
     callbacks: Sequence[pl.Callback] = (),
     held_out: TokenRows | None = None,
 ) -> EagleHead:
-    """Train a head for `target` and return it, in float32 (whatever the target's dtype), in evaluation mode, on the target's
-    device.
+    """Train a head for `target` and return it, in float32 (whatever the target's dtype), in
+    evaluation mode, on the target's device.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have seen, and ends with the
-    weights it would have had. A finished run trains no further. Labels on disk are made in `folder/labels` first. The
-    precision, such as what `draft.precision=auto` chose, is printed, and is the head's `trained_in`.
+    A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have
+    seen, and ends with the weights it would have had. A finished run trains no further. Labels on
+    disk are made in `folder/labels` first. The precision, such as what `draft.precision=auto`
+    chose, is printed, and is the head's `trained_in`.
 
     Args:
-        rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts.
-        logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node),
-            `lr`, `tokens_per_second` and `held_out_loss`.
-        held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on them.
+        rows: with loss masks and documents, or plain token ids [rows, length], of which every token
+            counts.
+        logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms),
+            `agreement_depth_d` (top-1, of a node), `lr`, `tokens_per_second` and `held_out_loss`.
+        held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on
+            them.
 
     Raises:
-        UserError: the loss diverges, the checkpoint is of other settings or another precision, the disk is too small for the
-            labels, or rows and trees do not fit the target.
+        UserError: the loss diverges, the checkpoint is of other settings or another precision, the
+            disk is too small for the labels, or rows and trees do not fit the target.
     """
     sharded = config.strategy == FSDP
     strategy = Sharded(config.devices) if sharded else config.strategy
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
-        raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
-    rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
+        raise UserError(
+            f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
+            " Use no more."
+        )
+    rows = training_rows(
+        rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config
+    )
     source = prepared_labels(target, rows, folder, config)
-    vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
+    vocabulary = (
+        frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
+    )
     head = build_head(target, config, vocabulary)
     if head.vocabulary is not None:
         inside = fraction_inside(rows, head.vocabulary.cpu())
-        console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of the training text")
+        console.print(
+            f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of"
+            " the training text"
+        )
     module = (ShardedHeadModule if sharded else HeadModule)(head, config, source)
     callbacks = [*callbacks, AveragedWeights(config.ema_decay)] if config.ema_decay else callbacks
     numbered, count = HeadBatch(rows, torch.arange(len(rows))), config.batch * config.accumulate
@@ -197,11 +253,25 @@ def fit_head(
         held_out = HeadBatch(useful, torch.arange(len(useful)))
     with _through_transformers(target), cast_once(target.module, AUTOCAST.get(module.trained_in)):
         several = {"devices": config.devices} if config.devices > 1 else {}
-        train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, **several)
+        train_rows(
+            module,
+            numbered,
+            folder,
+            logger,
+            callbacks,
+            count,
+            held_out,
+            strategy=strategy,
+            **several,
+        )
     if held_out is not None and config.evaluate_every:
-        with reading(folder / BEST, "delete it and train the head again with stage=draft force=true"):
+        with reading(
+            folder / BEST, "delete it and train the head again with stage=draft force=true"
+        ):
             best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-            module.head.load_state_dict({name.removeprefix("head."): weight for name, weight in best["state_dict"].items()})
+            module.head.load_state_dict(
+                {name.removeprefix("head."): weight for name, weight in best["state_dict"].items()}
+            )
         console.print(f"the best held-out loss was that of step {best['global_step']}")
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
@@ -209,7 +279,9 @@ def fit_head(
 
 @contextmanager
 def _through_transformers(target: CausalModel) -> Iterator[None]:
-    """Inside the block the target's passes are transformers', so that nothing else holds on to the weights that are cast."""
+    """Inside the block the target's passes are transformers', so that nothing else holds on to the
+    weights that are cast.
+    """
     native, target.native = target.native is not None, None
     try:
         yield
@@ -218,9 +290,12 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
             target.native = NativeForward(target.module, target.body, target.config)
 
 
-def prepared_labels(target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig) -> StoredSource | None:
-    """The labels on disk, in `folder/labels`, that `fit_head` trains with there, made now unless they are there; None where
-    labels are computed online. rows: of `training_rows`."""
+def prepared_labels(
+    target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig
+) -> StoredSource | None:
+    """The labels on disk, in `folder/labels`, that `fit_head` trains with there, made now unless
+    they are there; None where labels are computed online. rows: of `training_rows`.
+    """
     if config.labels.name == "online":
         return None
     seen = rows_seen(len(rows), config)
@@ -234,23 +309,33 @@ def rows_seen(count: int, config: HeadConfig) -> Tensor:
     batch = config.batch * config.accumulate * config.devices
     if batch * config.steps >= count:
         return torch.arange(count)
-    return torch.cat(list(RowBatches(torch.arange(count), batch, config.steps, config.seed))).unique()
+    return torch.cat(
+        list(RowBatches(torch.arange(count), batch, config.steps, config.seed))
+    ).unique()
 
 
 def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:
-    """The rows that have something to train on. Raises UserError if there are none, or if they do not fit target or trees."""
+    """The rows that have something to train on.
+
+    Raises UserError if there are none, or if they do not fit target or trees.
+    """
     highest, length, depth = int(rows.tokens.max()), rows.tokens.shape[1], config.loss.depth
     if highest >= target.vocab_size or int(rows.tokens.min()) < 0:
-        raise UserError(f"tokens: ids up to {highest} for a target of {target.vocab_size}: encode them with its tokenizer.")
+        raise UserError(
+            f"tokens: ids up to {highest} for a target of {target.vocab_size}: encode them with its"
+            " tokenizer."
+        )
     if length < depth + 2:
         raise UserError(
-            f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a token before it and {depth} "
-            f"after it. Use longer rows ({depth + 2} or more) or a smaller depth."
+            f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a"
+            f" token before it and {depth} after it. Use longer rows ({depth + 2} or more) or a"
+            " smaller depth."
         )
     useful = counted_roots(rows.loss, rows.document).any(1)
     if not bool(useful.any()):
         raise UserError(
-            "none of the rows has a token whose prediction counts (two tokens or more into its document): is there an "
-            "assistant's turn in the dialogues, and was the chat template's mask applied?"
+            "none of the rows has a token whose prediction counts (two tokens or more into its"
+            " document): is there an assistant's turn in the dialogues, and was the chat template's"
+            " mask applied?"
         )
     return rows[useful]

@@ -1,8 +1,8 @@
 """Training a small causal language model from scratch, and distilling a smaller one from it.
 
-One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with one it is the distance to
-the teacher's next-token distribution. Nothing here knows text, tokenizers or speculative decoding: it sees rows of token ids
-and Llama models.
+One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with
+one it is the distance to the teacher's next-token distribution. Nothing here knows text, tokenizers
+or speculative decoding: it sees rows of token ids and Llama models.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,24 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from decoding.model import CausalModel
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.trainer import RowModule, train_rows, warm_up_then_linear
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_linear
 
 
 def build_llama(
-    config: LanguageModelConfig, vocab_size: int, end_of_text: int = 0, like: LlamaForCausalLM | None = None
+    config: LanguageModelConfig,
+    vocab_size: int,
+    end_of_text: int = 0,
+    like: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
     """A Llama with untied embeddings and fresh fp32 weights, a pure function of the arguments.
 
     Args:
         end_of_text: the id of the token that begins and ends documents.
-        like: a model of the same vocabulary to start near. Where it has the same hidden size, copies of its token embeddings,
-            final norm and head replace random ones. A draft learns faster that way.
+        like: a model of the same vocabulary to start near. Where it has the same hidden size,
+            copies of its token embeddings, final norm and head replace random ones. A draft learns
+            faster that way.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -65,15 +69,25 @@ def distillation_loss(draft: Tensor, target: Tensor, total_variation: float = 0.
 
 
 class LanguageModel(RowModule):
-    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given, distils it. Muon trains the
-    matrices inside the layers. The teacher is no part of the checkpoint."""
+    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given,
+    distils it.
+
+    Muon trains the matrices inside the layers. The teacher is no part of the checkpoint.
+    """
 
     config: LanguageModelConfig
 
-    def __init__(self, model: LlamaForCausalLM, config: LanguageModelConfig, teacher: PreTrainedModel | None = None) -> None:
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        config: LanguageModelConfig,
+        teacher: PreTrainedModel | None = None,
+    ) -> None:
         super().__init__(config)
         self.model = model
-        self._teacher = [] if teacher is None else [teacher.eval().requires_grad_(False)]  # a list hides it from state_dict
+        self._teacher = (
+            [] if teacher is None else [teacher.eval().requires_grad_(False)]
+        )  # a list hides it from state_dict
         self.models = [model, *self._teacher]
         self.title = "training the target" if teacher is None else "distilling the draft"
 
@@ -87,7 +101,9 @@ class LanguageModel(RowModule):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return warm_up_then_linear(step, self.config.steps, self.config.warm_up, self.config.cool_down)
+        return warm_up_then_linear(
+            step, self.config.steps, self.config.warm_up, self.config.cool_down
+        )
 
     def on_fit_start(self) -> None:
         for teacher in self._teacher:
@@ -100,20 +116,34 @@ class LanguageModel(RowModule):
             return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten()), {}
         with torch.no_grad():
             target = self._teacher[0](batch, use_cache=False).logits
-        return distillation_loss(logits.flatten(0, 1).float(), target.flatten(0, 1).float(), self.config.total_variation), {}
+        return (
+            distillation_loss(
+                logits.flatten(0, 1).float(),
+                target.flatten(0, 1).float(),
+                self.config.total_variation,
+            ),
+            {},
+        )
 
 
 def fit(
-    module: LanguageModel, tokens: Tensor, folder: Path, logger: Logger | None = None, callbacks: Sequence[pl.Callback] = ()
+    module: LanguageModel,
+    tokens: Tensor,
+    folder: Path,
+    logger: Logger | None = None,
+    callbacks: Sequence[pl.Callback] = (),
 ) -> LlamaForCausalLM:
-    """Train `module` for `config.steps` steps and return its model, in evaluation mode and on the CPU.
+    """Train `module` for `config.steps` steps and return its model, in evaluation mode and on the
+    CPU.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and ends with the weights it
-    would have had. A finished run trains no further. The precision is bfloat16 where the machine has it natively, else float32.
-    It is printed, and stays with the model as `config.trained_in`.
+    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and
+    ends with the weights it would have had. A finished run trains no further. The precision is
+    bfloat16 where the machine has it natively, else float32. It is printed, and stays with the
+    model as `config.trained_in`.
 
     Args:
-        tokens: rows of token ids, [rows, length], as `data.text.tokenizer.pack` makes them.
+        tokens: rows of token ids, [rows, length], as `nde_talf.data.text.tokenizer.pack` makes
+            them.
         folder: where the checkpoint goes; it is created.
         logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
 
@@ -133,8 +163,9 @@ def held_out_report(
     temperatures: Sequence[float] = (1.0, 0.6),
     batch: int = 8,
 ) -> dict[str, Any]:
-    """How well the pair predicts held-out rows, and how well the draft agrees with the target. Without a draft, only what is of
-    the target.
+    """How well the pair predicts held-out rows, and how well the draft agrees with the target.
+
+    Without a draft, only what is of the target.
 
     Args:
         tokens: [rows, length].
@@ -142,9 +173,10 @@ def held_out_report(
         batch: rows whose distributions are held in memory at once.
 
     Returns:
-        `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement` (fraction of positions with the
-        same most likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models know the precision
-        of their training, `trained_in`: role -> precision.
+        `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement`
+        (fraction of positions with the same most likely token) and `overlap`: temperature -> mean
+        of sum_v min(p(v), q(v)). Where the models know the precision of their training,
+        `trained_in`: role -> precision.
     """
     models = {"target": target} | ({"draft": draft} if draft else {})
     nats = dict.fromkeys(models, 0.0)
@@ -165,7 +197,9 @@ def held_out_report(
     report |= {f"{role}_nats": total / positions for role, total in nats.items()}
     if draft:
         report["greedy_agreement"] = agreement / positions
-        report["overlap"] = {temperature: total / positions for temperature, total in overlap.items()}
+        report["overlap"] = {
+            temperature: total / positions for temperature, total in overlap.items()
+        }
     found = {role: getattr(model.config, "trained_in", None) for role, model in models.items()}
     trained_in = {role: precision for role, precision in found.items() if precision}
     return report | ({"trained_in": trained_in} if trained_in else {})

@@ -1,7 +1,9 @@
-"""Training on rows of tokens that survives a kill: one base for language models (`train_lm`) and draft heads (`train_head`).
+"""Training on rows of tokens that survives a kill: one base for language models (`train_lm`) and
+draft heads (`train_head`).
 
-The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So a run that was killed goes
-on with the batches it would have seen, and ends with the weights it would have had. Nothing here knows what is trained.
+The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So
+a run that was killed goes on with the batches it would have seen, and ends with the weights it
+would have had. Nothing here knows what is trained.
 """
 
 import math
@@ -20,15 +22,22 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, check_inputs, fingerprint, resumable
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, write_json
-from decoding.common.progress import console
-from decoding.common.training_bar import TrainingBar
-from draft_training.muon import Muon
-from draft_training.precision import AUTO, check_resumed, explained, resolved
-from draft_training.settings import OPERATIONAL, TrainingConfig
-from draft_training.strategies import gathered
+from nde_talf.decoding.common.checkpoint import (
+    CHECKPOINT,
+    ResumableCheckpoint,
+    WholeFile,
+    check_inputs,
+    fingerprint,
+    resumable,
+)
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.training_bar import TrainingBar
+from nde_talf.draft_training.muon import Muon
+from nde_talf.draft_training.precision import AUTO, check_resumed, explained, resolved
+from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
+from nde_talf.draft_training.strategies import gathered
 
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
@@ -37,8 +46,8 @@ BAD_STEPS = "bad_steps.json"
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
-    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, stays at 1, and falls
-    linearly to 0 over the last `cool_down` of all steps.
+    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up`
+    steps, stays at 1, and falls linearly to 0 over the last `cool_down` of all steps.
 
     >>> [warm_up_then_linear(step, 10, warm_up=2, cool_down=0.4) for step in (0, 1, 5, 8, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -47,8 +56,8 @@ def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
-    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, then falls along half
-    a cosine to 0.
+    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up`
+    steps, then falls along half a cosine to 0.
 
     >>> [round(warm_up_then_cosine(step, 10, warm_up=2), 3) for step in (0, 1, 2, 6, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -59,11 +68,14 @@ def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
 
 
 class RowModule(pl.LightningModule):
-    """A training on rows. A subclass says what is trained (`trained`, `matrices`), on which `loss`, and by which schedule
+    """A training on rows.
+
+    A subclass says what is trained (`trained`, `matrices`), on which `loss`, and by which schedule
     (`learning_rate_fraction`); the step, its phases and its checkpoint are here.
 
-    Muon trains the matrices, AdamW everything else, and both follow one schedule. Lightning would count a step of each, so that
-    the steps are taken by hand: only AdamW's counts, and `global_step` is the number of the batch.
+    Muon trains the matrices, AdamW everything else, and both follow one schedule. Lightning would
+    count a step of each, so that the steps are taken by hand: only AdamW's counts, and
+    `global_step` is the number of the batch.
     """
 
     title: str
@@ -79,7 +91,9 @@ class RowModule(pl.LightningModule):
     skipped = False
     """Whether the last step was passed over, as its loss or gradient was not finite."""
     inputs: str | None = None
-    """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not resumed from."""
+    """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
+    resumed from.
+    """
     LOWER = "lr_muon, lr_adam: these begin anew"
     """The settings that lower the learning rates."""
 
@@ -93,8 +107,9 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of one pass, and figures to log, all scalars: a pure function of its arguments and the seed. part:
-        number of the pass in its step."""
+        """The mean loss of one pass, and figures to log, all scalars: a pure function of its
+        arguments and the seed. part: number of the pass in its step.
+        """
         raise NotImplementedError
 
     def learning_rate_fraction(self, step: int) -> float:
@@ -104,26 +119,40 @@ class RowModule(pl.LightningModule):
     @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        return resolved(self.config.precision or AUTO, torch.device("cpu") if self.accelerator == "cpu" else None)
+        return resolved(
+            self.config.precision or AUTO,
+            torch.device("cpu") if self.accelerator == "cpu" else None,
+        )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config, matrices = self.config, self.matrices()
         inside = {id(p) for p in matrices}
         others = [p for p in self.trained.parameters() if id(p) not in inside]
         adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
-        return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))] if matrices else [adamw]
+        return (
+            [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))]
+            if matrices
+            else [adamw]
+        )
 
     def on_train_start(self) -> None:
         self._clock, self._bad = time.perf_counter(), 0
-        self._passed_over = read_json(self._bad_steps, list[int]) if self._bad_steps.exists() else []
+        self._passed_over = (
+            read_json(self._bad_steps, list[int]) if self._bad_steps.exists() else []
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
-        config, fraction = self.config, self.learning_rate_fraction(self.global_step) * self.lr_scale
+        config, fraction = (
+            self.config,
+            self.learning_rate_fraction(self.global_step) * self.lr_scale,
+        )
         adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
         figures = {} if self.global_step in self._passed_over else self._backward(batch)
         self.skipped = not figures or self._is_bad(figures["loss"])
-        if self.skipped:  # without gradients AdamW counts a step and moves nothing; a scaler does so with gradients of nan
+        # without gradients AdamW counts a step and moves nothing; a scaler does so with gradients
+        # of nan
+        if self.skipped:
             for weight in self.trained.parameters():
                 weight.grad = torch.full_like(weight, math.nan) if self._scaled else None
         for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
@@ -132,7 +161,8 @@ class RowModule(pl.LightningModule):
             if config.gradient_clip is not None:
                 self.clip_gradients(optimizer, config.gradient_clip, "norm")
         for each in () if self.skipped else muon:
-            each.optimizer.step()  # below Lightning's wrapper, so that only AdamW's counts as a step
+            # below Lightning's wrapper, so that only AdamW's counts as a step
+            each.optimizer.step()
         adamw.step()
         if self.skipped:
             return
@@ -163,14 +193,26 @@ class RowModule(pl.LightningModule):
 
     @property
     def _bad_steps(self) -> Path:
-        """A list of the steps that were passed over. A resumed training passes over them again, without counting them, so that
-        it does not meet the same rows for ever."""
+        """A list of the steps that were passed over.
+
+        A resumed training passes over them again, without counting them, so that it does not meet
+        the same rows for ever.
+        """
         return Path(self.trainer.default_root_dir) / BAD_STEPS
 
     def _is_bad(self, loss: float) -> bool:
-        """Whether loss and gradient of this step are not finite. Raises UserError if there were too many such steps."""
-        norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in self.trained.parameters() if p.grad is not None])).item()
-        if self.trainer.strategy.reduce_boolean_decision(math.isfinite(loss) and math.isfinite(norm)):
+        """Whether loss and gradient of this step are not finite.
+
+        Raises UserError if there were too many such steps.
+        """
+        norm = gathered(
+            torch.nn.utils.get_total_norm(
+                [p.grad for p in self.trained.parameters() if p.grad is not None]
+            )
+        ).item()
+        if self.trainer.strategy.reduce_boolean_decision(
+            math.isfinite(loss) and math.isfinite(norm)
+        ):
             return False
         if self._scaled and math.isfinite(loss):
             return True  # an overflow, on which the scaler of the gradients lowers its scale
@@ -182,10 +224,12 @@ class RowModule(pl.LightningModule):
         what = f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {step}"
         if self._bad > most:
             raise UserError(
-                f"{what}{f', after {most} such steps that were passed over' * bool(most)}: the training diverged. "
-                f"{CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Run the command "
-                f"again to go on from it without the rows of these steps, with lower learning rates ({self.LOWER}) if it was "
-                "not the rows; or delete the training's folder to start again with a longer warm_up or with gradient_clip."
+                f"{what}{f', after {most} such steps that were passed over' * bool(most)}: the"
+                f" training diverged. {CHECKPOINT}, if one was written by then, stands as it was,"
+                " from an earlier, finite step. Run the command again to go on from it without the"
+                f" rows of these steps, with lower learning rates ({self.LOWER}) if it was not the"
+                " rows; or delete the training's folder to start again with a longer warm_up or"
+                " with gradient_clip."
             )
         console.print(f"! {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
         return True
@@ -193,8 +237,9 @@ class RowModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if not all(bool(gathered(weight).isfinite().all()) for weight in self.trained.parameters()):
             raise UserError(
-                f"{self.title}: its weights are not finite after step {self.global_step - 1}, so they are not written, and "
-                f"{CHECKPOINT} stands as it was. Run the command again with lower learning rates ({self.LOWER})."
+                f"{self.title}: its weights are not finite after step {self.global_step - 1}, so"
+                f" they are not written, and {CHECKPOINT} stands as it was. Run the command again"
+                f" with lower learning rates ({self.LOWER})."
             )
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
         checkpoint["lr_scale"], checkpoint["inputs"] = self.lr_scale, self.inputs
@@ -202,23 +247,27 @@ class RowModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if changed := list(changed_settings(checkpoint.get("settings", {}), self.config)):
             raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now "
-                f"({', '.join(changed)}). Delete the checkpoint to start again, or go back to the settings it was started with."
+                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other"
+                f" settings than those of now ({', '.join(changed)}). Delete the checkpoint to"
+                " start again, or go back to the settings it was started with."
             )
         check_resumed(checkpoint, self.trained_in, CHECKPOINT)
         check_inputs(checkpoint, self.inputs, self.title)
         for name, weight in self.state_dict().items():
             if (found := checkpoint.get("state_dict", {}).get(name, weight).dtype) != weight.dtype:
                 raise UserError(
-                    f"{self.title}: {name} is {found} in {CHECKPOINT} and {weight.dtype} here, so the training would not go on "
-                    "with the weights it had. It is of another version; delete the checkpoint to start again."
+                    f"{self.title}: {name} is {found} in {CHECKPOINT} and {weight.dtype} here, so"
+                    " the training would not go on with the weights it had. It is of another"
+                    " version; delete the checkpoint to start again."
                 )
         self.lr_scale = min(self.lr_scale, checkpoint.get("lr_scale", 1.0))
 
 
 def changed_settings(before: dict[str, Any], config: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the settings of `config` that are not those of `before`, `OPERATIONAL` ones aside. One that `before` does not
-    have is of a later version: it had its default."""
+    """Names of the settings of `config` that are not those of `before`, `OPERATIONAL` ones aside.
+
+    One that `before` does not have is of a later version: it had its default.
+    """
     for each in fields(config):
         value, name = getattr(config, each.name), prefix + each.name
         if is_dataclass(value):
@@ -237,16 +286,19 @@ def train_rows(
     held_out: Any = None,
     **options: Any,
 ) -> None:
-    """Train `module` for `config.steps` batches of `rows`. A finished run trains no further.
+    """Train `module` for `config.steps` batches of `rows`.
+
+    A finished run trains no further.
 
     Args:
-        rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of row numbers, and whose items
-            have a length, slices and `numel`, as tensors do.
-        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
-            before it or the start.
+        rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of
+            row numbers, and whose items have a length, slices and `numel`, as tensors do.
+        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is
+            damaged, from the checkpoint before it or the start.
         rows_in_step: of each device; None: `config.batch`.
-        held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0). The checkpoint with the
-            lowest `held_out_loss` is `best.ckpt` in the folder. The end is evaluated too.
+        held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0).
+            The checkpoint with the lowest `held_out_loss` is `best.ckpt` in the folder. The end is
+            evaluated too.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
@@ -254,18 +306,28 @@ def train_rows(
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = None
     if config.evaluate_every and held_out is not None:
-        evaluation = RowBatches(held_out, config.batch, max(1, len(held_out) // config.batch), config.seed)
+        evaluation = RowBatches(
+            held_out, config.batch, max(1, len(held_out) // config.batch), config.seed
+        )
         name, _, _ = BEST.partition(".")
         best = ModelCheckpoint(folder, name, HELD_OUT_LOSS, enable_version_counter=False)
         callbacks = [*callbacks, best]
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
-        **{"devices": 1 if cpu or module.gpu is None else [module.gpu], "precision": module.trained_in} | options,
+        **{
+            "devices": 1 if cpu or module.gpu is None else [module.gpu],
+            "precision": module.trained_in,
+        }
+        | options,
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,
         log_every_n_steps=10,
-        callbacks=[*callbacks, ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds), TrainingBar(module.title)],
+        callbacks=[
+            *callbacks,
+            ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds),
+            TrainingBar(module.title),
+        ],
         enable_checkpointing=evaluation is not None,
         val_check_interval=min(config.evaluate_every, config.steps) or None,
         check_val_every_n_epoch=None if config.evaluate_every else 1,
@@ -276,11 +338,21 @@ def train_rows(
     )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder, module.state_dict())
-    module.inputs = fingerprint(rows, [dict(m.named_parameters()) for m in module.models if m is not module.trained])
+    module.inputs = fingerprint(
+        rows, [dict(m.named_parameters()) for m in module.models if m is not module.trained]
+    )
     module.train()
     with eager_attention(module.models if cpu else ()):
-        trainer.fit(module, batches, evaluation, ckpt_path=str(resumed) if resumed else None, weights_only=True)
-        at_end = config.evaluate_every and config.steps % min(config.evaluate_every, config.steps) == 0
+        trainer.fit(
+            module,
+            batches,
+            evaluation,
+            ckpt_path=str(resumed) if resumed else None,
+            weights_only=True,
+        )
+        at_end = (
+            config.evaluate_every and config.steps % min(config.evaluate_every, config.steps) == 0
+        )
         if evaluation is not None and (resumed or not at_end):
             (found,) = trainer.validate(module, evaluation, verbose=False)
             if best.best_model_score is None or found[HELD_OUT_LOSS] < best.best_model_score:
@@ -289,8 +361,10 @@ def train_rows(
 
 @contextmanager
 def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Run `models` with plain attention inside the block. On a CPU it is faster than the fused kernel under masks, and
-    backwards."""
+    """Run `models` with plain attention inside the block.
+
+    On a CPU it is faster than the fused kernel under masks, and backwards.
+    """
     before = [model.config.get_text_config()._attn_implementation for model in models]
     for model in models:
         model.set_attn_implementation("eager")
@@ -303,7 +377,9 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 
 @dataclass
 class Position:
-    """Where a training is, and which of its processes this one is: what `RowBatches` reads of Lightning's Trainer."""
+    """Where a training is, and which of its processes this one is: what `RowBatches` reads of
+    Lightning's Trainer.
+    """
 
     global_step: int = 0
     global_rank: int = 0
@@ -311,13 +387,17 @@ class Position:
 
 
 class RowBatches:
-    """Batches of rows whose order is a pure function of (seed, step). Iterating begins at the step where `at` is.
+    """Batches of rows whose order is a pure function of (seed, step).
 
-    Rows are drawn without replacement, in a new order each time that all have been seen. Each process takes its own `batch`
-    rows of a step.
+    Iterating begins at the step where `at` is.
+
+    Rows are drawn without replacement, in a new order each time that all have been seen. Each
+    process takes its own `batch` rows of a step.
     """
 
-    def __init__(self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):
+    def __init__(
+        self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()
+    ):
         self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
@@ -328,15 +408,23 @@ class RowBatches:
 
     def of_step(self, step: int) -> Any:
         """This process's rows of one step, [batch, length]."""
-        count, first = len(self.rows), (step * self.at.world_size + self.at.global_rank) * self.batch
+        count, first = (
+            len(self.rows),
+            (step * self.at.world_size + self.at.global_rank) * self.batch,
+        )
         numbers = range(first, first + self.batch)
         orders = {epoch: self._order(epoch) for epoch in {number // count for number in numbers}}
-        return self.rows[torch.stack([orders[number // count][number % count] for number in numbers])]
+        return self.rows[
+            torch.stack([orders[number // count][number % count] for number in numbers])
+        ]
 
     def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+        return torch.randperm(
+            len(self.rows), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        )
 
-    # Lightning asks a loader that can resume for these; the step, which is all the state, it has already.
+    # Lightning asks a loader that can resume for these; the step, which is all the state, it has
+    # already.
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -345,11 +433,12 @@ class RowBatches:
 
 
 class AveragedWeights(WeightAveraging):
-    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends: the weights of t steps ago
-    count (1 - decay) decay^t, and what is left is the first step's.
+    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends:
+    the weights of t steps ago count (1 - decay) decay^t, and what is left is the first step's.
 
-    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had. Lightning's EMAWeightAveraging
-    is the same, but holds a closure, which spawned processes cannot be sent. Buffers are copied: a head's are constants.
+    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had.
+    Lightning's EMAWeightAveraging is the same, but holds a closure, which spawned processes cannot
+    be sent. Buffers are copied: a head's are constants.
     """
 
     def __init__(self, decay: float):

@@ -1,13 +1,15 @@
-"""Tree attention in training: a draft head run over full trees after every root of a sequence, without a mask of [L·N, L·N].
+"""Tree attention in training: a draft head run over full trees after every root of a sequence,
+without a mask of [L·N, L·N].
 
-For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A node sees the text up to its
-root, and its own ancestors and itself:
+For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A
+node sees the text up to its root, and its own ancestors and itself:
 
-    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents` says which)
-             ^   ^          root d: likewise
+    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents` says
+             which) ^   ^          root d: likewise
 
-Scores over the text (one matrix product for all nodes) and scores over the ancestors (a handful a node) go under one softmax.
-The numbers are those of every branch run alone, as decoding runs it. Nothing here knows losses or how trees are chosen.
+Scores over the text (one matrix product for all nodes) and scores over the ancestors (a handful a
+node) go under one softmax. The numbers are those of every branch run alone, as decoding runs it.
+Nothing here knows losses or how trees are chosen.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +22,28 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from draft_training.document_masks import document_positions, entry_documents, same_document, unseen
+from nde_talf.draft_training.document_masks import (
+    document_positions,
+    entry_documents,
+    same_document,
+    unseen,
+)
 
 if TYPE_CHECKING:
-    from draft_training.head import EagleHead
+    from nde_talf.draft_training.head import EagleHead
 
 QUERIES = {"cpu": 256}
-"""By kind of device, how many queries of one row have their scores over the text computed together; others: 4096."""
+"""By kind of device, how many queries of one row have their scores over the text computed together;
+others: 4096.
+"""
 SCORES = 2**28
-"""Scores over the text that are held at most, of all heads and rows: 0.5 GB in bfloat16, and some four times that beside them
-for masks, weights and their gradients. Where a pass has more, it goes in parts of so many, and the backward pass computes each
-part again (`torch.utils.checkpoint`), and the MLP after it: 8,192 tokens with all roots, k = 4 and 32 heads have 8.6 billion at
-each depth, which took 50 to 100 GB."""
+"""Scores over the text that are held at most, of all heads and rows: 0.5 GB in bfloat16, and some
+four times that beside them for masks, weights and their gradients.
+
+Where a pass has more, it goes in parts of so many, and the backward pass computes each part again
+(`torch.utils.checkpoint`), and the MLP after it: 8,192 tokens with all roots, k = 4 and 32 heads
+have 8.6 billion at each depth, which took 50 to 100 GB.
+"""
 
 
 @dataclass
@@ -40,8 +52,8 @@ class TreeLevel:
 
     Args:
         tokens: the nodes' tokens, [B, R, k].
-        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at depth 1, whose parent is the
-            root.
+        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at
+            depth 1, whose parent is the root.
     """
 
     tokens: Tensor
@@ -64,51 +76,71 @@ def tree_features(
         features: the target's, not yet combined, [B, L, W].
         roots: indices of tokens in 1..L-1, ascending, [R] or [B, R].
         levels: depth 1, 2 and so on.
-        detach: stop gradients at the head's own features, which replace the target's after drafted tokens.
+        detach: stop gradients at the head's own features, which replace the target's after drafted
+            tokens.
         document: the document of every token, [B, L]; None where a row is one document.
 
     Returns:
-        Depth 0 at every entry, [B, L-1, H]: row t is the guess at token t + 1. Then [B, R, k, H] for each level.
+        Depth 0 at every entry, [B, L-1, H]: row t is the guess at token t + 1. Then [B, R, k, H]
+        for each level.
     """
     prefix, length = _Recorder(), tokens.shape[1] - 1
     inside, mask, positions = None, None, torch.arange(length, device=tokens.device)[None]
     if document is not None:
         inside = entry_documents(document)
         mask, positions = same_document(inside, head.dtype), document_positions(document)[:, :-1]
-    trunk = head.forward(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))  # sharding hooks on head(...)
+    trunk = head.forward(
+        tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1])
+    )  # sharding hooks on head(...)
     outputs = [trunk]
     if not levels:
         return outputs
 
     entries = (roots - 1).expand(len(tokens), -1)  # the entry of root x_r is (x_r, h_{r-1})
     hidden = unseen(entries, length, inside)
-    at = positions.expand(len(tokens), -1).gather(1, entries)  # position of the root's entry, [B, R]
-    reach = (entries.amax(0).cummax(0).values + 1).tolist()  # how many entries the first r + 1 roots see at most
+    at = positions.expand(len(tokens), -1).gather(
+        1, entries
+    )  # position of the root's entry, [B, R]
+    reach = (
+        entries.amax(0).cummax(0).values + 1
+    ).tolist()  # how many entries the first r + 1 roots see at most
     fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
     keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
     for depth, level in enumerate(levels, 1):
         fed = _take(fed, level.parents)
         inputs, residual = head.entries(level.tokens, fed.detach() if detach else fed)
-        query, key, value = _project(head, inputs, (at + depth)[..., None].expand(level.tokens.shape))
+        query, key, value = _project(
+            head, inputs, (at + depth)[..., None].expand(level.tokens.shape)
+        )
         key, value = key[..., None, :], value[..., None, :]
         if depth > 1:
             path = level.parents[:, None, :, :, None, None]
-            key, value = (torch.cat([old.take_along_dim(path, 3), new], -2) for old, new in ((keys, key), (values, value)))
+            key, value = (
+                torch.cat([old.take_along_dim(path, 3), new], -2)
+                for old, new in ((keys, key), (values, value))
+            )
         keys, values = key, value
         again = torch.is_grad_enabled() and query.shape[:-1].numel() * length > SCORES
         run = partial(checkpoint, use_reentrant=False) if again else _run
         attended = _attend(head, query, prefix, hidden, keys, values, reach, run)
-        fed = run(lambda states, attended: head.finish(states, head.layers[0].self_attn.o_proj(attended)), residual, attended)
+        fed = run(
+            lambda states, attended: head.finish(states, head.layers[0].self_attn.o_proj(attended)),
+            residual,
+            attended,
+        )
         outputs.append(fed)
     return outputs
 
 
 def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-    """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, ·] at `positions`
-    [B, R, k], rotated."""
+    """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B,
+    R, k, ·] at `positions` [B, R, k], rotated.
+    """
     attention, flat = head.layers[0].self_attn, inputs.flatten(1, 2)
     projections = attention.q_proj, attention.k_proj, attention.v_proj
-    query, key, value = (projection(flat).unflatten(-1, (-1, attention.head_dim)) for projection in projections)
+    query, key, value = (
+        projection(flat).unflatten(-1, (-1, attention.head_dim)) for projection in projections
+    )
     if head.family.norms_heads:
         query, key = attention.q_norm(query), attention.k_norm(key)
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
@@ -126,14 +158,20 @@ def _attend(
     reach: list[int],
     run: Callable[..., Tensor],
 ) -> Tensor:
-    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is False) and to their own paths,
-    one softmax over both. Roots go a few at a time: their scores stay in the processor's cache, and the part of the text that
-    none of them sees is not computed. run: calls a function, and may have the backward pass call it once more."""
+    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is
+    False) and to their own paths, one softmax over both.
+
+    Roots go a few at a time: their scores stay in the processor's cache, and the part of the text
+    that none of them sees is not computed. run: calls a function, and may have the backward pass
+    call it once more.
+    """
     attention = head.layers[0].self_attn
     groups = attention.num_key_value_groups
     query = query.to(prefix.values.dtype) * attention.scaling
     keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
-    text_keys, text_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values))
+    text_keys, text_values = (
+        repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values)
+    )
     fits = SCORES // (query.shape[0] * query.shape[1] * hidden.shape[-1])
     some = max(1, min(QUERIES.get(query.device.type, 4096), fits) // query.shape[3])
     parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
@@ -146,14 +184,23 @@ def _attend(
     return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
 
 
-def _attend_part(query: Tensor, keys: Tensor, values: Tensor, text_keys: Tensor, text_values: Tensor, hidden: Tensor) -> Tensor:
+def _attend_part(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    text_keys: Tensor,
+    text_values: Tensor,
+    hidden: Tensor,
+) -> Tensor:
     """`_attend` of some roots: [B, heads, R, k, head_dim]."""
     far = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, query.shape[2:4])
     far = far.masked_fill(hidden, torch.finfo(far.dtype).min)
     near = (keys @ query[..., None])[..., 0]
     weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
     far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
-    return (far.flatten(2, 3) @ text_values).unflatten(2, query.shape[2:4]) + (near[..., None, :] @ values)[..., 0, :]
+    return (far.flatten(2, 3) @ text_values).unflatten(2, query.shape[2:4]) + (
+        near[..., None, :] @ values
+    )[..., 0, :]
 
 
 def _run(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -161,7 +208,9 @@ def _run(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 class _Recorder:
-    """Takes the place of a cache and keeps the layer's rotated keys and its values, with their gradients."""
+    """Takes the place of a cache and keeps the layer's rotated keys and its values, with their
+    gradients.
+    """
 
     def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values

@@ -1,10 +1,12 @@
 """The outside references: transformers' own generation on the same models.
 
-It decodes plainly, with a draft model (assisted generation) under its default schedule or another, or by prompt lookup, which
-needs no draft. What is tuned, on the same prompts as our own trees, is in `SCHEDULES` and `LOOKUPS`.
+It decodes plainly, with a draft model (assisted generation) under its default schedule or another,
+or by prompt lookup, which needs no draft. What is tuned, on the same prompts as our own trees, is
+in `SCHEDULES` and `LOOKUPS`.
 
-transformers reads an assisted generation's schedule in the draft's generation_config alone: as arguments of `generate` its keys
-have no effect. With scikit-learn installed it adapts a threshold of confidence while it decodes; without, it leaves it.
+transformers reads an assisted generation's schedule in the draft's generation_config alone: as
+arguments of `generate` its keys have no effect. With scikit-learn installed it adapts a threshold
+of confidence while it decodes; without, it leaves it.
 """
 
 import time
@@ -17,12 +19,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from data.engines.transformers import sampling_options
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
-from evaluation.benchmark import Generate, Record
+from nde_talf.data.engines.transformers import sampling_options
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.benchmark import Generate, Record
 
-ASSISTED, LOOKUP, PLAIN = "transformers assisted", "transformers prompt lookup", "transformers plain"
+ASSISTED, LOOKUP, PLAIN = (
+    "transformers assisted",
+    "transformers prompt lookup",
+    "transformers plain",
+)
 
 
 class Schedule(NamedTuple):
@@ -30,8 +36,10 @@ class Schedule(NamedTuple):
 
     Attributes:
         tokens: num_assistant_tokens, of the first step.
-        kind: num_assistant_tokens_schedule: constant, or heuristic (two more after a step that accepted all, else one less).
-        threshold: assistant_confidence_threshold: nothing is drafted after a token that the draft holds less likely.
+        kind: num_assistant_tokens_schedule: constant, or heuristic (two more after a step that
+            accepted all, else one less).
+        threshold: assistant_confidence_threshold: nothing is drafted after a token that the draft
+            holds less likely.
     """
 
     tokens: int
@@ -55,8 +63,13 @@ SCHEDULES = (
     *(Schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
     *(Schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
 )
-"""Tried when it is tuned: as many as there are trees for a head (`evaluation.methods.TIMED_ACTIONS`)."""
-GRID = (DEFAULT, *map(Schedule._make, product((2, 3, 4, 6, 8, 12), ("constant", "heuristic"), (0.0, 0.4))))
+"""Tried when it is tuned: as many as there are trees for a head
+(`evaluation.methods.TIMED_ACTIONS`).
+"""
+GRID = (
+    DEFAULT,
+    *map(Schedule._make, product((2, 3, 4, 6, 8, 12), ("constant", "heuristic"), (0.0, 0.4))),
+)
 """Tried where there is more time."""
 LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 4, 10))
 
@@ -65,7 +78,9 @@ def assisted_title(schedule: Schedule | None) -> str:
     """The method's name with its schedule."""
     if schedule is DEFAULT:
         return f"{ASSISTED} (default schedule)"
-    more = [schedule.kind] * (schedule.kind != "constant") + [f"threshold {schedule.threshold:g}"] * (schedule.threshold > 0)
+    more = [schedule.kind] * (schedule.kind != "constant") + [
+        f"threshold {schedule.threshold:g}"
+    ] * (schedule.threshold > 0)
     return f"{ASSISTED} ({', '.join([f'{schedule.tokens} tokens', *more])})"
 
 
@@ -81,7 +96,9 @@ def is_outside(method: str) -> bool:
 
 @contextmanager
 def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
-    """The draft's generation_config with a schedule, put back after: transformers writes there what it has adapted."""
+    """The draft's generation_config with a schedule, put back after: transformers writes there what
+    it has adapted.
+    """
     module, before = draft.module, draft.module.generation_config
     module.generation_config = config = deepcopy(before)
     if schedule is not DEFAULT:
@@ -107,11 +124,17 @@ def transformers_assisted(
     def around() -> AbstractContextManager[None]:
         return scheduled(draft, schedule)
 
-    return transformers_loop(name, target, setting, new_tokens, around, assistant_model=draft.module)
+    return transformers_loop(
+        name, target, setting, new_tokens, around, assistant_model=draft.module
+    )
 
 
 def transformers_lookup(
-    name: str, target: CausalModel, setting: SamplingSetting, new_tokens: int, lookup: Lookup = Lookup()
+    name: str,
+    target: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    lookup: Lookup = Lookup(),
 ) -> Generate:
     """`target.generate(prompt_lookup_num_tokens=..., max_matching_ngram_size=...)`."""
     options = {"prompt_lookup_num_tokens": lookup.tokens, "max_matching_ngram_size": lookup.size}
@@ -119,20 +142,28 @@ def transformers_lookup(
 
 
 def transformers_loop(
-    name: str, target: CausalModel, setting: SamplingSetting, new_tokens: int, around: Any = nullcontext, **options: Any
+    name: str,
+    target: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    around: Any = nullcontext,
+    **options: Any,
 ) -> Generate:
     """`target.generate(**options)` inside `around()`; plain decoding without options.
 
-    Its first target pass holds the prompt, and a first draft where one comes before it. As for our own methods, that pass and
-    the tokens it gives are not counted: the clocks start when it ends, and what was committed is read off the cache before
-    every later pass.
+    Its first target pass holds the prompt, and a first draft where one comes before it. As for our
+    own methods, that pass and the tokens it gives are not counted: the clocks start when it ends,
+    and what was committed is read off the cache before every later pass.
     """
     started = [0.0, 0.0]  # wall clock and CPU time when the first pass ended
     cached: list[int] = []  # tokens in the cache before every pass
     drafted: list[int] = []  # tokens given to every pass
 
     def before(module, args, kwargs) -> None:
-        cache, rows = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
+        cache, rows = (
+            kwargs.get("past_key_values"),
+            kwargs.get("input_ids", args[0] if args else None),
+        )
         cached.append(cache.get_seq_length() if cache is not None else 0)
         drafted.append((rows if rows is not None else kwargs["inputs_embeds"]).shape[1])
 
@@ -149,10 +180,17 @@ def transformers_loop(
         ids = torch.tensor([prompt], device=target.device)
         cached.clear()
         drafted.clear()
-        hooks = [target.body.register_forward_pre_hook(before, with_kwargs=True), target.body.register_forward_hook(after)]
+        hooks = [
+            target.body.register_forward_pre_hook(before, with_kwargs=True),
+            target.body.register_forward_hook(after),
+        ]
         begun = clock()
         try:
-            with torch.inference_mode(), torch.random.fork_rng(range(torch.cuda.device_count())), around():
+            with (
+                torch.inference_mode(),
+                torch.random.fork_rng(range(torch.cuda.device_count())),
+                around(),
+            ):
                 torch.manual_seed(seed)
                 out = target.module.generate(
                     input_ids=ids,

@@ -1,4 +1,5 @@
-"""Decoding methods timed side by side, as `evaluation.protocol` says, and the records that come of it.
+"""Decoding methods timed side by side, as `nde_talf.evaluation.protocol` says, and the records that
+come of it.
 
 It knows methods by name and a function that generates.
 """
@@ -10,17 +11,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from decoding.common.files import write_atomically
-from decoding.common.progress import console, track
-from decoding.common.typed import typed
-from decoding.sampling import SamplingSetting
+from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.sampling import SamplingSetting
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
 
 
 @dataclass
 class Record:
-    """One generation: which one, and what it took. What an older file or a method does not report is 0 or empty.
+    """One generation: which one, and what it took.
+
+    What an older file or a method does not report is 0 or empty.
 
     Attributes:
         setting: sampling setting, as text.
@@ -39,7 +42,8 @@ class Record:
         cpu_seconds: of these steps, of the process's CPU.
         first_seconds: until the first token.
         accepted: steps by how many drafted tokens they accepted.
-        drafted_by_match, accepted_by_match: of n-grams: drafted and accepted tokens, by how long an ending of the text matched.
+        drafted_by_match, accepted_by_match: of n-grams: drafted and accepted tokens, by how long an
+            ending of the text matched.
     """
 
     setting: str
@@ -76,7 +80,9 @@ class Record:
     def of_line(cls, line: str) -> "Record":
         """Raises ValueError for a line that holds no record."""
         content = typed(json.loads(line), dict[str, Any])
-        return typed({"pass_" if key == "pass" else key: value for key, value in content.items()}, cls)
+        return typed(
+            {"pass_" if key == "pass" else key: value for key, value in content.items()}, cls
+        )
 
 
 _IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums
@@ -92,11 +98,13 @@ def run_benchmark(
     seed: int,
     passes: int = 1,
 ) -> None:
-    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON line a generation to `records`.
+    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON
+    line a generation to `records`.
 
-    A block whose lines are all there is not run again; a block that was cut short is run again in full, so that its methods
-    are always measured side by side. The order within a block is drawn by its seed: in a fixed or rotating order every method
-    would follow the same other one, and find that one's data in the machine's caches.
+    A block whose lines are all there is not run again; a block that was cut short is run again in
+    full, so that its methods are always measured side by side. The order within a block is drawn by
+    its seed: in a fixed or rotating order every method would follow the same other one, and find
+    that one's data in the machine's caches.
     """
     names = list(methods)
     done = finished_blocks(records, str(setting), names)
@@ -106,7 +114,9 @@ def run_benchmark(
         return
     for name in names:
         methods[name](prompts[0][2], seed, prompts[0][1])  # warm-up
-    for number, index in track(todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)):
+    for number, index in track(
+        todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)
+    ):
         (prompt, kind, tokens), lines = prompts[index], {}
         own = block_seed(seed, number, index)
         for name in random.Random(own).sample(names, len(names)):
@@ -123,8 +133,11 @@ def block_seed(seed: int, number: int, index: int) -> int:
 
 
 def read_records(records: Path) -> Iterator[Record]:
-    """The records of a file, of older versions too. The last line of a killed run may be cut and is passed over. So is any
-    other damaged line, with a notice: its block is decoded again."""
+    """The records of a file, of older versions too.
+
+    The last line of a killed run may be cut and is passed over. So is any other damaged line, with
+    a notice: its block is decoded again.
+    """
     if not records.exists():
         return
     lines = records.read_bytes().splitlines()
@@ -133,7 +146,9 @@ def read_records(records: Path) -> Iterator[Record]:
             yield Record.of_line(line.decode())
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                console.print(f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True)
+                console.print(
+                    f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True
+                )
 
 
 def together(records: Iterable[Record]) -> list[Record]:
@@ -150,19 +165,27 @@ def together(records: Iterable[Record]) -> list[Record]:
 
 
 def _sum(a, b):
-    return {name: a.get(name, 0) + b.get(name, 0) for name in a | b} if isinstance(a, dict) else a + b
+    return (
+        {name: a.get(name, 0) + b.get(name, 0) for name in a | b} if isinstance(a, dict) else a + b
+    )
 
 
 def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:
-    """Blocks (prompt, pass) that every method has one record for under `setting`. Records of its other blocks, and a cut
-    line, are dropped from the file."""
+    """Blocks (prompt, pass) that every method has one record for under `setting`.
+
+    Records of its other blocks, and a cut line, are dropped from the file.
+    """
     found = list(read_records(records))
     by_block: dict[tuple[str, int], list[str]] = {}
     for record in found:
         if record.setting == setting:
             by_block.setdefault(record.block, []).append(record.method)
     done = {block for block, names in by_block.items() if sorted(names) == sorted(methods)}
-    text = "".join(record.line() + "\n" for record in found if record.setting != setting or record.block in done)
+    text = "".join(
+        record.line() + "\n"
+        for record in found
+        if record.setting != setting or record.block in done
+    )
     if records.exists() and records.read_bytes() != text.encode():
         write_atomically(records, lambda path: path.write_text(text))
     return done

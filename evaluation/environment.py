@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -22,7 +22,11 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "command": command(),
         "code": code(),
-        "device": f"{device}, {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device,
+        "device": (
+            f"{device}, {torch.cuda.get_device_name(device)}"
+            if device.startswith("cuda")
+            else device
+        ),
         "CPU": f"{cpu_model()} ({platform.machine()}), {in_threads(threads)} while timing",
         "dtype": dtype,
         "batch size": "1",
@@ -33,7 +37,11 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
 
 def conditions(device: str, dtype: str, threads: int) -> str:
     """Batch size, dtype and machine, as a sentence names them."""
-    machine = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{cpu_model()}, {in_threads(threads)}"
+    machine = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else f"{cpu_model()}, {in_threads(threads)}"
+    )
     return f"batch size 1, {dtype}, {machine}"
 
 
@@ -44,18 +52,28 @@ def in_threads(count: int) -> str:
 def command() -> str:
     """How this process was started."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    start = f"python -m {module.name}" if module and module.name != "__main__" else Path(sys.argv[0]).name
+    start = (
+        f"python -m {module.name}"
+        if module and module.name != "__main__"
+        else Path(sys.argv[0]).name
+    )
     return " ".join([start.removesuffix(".__main__"), *map(shlex.quote, sys.argv[1:])])
 
 
 def code(root: Path = ROOT) -> str:
-    """The commit of the source tree at `root`, with a note where files of it were changed; of an installed package its
-    version."""
+    """The commit of the source tree at `root`, with a note where files of it were changed; of an
+    installed package its version.
+    """
     if (root / ".git").exists():
-        git = partial(subprocess.check_output, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL)
+        git = partial(
+            subprocess.check_output, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
+        )
         with suppress(OSError, subprocess.SubprocessError):
             commit = git(["git", "rev-parse", "--short=12", "HEAD"]).strip()
-            return f"commit {commit}{', with changes' * bool(git(['git', 'status', '--porcelain', '--untracked-files=no']))}"
+            return (
+                "commit"
+                f" {commit}{', with changes' * bool(git(['git', 'status', '--porcelain', '--untracked-files=no']))}"
+            )
     return f"version {installed('nde-talf')}"
 
 

@@ -1,4 +1,6 @@
-"""Whether samples follow a known law: Pearson's chi-square test, and the smallest bias that it would have found."""
+"""Whether samples follow a known law: Pearson's chi-square test, and the smallest bias that it
+would have found.
+"""
 
 from collections.abc import Hashable, Mapping
 
@@ -11,8 +13,11 @@ LEVEL = 1e-6
 
 
 def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
-    """By outcome the number of its bin: one of its own, or the last for those that are expected less than `EXPECTED` times.
-    Where these are expected less than that even together, they share the last bin of an outcome."""
+    """By outcome the number of its bin: one of its own, or the last for those that are expected
+    less than `EXPECTED` times.
+
+    Where these are expected less than that even together, they share the last bin of an outcome.
+    """
     own = [outcome for outcome, chance in law.items() if chance * samples >= EXPECTED]
     rest = sum(chance for chance in law.values() if chance * samples < EXPECTED)
     last = len(own) if rest * samples >= EXPECTED else max(0, len(own) - 1)
@@ -20,8 +25,9 @@ def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
 
 
 def p_value(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
-    """Probability that samples of `law` (outcome -> probability above 0) are as far from it as `counts` (outcome -> how often)
-    or farther: sum of (observed - expected)² / expected over the bins, which follows chi-square. 0 for an impossible outcome.
+    """Probability that samples of `law` (outcome -> probability above 0) are as far from it as
+    `counts` (outcome -> how often) or farther: sum of (observed - expected)² / expected over the
+    bins, which follows chi-square. 0 for an impossible outcome.
     """
     if counts.keys() - law.keys():
         return 0.0
@@ -46,15 +52,21 @@ def critical(degrees: int, level: float) -> float:
     return _bisected(lambda statistic: upper_tail(statistic, degrees) < level, 0.0, 1e6)
 
 
-def smallest_bias(samples: int, law: Mapping[Hashable, float], level: float = LEVEL, power: float = 0.99) -> float:
-    """The total variation from which on a bias (between bins) gives the alarm with probability `power`, whatever its shape.
+def smallest_bias(
+    samples: int, law: Mapping[Hashable, float], level: float = LEVEL, power: float = 0.99
+) -> float:
+    """The total variation from which on a bias (between bins) gives the alarm with probability
+    `power`, whatever its shape.
 
-    Under a law p + d the statistic is about noncentral chi-square, with noncentrality n sum(d² / p) >= n (sum |d|)² = 4 n TV²
-    (Cauchy and Schwarz). It is solved for the noncentrality that has the power.
+    Under a law p + d the statistic is about noncentral chi-square, with noncentrality n sum(d² / p)
+    >= n (sum |d|)² = 4 n TV² (Cauchy and Schwarz). It is solved for the noncentrality that has the
+    power.
     """
     degrees = max(bins(law, samples).values())
     limit = critical(degrees, level)
-    needed = _bisected(lambda noncentrality: _noncentral_tail(limit, degrees, noncentrality) > power, 0.0, 1e5)
+    needed = _bisected(
+        lambda noncentrality: _noncentral_tail(limit, degrees, noncentrality) > power, 0.0, 1e5
+    )
     return min(1.0, (needed / (4 * samples)) ** 0.5)
 
 
@@ -63,8 +75,14 @@ def _noncentral_tail(statistic: float, degrees: int, noncentrality: float) -> fl
     mean = noncentrality / 2
     spread = 12 * mean**0.5 + 30
     terms = torch.arange(max(0, int(mean - spread)), int(mean + spread) + 1, dtype=torch.float64)
-    weights = (terms * torch.tensor(max(mean, 1e-300), dtype=torch.float64).log() - mean - torch.lgamma(terms + 1)).exp()
-    tails = torch.special.gammaincc((degrees + 2 * terms) / 2, torch.full_like(terms, statistic / 2))
+    weights = (
+        terms * torch.tensor(max(mean, 1e-300), dtype=torch.float64).log()
+        - mean
+        - torch.lgamma(terms + 1)
+    ).exp()
+    tails = torch.special.gammaincc(
+        (degrees + 2 * terms) / 2, torch.full_like(terms, statistic / 2)
+    )
     return float((weights * tails).sum())
 
 

@@ -1,16 +1,18 @@
-"""Is my engine lossless? `python -m evaluation.lossless engine=vllm` says so, or finds the bias.
+"""Is my engine lossless?
+
+`python -m evaluation.lossless engine=vllm` says so, or finds the bias.
 
 Two tests of an engine under its speculative settings:
 
-1. It samples many short texts from a tiny model, whose law is known exactly. A chi-square test compares the joint law of the
-   first tokens, since a bias may show in how tokens go together. The smallest bias that the test would have found is printed.
-2. With `target` and `draft` it continues real text greedily. Every text has to be that of plain decoding, but for tokens whose
-   two best logits are nearly equal.
+1. It samples many short texts from a tiny model, whose law is known exactly. A chi-square test
+   compares the joint law of the first tokens, since a bias may show in how tokens go together. The
+   smallest bias that the test would have found is printed.
+2. With `target` and `draft` it continues real text greedily. Every text has to be that of plain
+   decoding, but for tokens whose two best logits are nearly equal.
 
-engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function takes the folders of
-target and draft and returns sample(prompts, new_tokens, setting, seed) -> the new tokens of each prompt; setting is a
-SamplingSetting.
-The exit status is 1 where a test fails.
+engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function
+takes the folders of target and draft and returns sample(prompts, new_tokens, setting, seed) -> the
+new tokens of each prompt; setting is a SamplingSetting. The exit status is 1 where a test fails.
 """
 
 import os
@@ -29,23 +31,27 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from data.engines.transformers import sampling_options
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.common.schema import MANY, SEED, check_fields, choice, number
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting, warp
-from evaluation.law import LEVEL, p_value, smallest_bias
+from nde_talf.data.engines.transformers import sampling_options
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import MANY, SEED, check_fields, choice, number
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
 
 Sample = Callable[[list[list[int]], int, SamplingSetting, int], list[list[int]]]
 Law = dict[tuple[int, ...], float]
 NOISE = 0.1
-"""By which the weights of the tiny draft differ from its target, whose own are of size 0.3: most drafts are accepted."""
+"""By which the weights of the tiny draft differ from its target, whose own are of size 0.3: most
+drafts are accepted.
+"""
 EQUAL = 1e-4
-"""Two best logits that are nearer, as a fraction of the largest, may change their order by rounding."""
+"""Two best logits that are nearer, as a fraction of the largest, may change their order by
+rounding.
+"""
 PROMPT = 8
 
 
@@ -81,10 +87,13 @@ class LosslessConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.engine not in ENGINES and ":" not in self.engine:
-            raise UserError(f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function.")
+            raise UserError(
+                f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function."
+            )
         if self.vocabulary**self.tokens > 20_000:
             raise UserError(
-                f"tokens={self.tokens}: {self.vocabulary}^{self.tokens} texts are too many; lower it or vocabulary."
+                f"tokens={self.tokens}: {self.vocabulary}^{self.tokens} texts are too many; lower"
+                " it or vocabulary."
             )
         if (self.target is None) != (self.draft is None):
             raise UserError("target and draft: the greedy test needs both.")
@@ -94,9 +103,20 @@ def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
     """Folders of a tiny Llama with random weights and of a draft like it."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=128, initializer_range=0.3, **sizes, **special)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        **sizes,
+        **special,
+    )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder / "target")
@@ -109,7 +129,9 @@ def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
 
 @torch.inference_mode()
 def exact_law(target: CausalModel, prompt: list[int], length: int, setting: SamplingSetting) -> Law:
-    """Probability of every text of `length` tokens after `prompt`, by one plain pass over all of them."""
+    """Probability of every text of `length` tokens after `prompt`, by one plain pass over all of
+    them.
+    """
     texts = list(product(range(target.vocab_size), repeat=length))
     ids = torch.tensor([[*prompt, *text] for text in texts])
     rows = warp(target.module(ids).logits[:, len(prompt) - 1 : -1].double(), setting)
@@ -123,7 +145,9 @@ def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
     policy = Delayed(Action(2, 1, max(1, config.speculate - 1)))
     decoder = SpeculativeDecoder(models[0], LMDrafter(models[1]), policy, "traversal")
 
-    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+    def sample(
+        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
+    ) -> list[list[int]]:
         rng = Rng.seeded(seed)
         return [decoder.generate(prompt, new_tokens, setting, rng).tokens for prompt in prompts]
 
@@ -138,13 +162,21 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
     by_lookup: dict[str, Any] = {"prompt_lookup_num_tokens": config.speculate}
     options = {"assistant_model": assistant} if config.drafts == "model" else by_lookup
 
-    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+    def sample(
+        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
+    ) -> list[list[int]]:
         torch.manual_seed(seed)
         found = []
         for prompt in prompts:
             ids = torch.tensor([prompt])
-            asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": new_tokens}
-            out = model.generate(**asked, eos_token_id=None, pad_token_id=0, **sampling_options(setting), **options)
+            asked = {
+                "input_ids": ids,
+                "attention_mask": torch.ones_like(ids),
+                "max_new_tokens": new_tokens,
+            }
+            out = model.generate(
+                **asked, eos_token_id=None, pad_token_id=0, **sampling_options(setting), **options
+            )
             found.append(out[0, len(prompt) :].tolist())
         return found
 
@@ -152,20 +184,38 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
 
 
 def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
-    """vLLM as it is installed, all prompts at once. Raises UserError from the first sample where it drafts nothing."""
-    from data.engines.vllm import open_llm, sampling_params
-    from data.engines.vllm_speculation import draft_method, ngram_method
+    """VLLM as it is installed, all prompts at once.
+
+    Raises UserError from the first sample where it drafts nothing.
+    """
+    from nde_talf.data.engines.vllm import open_llm, sampling_params
+    from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
 
     by_model = config.drafts == "model"
-    method = draft_method(draft, config.speculate) if by_model else ngram_method(config.speculate, 1, 3)
+    method = (
+        draft_method(draft, config.speculate) if by_model else ngram_method(config.speculate, 1, 3)
+    )
     length = 512 if config.target == target else PROMPT + 32
     llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
 
-    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
-        own = [sampling_params(setting, new_tokens, seed + i if setting.temperature else None) for i in range(len(prompts))]
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], own, use_tqdm=False)
-        if not any(metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_drafts"):
-            raise UserError("engine=vllm: it drafted nothing, so nothing was tested. Take other drafts.")
+    def sample(
+        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
+    ) -> list[list[int]]:
+        own = [
+            sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
+            for i in range(len(prompts))
+        ]
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], own, use_tqdm=False
+        )
+        if not any(
+            metric.value
+            for metric in llm.get_metrics()
+            if metric.name == "vllm:spec_decode_num_drafts"
+        ):
+            raise UserError(
+                "engine=vllm: it drafted nothing, so nothing was tested. Take other drafts."
+            )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     return sample
@@ -175,7 +225,10 @@ ENGINES = {"nde": nde, "transformers": transformers, "vllm": vllm}
 
 
 def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
-    """The engine of a configuration over two model folders. Raises UserError for a function that cannot be imported."""
+    """The engine of a configuration over two model folders.
+
+    Raises UserError for a function that cannot be imported.
+    """
     if config.engine in ENGINES:
         return ENGINES[config.engine](target, draft, config)
     module, _, name = config.engine.partition(":")
@@ -192,21 +245,40 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
     target, draft = tiny_pair(folder, config.vocabulary, config.seed)
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
     prompt = [token % config.vocabulary for token in (3, 1, 4, 1, 5, 9, 2, 6)]
-    law = exact_law(CausalModel.load(target, forward="transformers"), prompt, config.tokens, setting)
+    law = exact_law(
+        CausalModel.load(target, forward="transformers"), prompt, config.tokens, setting
+    )
     # More tokens than are tested: an engine may draft less where a text is about to end.
     long = config.tokens + config.speculate + 1
     texts = opened(config, target, draft)([prompt] * config.samples, long, setting, config.seed)
     counts = Counter(tuple(text[: config.tokens]) for text in texts)
     if len(texts) != config.samples or any(len(text) != config.tokens for text in counts):
-        raise UserError(f"engine={config.engine}: it gave {len(texts)} texts, some too short; {config.samples} were asked for.")
+        raise UserError(
+            f"engine={config.engine}: it gave {len(texts)} texts, some too short; {config.samples}"
+            " were asked for."
+        )
     p = p_value(counts, law)
-    distance = sum(abs(counts[text] / config.samples - law.get(text, 0)) for text in counts.keys() | law.keys()) / 2
-    noise = sum((chance * (1 - chance) / config.samples) ** 0.5 for chance in law.values()) / (2 * torch.pi) ** 0.5
+    distance = (
+        sum(
+            abs(counts[text] / config.samples - law.get(text, 0))
+            for text in counts.keys() | law.keys()
+        )
+        / 2
+    )
+    noise = (
+        sum((chance * (1 - chance) / config.samples) ** 0.5 for chance in law.values())
+        / (2 * torch.pi) ** 0.5
+    )
     found = smallest_bias(config.samples, law)
-    return p > LEVEL, (
-        f"joint law of the first {config.tokens} tokens at {setting}: {'as the model has it' if p > LEVEL else 'BIASED'}, "
-        f"p = {p:.2g} at level {LEVEL:g}; {config.samples} texts; total variation {distance:.3f}, of which about {noise:.3f} "
-        f"is noise. A bias of total variation {found:.3f} or more would have been found in 99 of 100 runs."
+    return (
+        p > LEVEL,
+        (
+            f"joint law of the first {config.tokens} tokens at {setting}:"
+            f" {'as the model has it' if p > LEVEL else 'BIASED'}, p = {p:.2g} at level {LEVEL:g};"
+            f" {config.samples} texts; total variation {distance:.3f}, of which about {noise:.3f}"
+            f" is noise. A bias of total variation {found:.3f} or more would have been found in 99"
+            " of 100 runs."
+        ),
     )
 
 
@@ -215,8 +287,12 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     from transformers import AutoTokenizer
 
     model = CausalModel.load(target, forward="transformers")
-    prompts = real_prompts(AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts)
-    texts = opened(config, target, draft)(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
+    prompts = real_prompts(
+        AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts
+    )
+    texts = opened(config, target, draft)(
+        prompts, config.new_tokens, SamplingSetting(0.0), config.seed
+    )
     equal, rounding, other = 0, 0, []
     for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         margin = first_difference(model, prompt, text)
@@ -224,16 +300,17 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
         rounding += margin is not None and margin <= EQUAL
         other += [str(index)] if margin is not None and margin > EQUAL else []
     return not other, (
-        f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)} equal plain decoding's, "
-        f"{rounding} differ first where the two best logits are equal to {EQUAL:g}"
-        + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
+        f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)}"
+        f" equal plain decoding's, {rounding} differ first where the two best logits are equal to"
+        f" {EQUAL:g}" + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
     )
 
 
 @torch.inference_mode()
 def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> float | None:
-    """How far the logit of the first token that is not the most probable one lies below the largest, as a fraction of the
-    largest size; None where all tokens are greedy."""
+    """How far the logit of the first token that is not the most probable one lies below the
+    largest, as a fraction of the largest size; None where all tokens are greedy.
+    """
     logits = model.module(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
     for row, token in zip(logits, text, strict=True):
         if int(row.argmax()) != token:
@@ -246,16 +323,23 @@ def real_prompts(tokenizer: Any, count: int) -> list[list[int]]:
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     prompts = []
     for path in sources[:: max(1, len(sources) // count)]:
-        ids = tokenizer(path.read_text(encoding="utf-8", errors="ignore")[:2000], add_special_tokens=False)["input_ids"]
+        ids = tokenizer(
+            path.read_text(encoding="utf-8", errors="ignore")[:2000], add_special_tokens=False
+        )["input_ids"]
         prompts.append(ids[: 24 + len(prompts) % 17])
     return prompts[:count]
 
 
 def read_config(arguments: list[str]) -> LosslessConfig:
-    """The configuration that key=value arguments give. Raises UserError for an unknown key or a value of another type."""
+    """The configuration that key=value arguments give.
+
+    Raises UserError for an unknown key or a value of another type.
+    """
     known = [field.name for field in fields(LosslessConfig)]
     try:
-        given = OmegaConf.merge(OmegaConf.structured(LosslessConfig), OmegaConf.from_dotlist(arguments))
+        given = OmegaConf.merge(
+            OmegaConf.structured(LosslessConfig), OmegaConf.from_dotlist(arguments)
+        )
         return LosslessConfig(**OmegaConf.to_container(given))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         first = str(error).strip().splitlines()[0]
@@ -265,7 +349,11 @@ def read_config(arguments: list[str]) -> LosslessConfig:
 def main(arguments: list[str]) -> int:
     """Run both tests. Returns the exit status."""
     if {"-h", "--help"} & set(arguments):
-        print(__doc__, *(f"  {field.name}={field.default}" for field in fields(LosslessConfig)), sep="\n")
+        print(
+            __doc__,
+            *(f"  {field.name}={field.default}" for field in fields(LosslessConfig)),
+            sep="\n",
+        )
         return 0
     try:
         config = read_config(arguments)

@@ -1,4 +1,7 @@
-"""Which pictures a report has, in which section, and with which captions. A part of the data that is empty has none."""
+"""Which pictures a report has, in which section, and with which captions.
+
+A part of the data that is empty has none.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from evaluation import plots
-from evaluation.methods import TITLES
+from nde_talf.evaluation import plots
+from nde_talf.evaluation.methods import TITLES
 
 if TYPE_CHECKING:
-    from evaluation.report import ReportData
+    from nde_talf.evaluation.report import ReportData
 
 
 @dataclass
@@ -22,7 +25,7 @@ class Picture:
 
     Attributes:
         name: of its PNG.
-        section: an id of `evaluation.sections`.
+        section: an id of `nde_talf.evaluation.sections`.
         draw: makes a figure of one part or several, of a width.
         full: all parts, as the PNG shows them.
         parts: on the page, by title; each is drawn by itself, as wide as a telephone.
@@ -36,7 +39,10 @@ class Picture:
 
     def panels(self) -> dict[str, Figure]:
         """A figure for every part."""
-        return {title: self.draw(part, width=plots.PANEL) if title else self.draw(part) for title, part in self.parts.items()}
+        return {
+            title: self.draw(part, width=plots.PANEL) if title else self.draw(part)
+            for title, part in self.parts.items()
+        }
 
 
 def pictures(data: ReportData) -> list[Picture]:
@@ -46,14 +52,22 @@ def pictures(data: ReportData) -> list[Picture]:
 
 def _pictures(data: ReportData) -> Iterator[Picture]:
     def each(name: str, section: str, draw: Callable[..., Figure], full: dict) -> Picture:
-        return Picture(name, section, draw, full, {title: {title: part} for title, part in full.items()})
+        return Picture(
+            name, section, draw, full, {title: {title: part} for title, part in full.items()}
+        )
 
     learned = {setting: set(names) for setting, names in data.learned.items()}
-    phases = {setting: own for setting, rows in data.tables.items() if (own := [row for row in rows if row.shares])}
+    phases = {
+        setting: own
+        for setting, rows in data.tables.items()
+        if (own := [row for row in rows if row.shares])
+    }
     yield each("speedup", "speed", partial(plots.speed_bars, learned=learned), data.tables)
     yield each("positions", "acceptance", plots.position_lines, data.positions)
     yield each("phases", "time", plots.phase_fractions, phases)
-    chosen = {f"{name}, {s}": {s: {name: own[name]}} for s, own in data.chosen.items() for name in own}
+    chosen = {
+        f"{name}, {s}": {s: {name: own[name]}} for s, own in data.chosen.items() for name in own
+    }
     draw = partial(plots.action_histogram, static=data.static)
     yield Picture("actions", "selector", draw, data.chosen, chosen)
     ratios = {
@@ -65,7 +79,10 @@ def _pictures(data: ReportData) -> Iterator[Picture]:
     choosing = plots.chooses(data.offline)
     entropy = {
         f"{TITLES[name]} + selector, {setting}": {
-            name: {table: {**own, "settings": {setting: own["settings"][setting]}} for table, own in tables.items()}
+            name: {
+                table: {**own, "settings": {setting: own["settings"][setting]}}
+                for table, own in tables.items()
+            }
         }
         for name, tables in choosing.items()
         for setting in next(iter(tables.values()))["settings"]

@@ -1,8 +1,11 @@
-"""How methods are timed and compared. This text is the protocol; every table, picture and sentence follows it.
+"""How methods are timed and compared.
 
-PROTOCOL is also shown in the report. `CONTROL` is the A/A control: plain decoding a second time, in a decoder of its own,
-under another name and with the same seeds, so that it does exactly the same work. Any deviation of its interval from 1 is
-noise of the clock. Plain decoding is the control because every speed-up of a table is divided by it.
+This text is the protocol; every table, picture and sentence follows it.
+
+PROTOCOL is also shown in the report. `CONTROL` is the A/A control: plain decoding a second time, in
+a decoder of its own, under another name and with the same seeds, so that it does exactly the same
+work. Any deviation of its interval from 1 is noise of the clock. Plain decoding is the control
+because every speed-up of a table is divided by it.
 """
 
 BASELINE = "autoregressive"
@@ -10,22 +13,40 @@ CONTROL = "autoregressive (A/A control)"
 NOT_TRUSTED = "clock not trusted"
 
 PROTOCOL = (
-    "All methods run in one process, prompt by prompt, in an order that is drawn anew for every prompt, so that no method "
-    "always follows the same other one.",
-    "Prompts, passes, seeds and settings are fixed before the first measurement. A pass goes once over all prompts with "
-    "seeds of its own; a warm-up that is not counted comes first. A block is one prompt in one pass, and all methods share "
-    "its seed.",
-    "A speed-up is one figure everywhere: the method's tokens per second over those of plain autoregressive decoding, both "
-    "as total tokens over total seconds on the same blocks. The time until the first token is not in it.",
-    "Brackets are 95 % bootstrap intervals. Prompts are resampled with all their passes, for both sides of a ratio together; "
-    "for a mean over settings the same resampled prompts count in every setting. The best of several methods is named by its "
-    "figure, and its interval does not account for having chosen it.",
-    "On a CPU every figure is also given in CPU time of the process, which other work on the machine disturbs less.",
-    "The A/A control is plain decoding under a second name. Where its interval does not hold 1, the table carries the line "
-    f"“{NOT_TRUSTED}”, and nothing is concluded from it.",
+    (
+        "All methods run in one process, prompt by prompt, in an order that is drawn anew for every"
+        " prompt, so that no method always follows the same other one."
+    ),
+    (
+        "Prompts, passes, seeds and settings are fixed before the first measurement. A pass goes"
+        " once over all prompts with seeds of its own; a warm-up that is not counted comes first. A"
+        " block is one prompt in one pass, and all methods share its seed."
+    ),
+    (
+        "A speed-up is one figure everywhere: the method's tokens per second over those of plain"
+        " autoregressive decoding, both as total tokens over total seconds on the same blocks. The"
+        " time until the first token is not in it."
+    ),
+    (
+        "Brackets are 95 % bootstrap intervals. Prompts are resampled with all their passes, for"
+        " both sides of a ratio together; for a mean over settings the same resampled prompts count"
+        " in every setting. The best of several methods is named by its figure, and its interval"
+        " does not account for having chosen it."
+    ),
+    (
+        "On a CPU every figure is also given in CPU time of the process, which other work on the"
+        " machine disturbs less."
+    ),
+    (
+        "The A/A control is plain decoding under a second name. Where its interval does not hold"
+        f" 1, the table carries the line “{NOT_TRUSTED}”, and nothing is concluded from it."
+    ),
 )
 
 
 def trusted(control: list[float] | None) -> bool | None:
-    """Whether the clock of a table is trusted: its control's ratio [value, low, high] holds 1. None: there was no control."""
+    """Whether the clock of a table is trusted: its control's ratio [value, low, high] holds 1.
+
+    None: there was no control.
+    """
     return control[1] <= 1 <= control[2] if control else None

@@ -1,8 +1,10 @@
-"""What to run in an engine that has no selector: the best path of drafted tokens for each batch size, and the best fixed tree.
+"""What to run in an engine that has no selector: the best path of drafted tokens for each batch
+size, and the best fixed tree.
 
-Choices are made on training roots, and their figures are of held-out ones. Nothing is decoded: labels say how many tokens a
-step with a tree commits, and a latency table what it costs. Where no tree is faster than plain decoding, drafting nothing is
-the choice. Throughput is 1 / the mean of the seconds per token (`selector.objective.best_static` says why).
+Choices are made on training roots, and their figures are of held-out ones. Nothing is decoded:
+labels say how many tokens a step with a tree commits, and a latency table what it costs. Where no
+tree is faster than plain decoding, drafting nothing is the choice. Throughput is 1 / the mean of
+the seconds per token (`nde_talf.selector.objective.best_static` says why).
 """
 
 from collections.abc import Sequence
@@ -13,23 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.engines.vllm_speculation import Method
-from data.traces.settings import SETTINGS
-from decoding.actions import TREES, Action
-from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
-from decoding.common.errors import UserError
-from decoding.setting import SamplingSetting
-from evaluation.predictions import DRAFTING, SINGLE_PATH
-from selector.baselines import MIN_ROOTS
-from selector.latency import LatencyTable
-from selector.objective import mean_step
-from selector.roots import PricedRoots, Roots
+from nde_talf.data.engines.vllm_speculation import Method
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.evaluation.predictions import DRAFTING, SINGLE_PATH
+from nde_talf.selector.baselines import MIN_ROOTS
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.objective import mean_step
+from nde_talf.selector.roots import PricedRoots, Roots
 
 NONE = Action(1, 0, 0)
 """The choice to draft nothing."""
 PATHS = SINGLE_PATH & DRAFTING
 CHAIN_LABELS = {"standard": ("naivetree", "specinfer"), "block": ("traversal", "gbv")}
-"""By vLLM's name of a rule on paths, whose labels of single paths are that rule's: Naive's, or block verification's."""
+"""By vLLM's name of a rule on paths, whose labels of single paths are that rule's: Naive's, or
+block verification's.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,23 @@ class Choice:
 
 
 def one_traffic(roots: Roots, names: Sequence[str]) -> Roots:
-    """The roots under some traced sampling settings, as those of one mixture of requests. Raises UserError for a setting that
-    was not traced."""
+    """The roots under some traced sampling settings, as those of one mixture of requests.
+
+    Raises UserError for a setting that was not traced.
+    """
     own = torch.zeros(len(roots), dtype=torch.bool)
     for name in names:
         wanted = torch.tensor([SETTINGS[name].temperature, SETTINGS[name].top_p])
-        found = [at for at, pair in enumerate(roots.settings) if torch.allclose(torch.tensor(pair), wanted)]
+        found = [
+            at
+            for at, pair in enumerate(roots.settings)
+            if torch.allclose(torch.tensor(pair), wanted)
+        ]
         if not found:
-            raise UserError(f"setting={name}: it was not traced, so nothing is known of it; add it to traces.settings.")
+            raise UserError(
+                f"setting={name}: it was not traced, so nothing is known of it; add it to"
+                " traces.settings."
+            )
         own |= roots.setting == found[0]
     merged = roots.where(own)
     return replace(merged, setting=torch.zeros_like(merged.setting), settings=merged.settings[:1])
@@ -71,8 +84,8 @@ def chain_labels(roots: Roots, rule: str) -> str:
         if name in roots.samples:
             return name
     raise UserError(
-        f"rejection={rule}: the traces hold no labels of {' or '.join(CHAIN_LABELS[rule])}, which say how it does on paths. "
-        "Add one to traces.verifiers and run stage=traces force=true."
+        f"rejection={rule}: the traces hold no labels of {' or '.join(CHAIN_LABELS[rule])}, which"
+        " say how it does on paths. Add one to traces.verifiers and run stage=traces force=true."
     )
 
 
@@ -89,10 +102,16 @@ def seconds_per_token(roots: PricedRoots, tree: Action, table: int) -> Tensor:
 
 
 def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
-    """For each latency table the best tree among `allowed` [233] on training roots, or NONE where plain decoding is faster."""
+    """For each latency table the best tree among `allowed` [233] on training roots, or NONE where
+    plain decoding is faster.
+    """
     found = []
     for table, index in enumerate(training.static(allowed)[:, 0].tolist()):
-        tree = min(TREES[index], NONE, key=lambda tree: float(seconds_per_token(training, tree, table).mean()))
+        tree = min(
+            TREES[index],
+            NONE,
+            key=lambda tree: float(seconds_per_token(training, tree, table).mean()),
+        )
         found.append(tree)
     return found
 
@@ -112,19 +131,33 @@ def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -
     )
 
 
-def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> tuple[list[int], list[list[int]]]:
-    """The best length of a path for a batch of 1, 2, ... sequences, as many as the table knows; 0: draft nothing. And for each
-    batch the lengths that are best for some kind of prompt, or for all."""
+def lengths_by_batch(
+    training: Roots, table: LatencyTable, rule: str
+) -> tuple[list[int], list[list[int]]]:
+    """The best length of a path for a batch of 1, 2, ... sequences, as many as the table knows; 0:
+    draft nothing.
+
+    And for each batch the lengths that are best for some kind of prompt, or for all.
+    """
     labels, counts = chain_labels(training, rule), range(1, max(table.sequences, default=1) + 1)
     roots = priced(training, labels, [table.batched(count) for count in counts])
     best = [tree.depth for tree in fastest_trees(roots, PATHS)]
-    kinds = [torch.tensor([own == kind for own in training.kind]) for kind in sorted(set(training.kind))]
-    by_kind = [fastest_trees(roots.where(alike), PATHS) for alike in kinds if int(alike.sum()) >= MIN_ROOTS]
-    return best, [sorted({own, *(trees[at].depth for trees in by_kind)}) for at, own in enumerate(best)]
+    kinds = [
+        torch.tensor([own == kind for own in training.kind]) for kind in sorted(set(training.kind))
+    ]
+    by_kind = [
+        fastest_trees(roots.where(alike), PATHS) for alike in kinds if int(alike.sum()) >= MIN_ROOTS
+    ]
+    return best, [
+        sorted({own, *(trees[at].depth for trees in by_kind)}) for at, own in enumerate(best)
+    ]
 
 
 def ranges(lengths: Sequence[Any]) -> list[tuple[int, int, Any]]:
-    """Neighbours that are equal as one range of batch sizes. Example: [5, 5, 3] -> [(1, 2, 5), (3, 3, 3)]."""
+    """Neighbours that are equal as one range of batch sizes.
+
+    Example: [5, 5, 3] -> [(1, 2, 5), (3, 3, 3)].
+    """
     found = []
     for length, group in groupby(enumerate(lengths, 1), key=lambda own: own[1]):
         sizes = [size for size, _ in group]
@@ -132,11 +165,13 @@ def ranges(lengths: Sequence[Any]) -> list[tuple[int, int, Any]]:
     return found
 
 
-def vllm_config(method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]) -> Method | None:
-    """vLLM's speculative_config with a schedule by batch size; None: do not speculate.
+def vllm_config(
+    method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]
+) -> Method | None:
+    """VLLM's speculative_config with a schedule by batch size; None: do not speculate.
 
-    Labels are of tokens drawn from the draft. So the draft has to draw where the target samples: vLLM's default picks the most
-    probable token. After the last range vLLM goes on with its length.
+    Labels are of tokens drawn from the draft. So the draft has to draw where the target samples:
+    vLLM's default picks the most probable token. After the last range vLLM goes on with its length.
     """
     if not any(lengths):
         return None
@@ -151,12 +186,16 @@ def vllm_config(method: Method, lengths: Sequence[int], rule: str, settings: Seq
 
 
 def sglang_config(
-    method: Method, lengths: Sequence[int], candidates: Sequence[list[int]], rule: str, settings: Sequence[SamplingSetting]
+    method: Method,
+    lengths: Sequence[int],
+    candidates: Sequence[list[int]],
+    rule: str,
+    settings: Sequence[SamplingSetting],
 ) -> tuple[list[str], dict[str, dict[str, list[int]]] | None]:
     """SGLang's options, and its adaptive configuration by batch size.
 
-    Its candidates are the lengths that are best for some kind of prompt. No options: do not speculate. SGLang 0.5.23 adapts
-    with heads only, so a draft model has no configuration.
+    Its candidates are the lengths that are best for some kind of prompt. No options: do not
+    speculate. SGLang 0.5.23 adapts with heads only, so a draft model has no configuration.
     """
     if not any(lengths):
         return [], None
@@ -164,9 +203,16 @@ def sglang_config(
     longest = max(lengths) if not head else max(*lengths, *(max(own) for own in candidates))
     options = [f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}"]
     options += [f"--speculative-draft-model-path {method['model']}", "--speculative-eagle-topk 1"]
-    options += [f"--speculative-num-steps {longest}", f"--speculative-num-draft-tokens {longest + 1}"]
+    options += [
+        f"--speculative-num-steps {longest}",
+        f"--speculative-num-draft-tokens {longest + 1}",
+    ]
     if not head:
         return options, None
     if any(setting.temperature for setting in settings):
-        options.append(f"--speculative-use-{'block-verification' if rule == 'block' else 'rejection-sampling'}")
-    return [*options, "--speculative-adaptive"], {str(first): {"candidate_steps": own} for first, _, own in ranges(candidates)}
+        options.append(
+            f"--speculative-use-{'block-verification' if rule == 'block' else 'rejection-sampling'}"
+        )
+    return [*options, "--speculative-adaptive"], {
+        str(first): {"candidate_steps": own} for first, _, own in ranges(candidates)
+    }

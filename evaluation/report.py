@@ -1,4 +1,6 @@
-"""The report: one self-contained HTML page, its pictures as PNGs beside it, and all numbers as JSON."""
+"""The report: one self-contained HTML page, its pictures as PNGs beside it, and all numbers as
+JSON.
+"""
 
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -8,15 +10,15 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from decoding.common.files import write_atomically, write_json
-from evaluation.pictures import Picture, pictures
-from evaluation.plots import Curves, Tables, svg
-from evaluation.protocol import PROTOCOL
-from evaluation.sections import cells, sections, selector_intro
-from evaluation.table import Row, acceptance_by_position
-from evaluation.terminal import render_offline
-from evaluation.text import markdown
-from evaluation.verdict import Verdict
+from nde_talf.decoding.common.files import write_atomically, write_json
+from nde_talf.evaluation.pictures import Picture, pictures
+from nde_talf.evaluation.plots import Curves, Tables, svg
+from nde_talf.evaluation.protocol import PROTOCOL
+from nde_talf.evaluation.sections import cells, sections, selector_intro
+from nde_talf.evaluation.table import Row, acceptance_by_position
+from nde_talf.evaluation.terminal import render_offline
+from nde_talf.evaluation.text import markdown
+from nde_talf.evaluation.verdict import Verdict
 
 __all__ = ["ReportData", "markdown_table", "render_offline", "results", "write_report"]
 
@@ -37,7 +39,7 @@ class ReportData:
         same: by setting, methods not decoded, and what each is the same as.
         exports: by setting, for selectors that exported a static tree, its method.
         kinds: by setting and domain, rows.
-        versus: by method, see `evaluation.speed.versus`.
+        versus: by method, see `nde_talf.evaluation.speed.versus`.
         histograms: by setting and method, steps by accepted tokens.
         spec_decode: by setting and method, vLLM's counters.
         latencies: by setting and method.
@@ -46,7 +48,7 @@ class ReportData:
         static: by setting and selector, the best static action.
         sample: a decoded text.
         pair: held-out figures of the pair.
-        offline: by selector and latency table, see `selector.evaluate`.
+        offline: by selector and latency table, see `nde_talf.selector.evaluate`.
         head: held-out figures of the draft head.
         ablations: of stage=ablations.
         acceptance: by setting and solver, rates by depth.
@@ -83,13 +85,22 @@ class ReportData:
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
         """Acceptance by position, by setting and method."""
-        found = {s: {m: acceptance_by_position(counts) for m, counts in own.items()} for s, own in self.histograms.items()}
-        return {s: own for s, methods in found.items() if (own := {m: rates for m, rates in methods.items() if rates})}
+        found = {
+            s: {m: acceptance_by_position(counts) for m, counts in own.items()}
+            for s, own in self.histograms.items()
+        }
+        return {
+            s: own
+            for s, methods in found.items()
+            if (own := {m: rates for m, rates in methods.items() if rates})
+        }
 
 
 def results(data: ReportData) -> dict:
     """All numbers, for results.json and the terminal."""
-    content = {name: value for name, value in asdict(data).items() if name not in ("curves", "sample")}
+    content = {
+        name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
+    }
     summary = [verdict.sentence for verdict in data.verdicts.values()]
     return {"run": content.pop("run"), "summary": summary, "protocol": list(PROTOCOL), **content}
 
@@ -100,10 +111,15 @@ def markdown_table(rows: list[Row]) -> str:
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
-    """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the page's path."""
+    """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the
+    page's path.
+    """
     drawn = pictures(data)
     for picture in drawn:
-        write_atomically(folder / f"{picture.name}.png", partial(picture.draw(picture.full).savefig, format="png"))
+        write_atomically(
+            folder / f"{picture.name}.png",
+            partial(picture.draw(picture.full).savefig, format="png"),
+        )
     write_json(folder / "results.json", results(data))
     lines = [*(verdict.sentence for verdict in data.verdicts.values())]
     lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]
@@ -115,11 +131,20 @@ def write_report(data: ReportData, folder: Path) -> Path:
 
 def render(data: ReportData, drawn: list[Picture]) -> str:
     """The page."""
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     found: dict[str, list] = {}  # by section: (name, [(title, SVG)])
     for picture in drawn:
-        panels = [(t, Markup(svg(own, f"{picture.name}-{i}"))) for i, (t, own) in enumerate(picture.panels().items())]
+        panels = [
+            (t, Markup(svg(own, f"{picture.name}-{i}")))
+            for i, (t, own) in enumerate(picture.panels().items())
+        ]
         found.setdefault(picture.section, []).append((picture.name, panels))
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        data=data, tables=sections(data), selector=selector_intro(data), pictures=found, protocol=PROTOCOL
+        data=data,
+        tables=sections(data),
+        selector=selector_intro(data),
+        pictures=found,
+        protocol=PROTOCOL,
     )

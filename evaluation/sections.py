@@ -1,6 +1,8 @@
-"""The words and tables of the report's page, section by section: pure functions from its data to text.
+"""The words and tables of the report's page, section by section: pure functions from its data to
+text.
 
-A part of the data that is empty gives no table, and a section without tables and pictures is not shown.
+A part of the data that is empty gives no table, and a section without tables and pictures is not
+shown.
 """
 
 from __future__ import annotations
@@ -9,17 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from decoding.common.bootstrap import shown, times
-from decoding.loop import PHASES
-from evaluation.assisted import ASSISTED, SCHEDULES, is_outside
-from evaluation.methods import NGRAM
-from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
-from evaluation.table import LATENCIES, VLLM, Row
-from evaluation.terminal import versus_rows
-from evaluation.text import head_rows, in_words, pair_rows, stage_rows
+from nde_talf.decoding.common.bootstrap import shown, times
+from nde_talf.decoding.loop import PHASES
+from nde_talf.evaluation.assisted import ASSISTED, SCHEDULES, is_outside
+from nde_talf.evaluation.methods import NGRAM
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
+from nde_talf.evaluation.table import LATENCIES, VLLM, Row
+from nde_talf.evaluation.terminal import versus_rows
+from nde_talf.evaluation.text import head_rows, in_words, pair_rows, stage_rows
 
 if TYPE_CHECKING:
-    from evaluation.report import ReportData
+    from nde_talf.evaluation.report import ReportData
 
 
 Cells = tuple[list[str], list[list[str]]]  # columns and rows of a table
@@ -47,13 +49,18 @@ class Table:
 
 
 def sections(data: ReportData) -> dict[str, list[Table]]:
-    """The tables of the page's sections that have some, by id. Titles and order of the sections are in `report.html`."""
+    """The tables of the page's sections that have some, by id.
+
+    Titles and order of the sections are in `report.html`.
+    """
     found: dict[str, list[Table]] = {}
     for name, (part, what) in BY_SETTING.items():
         for setting in data.tables:
             columns, rows = part(data, setting)
             if rows:
-                table = Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting))
+                table = Table(
+                    in_words(setting).capitalize() + what, columns, rows, tags(data, setting)
+                )
                 found.setdefault(name, []).append(table)
                 own = data.verdicts.get(setting)
                 if name in ("speed", "domains") and own and own.clock != "trusted":
@@ -69,7 +76,11 @@ def sections(data: ReportData) -> dict[str, list[Table]]:
 def tags(data: ReportData, setting: str) -> dict[str, str]:
     """What kind of method each of a setting's is."""
     found = {row.method: "static" for row in data.tables[setting] if "(" in row.method}
-    rules = [row.method for row in data.tables[setting] if any(mark in row.method for mark in ("τ", ", by ", NGRAM))]
+    rules = [
+        row.method
+        for row in data.tables[setting]
+        if any(mark in row.method for mark in ("τ", ", by ", NGRAM))
+    ]
     found |= dict.fromkeys(rules, "rule")
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
@@ -100,15 +111,28 @@ def _methods(data: ReportData, setting: str) -> Cells:
 def _notes_once(data: ReportData, setting: str) -> list[str]:
     """The notes below a setting's table; one that all settings have is below the last table alone."""
     notes = [list(_notes(data, other)) for other in data.tables]
-    return [n for n in _notes(data, setting) if setting == list(data.tables)[-1] or any(n not in other for other in notes)]
+    return [
+        n
+        for n in _notes(data, setting)
+        if setting == list(data.tables)[-1] or any(n not in other for other in notes)
+    ]
 
 
 def _notes(data: ReportData, setting: str) -> Iterator[str]:
-    """What became of selectors that exported a static tree, and of methods that are the same as another; what was tuned."""
+    """What became of selectors that exported a static tree, and of methods that are the same as
+    another; what was tuned.
+    """
     same, exports = data.same.get(setting, {}), data.exports.get(setting, {})
     for title, export in exports.items():
-        then = f", the same method as {same[export]} above; it is not decoded twice" if export in same else ""
-        yield f"{title} did not win here on training prompts held out in turn. Exported in its place: {export}{then}."
+        then = (
+            f", the same method as {same[export]} above; it is not decoded twice"
+            if export in same
+            else ""
+        )
+        yield (
+            f"{title} did not win here on training prompts held out in turn. Exported in its place:"
+            f" {export}{then}."
+        )
     for name, other in same.items():
         if name not in exports.values():
             yield f"{name}: the same method as {other}; it is not decoded twice."
@@ -120,17 +144,30 @@ def _domains(data: ReportData, setting: str) -> Cells:
     kinds = data.kinds.get(setting, {})
     speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
     methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
-    return ["speed-up", *kinds], [[method, *(own.get(method, "–") for own in speeds)] for method in methods if kinds]
+    return ["speed-up", *kinds], [
+        [method, *(own.get(method, "–") for own in speeds)] for method in methods if kinds
+    ]
 
 
 def _accepted(data: ReportData, setting: str) -> Cells:
-    methods = {name: counts for name, counts in data.histograms.get(setting, {}).items() if len(counts) > 1}
+    methods = {
+        name: counts for name, counts in data.histograms.get(setting, {}).items() if len(counts) > 1
+    }
     longest = max(map(len, methods.values()), default=0)
     rows = []
     for name, counts in methods.items():
         own = data.spec_decode.get(setting, {}).get(name)
-        accepted = _percent(own[f"{VLLM}_accepted_tokens"] / own[f"{VLLM}_draft_tokens"]) if own else "–"
-        rows.append([name, accepted, *(_percent(n / sum(counts)) for n in counts), *[""] * (longest - len(counts))])
+        accepted = (
+            _percent(own[f"{VLLM}_accepted_tokens"] / own[f"{VLLM}_draft_tokens"]) if own else "–"
+        )
+        rows.append(
+            [
+                name,
+                accepted,
+                *(_percent(n / sum(counts)) for n in counts),
+                *[""] * (longest - len(counts)),
+            ]
+        )
     return ["method", "drafts accepted", *map(str, range(longest))], rows
 
 
@@ -139,14 +176,26 @@ def _percent(fraction: float) -> str:
 
 
 def _latencies(data: ReportData, setting: str) -> Cells:
-    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95"))]
+    columns = [
+        "method",
+        *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95")),
+    ]
     methods = {name: own for name, own in data.latencies.get(setting, {}).items() if own}
-    ms = {m: [1e3 * own[name][p] for name in LATENCIES for p in ("p50", "p95")] for m, own in methods.items()}
-    return columns, [[m, *(f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in own)] for m, own in ms.items()]
+    ms = {
+        m: [1e3 * own[name][p] for name in LATENCIES for p in ("p50", "p95")]
+        for m, own in methods.items()
+    }
+    return columns, [
+        [m, *(f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in own)] for m, own in ms.items()
+    ]
 
 
 def _phases(data: ReportData, setting: str) -> Cells:
-    rows = [[row.method, *(_percent(row.shares[phase]) for phase in PHASES)] for row in data.tables[setting] if row.shares]
+    rows = [
+        [row.method, *(_percent(row.shares[phase]) for phase in PHASES)]
+        for row in data.tables[setting]
+        if row.shares
+    ]
     return ["fraction of step time", *PHASES], rows
 
 
@@ -157,26 +206,42 @@ def _predicted(data: ReportData, setting: str) -> Cells:
             (tokens, seconds), measured = predicted[row.method], row.block_efficiency[0]
             rates = row.tokens_per_second, row.tokens_per_cpu_second or row.tokens_per_second
             figures = (measured, tokens, *(1e3 * measured / rate for rate in rates), 1e3 * seconds)
-            rows.append([row.method, *(f"{x:.2f}" for x in figures), f"{seconds * rates[1] / measured:.3f}"])
-    return ["method", "tokens a step", "predicted", "ms a step", "of CPU time", "predicted", "predicted / CPU time"], rows
+            rows.append(
+                [row.method, *(f"{x:.2f}" for x in figures), f"{seconds * rates[1] / measured:.3f}"]
+            )
+    return [
+        "method",
+        "tokens a step",
+        "predicted",
+        "ms a step",
+        "of CPU time",
+        "predicted",
+        "predicted / CPU time",
+    ], rows
 
 
 def selector_intro(data: ReportData) -> list[str]:
-    """Which selectors choose a tree at every step, and which exported a static one, with the settings."""
+    """Which selectors choose a tree at every step, and which exported a static one, with the
+    settings.
+    """
     exports: dict[tuple[str, ...], list[str]] = {}  # settings by the selectors' names
     chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
         exports.setdefault(tuple(data.exports.get(setting, ())), []).append(in_words(setting))
-        chooses.setdefault(tuple(m for m in data.learned.get(setting, ()) if "NDE" in m), []).append(in_words(setting))
+        chooses.setdefault(
+            tuple(m for m in data.learned.get(setting, ()) if "NDE" in m), []
+        ).append(in_words(setting))
     lines = [
-        f"At {_and(settings)} a static tree was exported in place of {_and(names)}: on training prompts held out in turn, "
-        "choosing a tree at every step did not beat the best static tree by enough to pay for itself. There are no chosen "
-        "trees to draw for it."
+        f"At {_and(settings)} a static tree was exported in place of {_and(names)}: on training"
+        " prompts held out in turn, choosing a tree at every step did not beat the best static"
+        " tree by enough to pay for itself. There are no chosen trees to draw for it."
         for names, settings in exports.items()
         if names
     ]
     return lines + [
-        f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items() if names
+        f"At {_and(at)} these choose a tree at every step: {_and(names)}."
+        for names, at in chooses.items()
+        if names
     ]
 
 
@@ -192,11 +257,15 @@ BY_SETTING: dict[str, tuple[Callable[[ReportData, str], Cells], str]] = {
     "time": (_phases, ""),
     "predicted": (_predicted, ""),
 }
-"""Sections with a table for every sampling setting: what makes its cells, and what follows the setting in its title."""
+"""Sections with a table for every sampling setting: what makes its cells, and what follows the
+setting in its title.
+"""
 
 
 def _versus(data: ReportData) -> Iterator[Table]:
-    doubtful = [in_words(setting) for setting, own in data.verdicts.items() if own.clock != "trusted"]
+    doubtful = [
+        in_words(setting) for setting, own in data.verdicts.items() if own.clock != "trusted"
+    ]
     warning = f"{NOT_TRUSTED}: {', '.join(doubtful)}, and any mean with it." if doubtful else ""
     for method, others in data.versus.items():
         yield Table(f"{method}: tokens/s against", *versus_rows(others), warning=warning)
@@ -204,7 +273,14 @@ def _versus(data: ReportData) -> Iterator[Table]:
 
 def _contexts(data: ReportData) -> Iterator[Table]:
     """Where contexts differ, by selector and setting, under the first latency table."""
-    columns = ["held-out roots", "roots", "tokens a step", "own best tree", "with its own tree", "with the selector"]
+    columns = [
+        "held-out roots",
+        "roots",
+        "tokens a step",
+        "own best tree",
+        "with its own tree",
+        "with the selector",
+    ]
     for name, tables in data.offline.items():
         for setting, own in next(iter(tables.values()))["settings"].items():
             rows = [
@@ -218,7 +294,10 @@ def _contexts(data: ReportData) -> Iterator[Table]:
                 for kind, figures in own.get("by_domain", {}).items()
             ]
             if len(rows) > 1:
-                title = f"{name}, {in_words(setting)}: best static tree over all {tree_title(own['static'])}"
+                title = (
+                    f"{name}, {in_words(setting)}: best static tree over all"
+                    f" {tree_title(own['static'])}"
+                )
                 yield Table(title, columns, rows, notes=[CONTEXTS])
 
 
@@ -245,23 +324,29 @@ def _training(data: ReportData) -> Iterator[Table]:
 
 
 TUNED = (
-    f"{ASSISTED}: tuned for this pair. Its default schedule and {len(SCHEDULES) - 1} others (constant and heuristic, with and "
-    "without a threshold of confidence, 2 to 12 tokens) were timed on calibration prompts, as the head's trees are, and the "
-    "fastest was taken."
+    f"{ASSISTED}: tuned for this pair. Its default schedule and {len(SCHEDULES) - 1} others"
+    " (constant and heuristic, with and without a threshold of confidence, 2 to 12 tokens) were"
+    " timed on calibration prompts, as the head's trees are, and the fastest was taken."
 )
 PREDICTED = (
-    "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over the steps that a decoder "
-    "takes. What a selector takes to choose is not priced. Where CPU time was not taken, wall time is in its place. A machine "
-    "that was faster or slower when the table was measured moves all methods by nearly one factor."
+    "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over"
+    " the steps that a decoder takes. What a selector takes to choose is not priced. Where CPU time"
+    " was not taken, wall time is in its place. A machine that was faster or slower when the table"
+    " was measured moves all methods by nearly one factor."
 )
 CONTEXTS = (
-    "Offline, by the labels and the latency table. Tokens a step are those of the one tree that is best over all texts. The "
-    "last two columns are tokens/s over that tree's: with the kind's own best tree, and with the selector. Trees were chosen "
-    "on training prompts. A dash: too few training roots."
+    "Offline, by the labels and the latency table. Tokens a step are those of the one tree that is"
+    " best over all texts. The last two columns are tokens/s over that tree's: with the kind's own"
+    " best tree, and with the selector. Trees were chosen on training prompts. A dash: too few"
+    " training roots."
 )
-OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
+OVERLAP = (
+    "Overlap is the sum of the smaller of both probabilities of every token: how often one"
+    " speculative draw is accepted."
+)
 HEAD = (
-    "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
-    "likely tokens (a beam), so that columns differ in the tokens before them and not only in how far the head drafts ahead. "
-    "Overlap is measured after the head's own draws, at temperature 1."
+    "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL,"
+    " after the target's own most likely tokens (a beam), so that columns differ in the tokens"
+    " before them and not only in how far the head drafts ahead. Overlap is measured after the"
+    " head's own draws, at temperature 1."
 )

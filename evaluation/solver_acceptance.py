@@ -1,4 +1,5 @@
-"""How much of the draft's proposals each OTLP solver accepts on real pairs of distributions, and the maximum that any could.
+"""How much of the draft's proposals each OTLP solver accepts on real pairs of distributions, and
+the maximum that any could.
 
 The pairs are taken along the target's own trajectories: `trajectory_trees`.
 """
@@ -9,14 +10,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from data.engines.transformers import TransformersEngine
-from data.traces.super_trees import Draft, Prefix, SuperTrees, draft_prefix, sampled_super_trees
-from data.traces.trace import root_positions
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
-from decoding.super_tree import SuperTreeLayout, super_tree_layout
-from decoding.verification.acceptance import acceptance, optimal_acceptance
-from decoding.verification.branching import BRANCHING
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.traces.super_trees import (
+    Draft,
+    Prefix,
+    SuperTrees,
+    draft_prefix,
+    sampled_super_trees,
+)
+from nde_talf.data.traces.trace import root_positions
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.rules.acceptance import acceptance, optimal_acceptance
+from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 
 OPTIMAL = "optimal (α*)"
 
@@ -37,8 +44,9 @@ def trajectory_trees(
     new_tokens: int = NEW_TOKENS,
     seed: int = 0,
 ) -> Iterator[SuperTrees]:
-    """`samples` super-trees at a root every `stride` tokens of what the target writes after each prompt; the roots of one
-    prompt at a time, root by root."""
+    """`samples` super-trees at a root every `stride` tokens of what the target writes after each
+    prompt; the roots of one prompt at a time, root by root.
+    """
     generator = torch.Generator().manual_seed(seed)
     trajectories = TransformersEngine(target).sample(prompts, setting, new_tokens, seed)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
@@ -58,15 +66,30 @@ def draft_paths(
     draft_setting: SamplingSetting,
     depths: int,
 ) -> tuple[Tensor, Tensor]:
-    """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at each root of `trajectory_trees`."""
-    found = trajectory_trees(target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0))
-    rows = zip(*(trees.distributions(target, draft, setting, draft_setting) for trees in found), strict=True)
+    """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at each root of
+    `trajectory_trees`.
+    """
+    found = trajectory_trees(
+        target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0)
+    )
+    rows = zip(
+        *(trees.distributions(target, draft, setting, draft_setting) for trees in found),
+        strict=True,
+    )
     p, q = map(torch.cat, rows)
     return p, q
 
 
 def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:
-    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R, depths, V] (Figure 1
-    of the NDE paper). Khisti's is the bound sum min(p, r)."""
-    solvers = {name: partial(acceptance, name) for name in BRANCHING} | {OPTIMAL: optimal_acceptance}
-    return {name: [float(rate(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])] for name, rate in solvers.items()}
+    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R,
+    depths, V] (Figure 1 of the NDE paper).
+
+    Khisti's is the bound sum min(p, r).
+    """
+    solvers = {name: partial(acceptance, name) for name in BRANCHING} | {
+        OPTIMAL: optimal_acceptance
+    }
+    return {
+        name: [float(rate(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])]
+        for name, rate in solvers.items()
+    }

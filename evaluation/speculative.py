@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoding.drafter import Drafter
-from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
-from decoding.ngram import statistics
-from decoding.sampling import Rng, SamplingSetting
-from evaluation.benchmark import Record
-from selector.policy import NeuralPolicy
-from selector.selector import action_at
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
+from nde_talf.decoding.ngram import statistics
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import action_at
 
 TITLES = {
     "naive": "Naive",
@@ -50,7 +50,9 @@ class Speculative:
         add_matches(record, self.decoder.drafting)
         if isinstance(policy, NeuralPolicy):
             verifiers = policy.selector.schema.verifiers
-            record.actions = {action_title(index, verifiers): steps for index, steps in policy.counts.items()}
+            record.actions = {
+                action_title(index, verifiers): steps for index, steps in policy.counts.items()
+            }
         return record
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
@@ -59,7 +61,9 @@ class Speculative:
 
 
 def action_title(index: int, verifiers: Sequence[str]) -> str:
-    """What action `index` of a selector is called: its tree, after the rule where it chooses that too."""
+    """What action `index` of a selector is called: its tree, after the rule where it chooses that
+    too.
+    """
     rule, tree = action_at(index, verifiers)
     return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
@@ -78,11 +82,18 @@ def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Re
         seconds=generation.decode_seconds,
         phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
         first_seconds=generation.prefill_seconds,
-        accepted={str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())},
+        accepted={
+            str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())
+        },
     )
 
 
 def add_matches(record: Record, drafter: Drafter | None) -> None:
-    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match; nothing for others."""
+    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match; nothing for
+    others.
+    """
     for size, tested in statistics(drafter).items():
-        record.drafted_by_match[str(size)], record.accepted_by_match[str(size)] = tested.drafted, tested.accepted
+        record.drafted_by_match[str(size)], record.accepted_by_match[str(size)] = (
+            tested.drafted,
+            tested.accepted,
+        )

@@ -1,7 +1,10 @@
-"""Records of the benchmark turned into figures: one row a method, accepted drafts and latencies. Pure functions of records.
+"""Records of the benchmark turned into figures: one row a method, accepted drafts and latencies.
 
-Block efficiency is the mean of tokens that a target pass commits: accepted drafts and one token of the target's own, tau + 1.
-vLLM calls it mean acceptance length. What is called a step's acceptance length here counts accepted drafts alone, 0 and up.
+Pure functions of records.
+
+Block efficiency is the mean of tokens that a target pass commits: accepted drafts and one token of
+the target's own, tau + 1. vLLM calls it mean acceptance length. What is called a step's acceptance
+length here counts accepted drafts alone, 0 and up.
 """
 
 from collections import Counter
@@ -10,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decoding.common.bootstrap import ratio_of_totals
-from evaluation.benchmark import Record, together
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import CPU, speed_ratio
+from nde_talf.decoding.common.bootstrap import ratio_of_totals
+from nde_talf.evaluation.benchmark import Record, together
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import CPU, speed_ratio
 
 __all__ = ["BASELINE", "Row", "by_kind", "by_setting", "control_of", "tabulate"]
 
@@ -23,18 +26,22 @@ LATENCIES: dict[str, Callable[[Record], float]] = {
     "tpot": lambda record: record.seconds / record.tokens,
     "latency": lambda record: record.first_seconds + record.seconds,
 }
-"""Seconds of a generation by the names that serving benchmarks use: until the first token, of each one after it, all."""
+"""Seconds of a generation by the names that serving benchmarks use: until the first token, of each
+one after it, all.
+"""
 
 
 @dataclass
 class Row:
-    """One method under one setting. Intervals are [value, low, high], 95 %, by bootstrap over prompts.
+    """One method under one setting.
+
+    Intervals are [value, low, high], 95 %, by bootstrap over prompts.
 
     Attributes:
         method: its name.
         block_efficiency: tokens a target pass, an interval.
         tokens_per_second: total tokens over total seconds.
-        speedup: over autoregressive decoding, an interval; see `evaluation.speed`.
+        speedup: over autoregressive decoding, an interval; see `nde_talf.evaluation.speed`.
         nodes: of a mean tree, root included.
         shares: fractions of step time by phase.
         cpu_speedup: the speedup in CPU time; None where that was not taken.
@@ -52,18 +59,27 @@ class Row:
 
 
 def by_setting(records: list[Record]) -> dict[str, dict[str, list[Record]]]:
-    """Records by setting and method, in the order in which they were first run; plain decoding and its control come first."""
+    """Records by setting and method, in the order in which they were first run; plain decoding and
+    its control come first.
+    """
     found: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         found.setdefault(record.setting, {}).setdefault(record.method, []).append(record)
     order = {setting: dict.fromkeys((BASELINE, CONTROL, *own)) for setting, own in found.items()}
-    return {setting: {name: own[name] for name in order[setting] if name in own} for setting, own in found.items()}
+    return {
+        setting: {name: own[name] for name in order[setting] if name in own}
+        for setting, own in found.items()
+    }
 
 
 def tabulate(records: list[Record]) -> dict[str, list[Row]]:
     """Rows by setting."""
     return {
-        setting: [row(method, own, methods.get(BASELINE, [])) for method, own in methods.items() if any(r.steps for r in own)]
+        setting: [
+            row(method, own, methods.get(BASELINE, []))
+            for method, own in methods.items()
+            if any(r.steps for r in own)
+        ]
         for setting, methods in by_setting(records).items()
     }
 
@@ -73,13 +89,19 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     kinds = list(dict.fromkeys(record.kind for record in records))
     tables = {kind: tabulate([r for r in records if r.kind == kind]) for kind in kinds}
     settings = dict.fromkeys(record.setting for record in records)
-    return {s: {kind: tables[kind][s] for kind in kinds if s in tables[kind]} for s in settings} if len(kinds) > 1 else {}
+    return (
+        {s: {kind: tables[kind][s] for kind in kinds if s in tables[kind]} for s in settings}
+        if len(kinds) > 1
+        else {}
+    )
 
 
 def tokens_a_pass(records: Sequence[Record]) -> list[float]:
     """[block efficiency, low, high] of one method's records under one setting."""
     prompts = sorted(together(r for r in records if r.steps), key=lambda record: record.prompt)
-    return ratio_of_totals(np.array([[record.tokens, record.steps] for record in prompts], dtype=float))
+    return ratio_of_totals(
+        np.array([[record.tokens, record.steps] for record in prompts], dtype=float)
+    )
 
 
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
@@ -93,7 +115,11 @@ def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
         tokens_per_second=tokens / sum(r.seconds for r in records),
         speedup=speed_ratio(records, baseline) or [float("nan")] * 3,
         nodes=sum(r.nodes for r in records) / sum(r.steps for r in records),
-        shares={phase: seconds / sum(phases.values()) for phase, seconds in phases.items() if sum(phases.values())},
+        shares={
+            phase: seconds / sum(phases.values())
+            for phase, seconds in phases.items()
+            if sum(phases.values())
+        },
         cpu_speedup=speed_ratio(records, baseline, CPU),
         tokens_per_cpu_second=tokens / cpu if cpu else None,
     )
@@ -110,13 +136,18 @@ def steps_by_tree(records: list[Record]) -> dict[str, int]:
 
 
 def histogram(records: list[Record]) -> list[int]:
-    """Steps by accepted drafted tokens: index n counts the steps that accepted n. Empty where steps were not counted."""
+    """Steps by accepted drafted tokens: index n counts the steps that accepted n.
+
+    Empty where steps were not counted.
+    """
     counts = sum((Counter(record.accepted) for record in records), Counter())
     return [counts[str(length)] for length in range(max(map(int, counts)) + 1)] if counts else []
 
 
 def accepted_per_position(counts: list[int]) -> list[int]:
-    """Steps that accepted a token at position 0, 1, ... of the path, from `histogram`: those that accepted more than that."""
+    """Steps that accepted a token at position 0, 1, ... of the path, from `histogram`: those that
+    accepted more than that.
+    """
     return [sum(counts[position + 1 :]) for position in range(len(counts) - 1)]
 
 
@@ -126,8 +157,11 @@ def acceptance_by_position(counts: list[int]) -> list[float]:
 
 
 def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
-    """A method's counts under the names of vLLM's metrics. Draft tokens are all distinct nodes of the trees but the roots.
-    Empty for a method that drafts nothing, or whose steps were not counted."""
+    """A method's counts under the names of vLLM's metrics.
+
+    Draft tokens are all distinct nodes of the trees but the roots. Empty for a method that drafts
+    nothing, or whose steps were not counted.
+    """
     counts = histogram(records)
     drafted = sum(record.nodes - record.steps for record in records)
     if not counts or drafted <= 0:
@@ -141,7 +175,16 @@ def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
 
 
 def latencies(records: list[Record]) -> dict[str, dict[str, float]]:
-    """p50 and p95 in seconds of each of LATENCIES over one method's generations. Empty where no first token was timed."""
+    """p50 and p95 in seconds of each of LATENCIES over one method's generations.
+
+    Empty where no first token was timed.
+    """
     timed = [record for record in records if record.tokens and record.first_seconds]
-    values = {name: np.quantile([of(r) for r in timed], [0.5, 0.95]) for name, of in LATENCIES.items()} if timed else {}
-    return {name: {"p50": float(median), "p95": float(slow)} for name, (median, slow) in values.items()}
+    values = (
+        {name: np.quantile([of(r) for r in timed], [0.5, 0.95]) for name, of in LATENCIES.items()}
+        if timed
+        else {}
+    )
+    return {
+        name: {"p50": float(median), "p95": float(slow)} for name, (median, slow) in values.items()
+    }

@@ -1,11 +1,12 @@
-"""Numbers, names and tables as text: what the pair's and the head's held-out figures are called in the report, with units.
+"""Numbers, names and tables as text: what the pair's and the head's held-out figures are called in
+the report, with units.
 
 A figure that has no name here keeps its key, so that none is lost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from decoding.common.bootstrap import shown
+from nde_talf.decoding.common.bootstrap import shown
 
 
 def percent(fraction: float) -> str:
@@ -21,14 +22,18 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-# What a figure is called, and how its value reads. {}: the role or the temperature, of a figure that has several values.
+# What a figure is called, and how its value reads. {}: the role or the temperature, of a figure
+# that has several values.
 FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
     "positions": ("held-out positions", "{:,}".format),
     "target_nats": ("loss of the target", "{:.3f} nats a token".format),
     "draft_nats": ("loss of the draft", "{:.3f} nats a token".format),
     "greedy_agreement": ("positions with the same most likely token", percent),
     "overlap": ("overlap of both distributions, temperature {}", percent),
-    "seconds_per_token": ("one pass of the {}, one token", lambda seconds: f"{1e3 * seconds:.2f} ms"),
+    "seconds_per_token": (
+        "one pass of the {}, one token",
+        lambda seconds: f"{1e3 * seconds:.2f} ms",
+    ),
     "cost_ratio": ("a target token costs", "{:.1f} draft tokens".format),
     "parameters": ("parameters of the {}", count),
     "trained_in": ("precision of the {}'s training", str),
@@ -42,7 +47,9 @@ BY_TOKEN: dict[str, tuple[str, Callable[..., str]]] = {
 
 
 def pair_rows(figures: dict, before: str = "") -> list[list[str]]:
-    """Name and value of every figure, such as those of the pair; those of a domain begin with its name."""
+    """Name and value of every figure, such as those of the pair; those of a domain begin with its
+    name.
+    """
     rows = []
     for key, value in figures.items():
         name, text = FIGURES.get(key, (key.replace("_", " "), _number))
@@ -52,13 +59,18 @@ def pair_rows(figures: dict, before: str = "") -> list[list[str]]:
             rows += pair_rows(value, f"{before}{name}, ")
         else:
             values = value if isinstance(value, dict) else {"": value}
-            rows += [[before + name.format(part.removesuffix(".0")), text(own)] for part, own in values.items()]
+            rows += [
+                [before + name.format(part.removesuffix(".0")), text(own)]
+                for part, own in values.items()
+            ]
     return rows
 
 
 def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Columns and rows of the figures by drafted token, and name and value of the others. Token n is at depth n - 1 of
-    `draft_training.evaluate`'s lists."""
+    """Columns and rows of the figures by drafted token, and name and value of the others.
+
+    Token n is at depth n - 1 of `nde_talf.draft_training.evaluate`'s lists.
+    """
     by_token = []
     for key, value in figures.items():
         if key in BY_TOKEN:
@@ -66,8 +78,12 @@ def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]
             by_token.append([name, *map(text, value)])
         elif key == "agreement_by_rank":
             for rank, own in enumerate(zip(*value, strict=True), start=1):
-                by_token.append([f"same most likely token, after the beam's no. {rank}", "", *map(percent, own)])
-    others = {key: value for key, value in figures.items() if key not in (*BY_TOKEN, "agreement_by_rank")}
+                by_token.append(
+                    [f"same most likely token, after the beam's no. {rank}", "", *map(percent, own)]
+                )
+    others = {
+        key: value for key, value in figures.items() if key not in (*BY_TOKEN, "agreement_by_rank")
+    }
     width = max(map(len, by_token), default=1)
     rows = [row + [""] * (width - len(row)) for row in by_token]
     return ["by drafted token", *map(ordinal, range(1, width))], rows, pair_rows(others)
@@ -75,7 +91,9 @@ def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]
 
 def stage_rows(seconds: dict[str, float]) -> list[list[str]]:
     """Name and time of every stage."""
-    return [[name, f"{own:.0f} s" if own >= 10 else f"{own:.1f} s"] for name, own in seconds.items()]
+    return [
+        [name, f"{own:.0f} s" if own >= 10 else f"{own:.1f} s"] for name, own in seconds.items()
+    ]
 
 
 def ordinal(number: int) -> str:
@@ -86,7 +104,13 @@ def ordinal(number: int) -> str:
 def _number(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_number, value))
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if type(value) is int
+        else str(value)
+    )
 
 
 def in_words(setting: str) -> str:
@@ -101,8 +125,9 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def ablation_table(ablations: dict[str, dict]) -> str:
-    """Markdown: held-out tokens/s against the best static actions under every latency table, and the worst 5 % of the roots, by
-    variant of `selector.ablation`."""
+    """Markdown: held-out tokens/s against the best static actions under every latency table, and
+    the worst 5 % of the roots, by variant of `nde_talf.selector.ablation`.
+    """
     rows = []
     for name, result in ablations.items():
         tables = result["tables"]

@@ -1,8 +1,10 @@
-"""A decoded text as pieces, each with its origin: the prompt, an accepted draft, or the target itself."""
+"""A decoded text as pieces, each with its origin: the prompt, an accepted draft, or the target
+itself.
+"""
 
 from collections.abc import Iterable, Iterator
 
-from decoding.loop import Block
+from nde_talf.decoding.loop import Block
 
 PROMPT, DRAFTED, CORRECTED = "prompt", "drafted", "corrected"
 CONTEXT = 8  # tokens of the text before, with which a token's own text is found
@@ -24,7 +26,9 @@ def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is complete."""
+    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is
+    complete.
+    """
     ids = prompt[-CONTEXT:]
     shown = len(tokenizer.decode(ids))
     for token in tokens:

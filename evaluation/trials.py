@@ -3,19 +3,26 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from evaluation.benchmark import Generate
+from nde_talf.evaluation.benchmark import Generate
 
 WARM_UP = 8  # tokens decoded before a method is timed
 
 Tried = TypeVar("Tried", bound=Hashable)
 
 
-def fastest(tried: Sequence[Tried], make: Callable[[Tried, int], Generate], new_tokens: int, prompts: list[list[int]]) -> Tried:
-    """The one of `tried` with the most tokens per second. make: its method that writes so many tokens.
+def fastest(
+    tried: Sequence[Tried],
+    make: Callable[[Tried, int], Generate],
+    new_tokens: int,
+    prompts: list[list[int]],
+) -> Tried:
+    """The one of `tried` with the most tokens per second. make: its method that writes so many
+    tokens.
 
-    Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt where they are fewer.
-    After a warm-up all are tried on the prompts of the first round; after each round the faster half goes on to the next, and
-    after the last the fastest is taken. Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others each.
+    Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt
+    where they are fewer. After a warm-up all are tried on the prompts of the first round; after
+    each round the faster half goes on to the next, and after the last the fastest is taken.
+    Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others each.
     """
     if len(tried) == 1:
         return tried[0]
@@ -30,7 +37,9 @@ def fastest(tried: Sequence[Tried], make: Callable[[Tried, int], Generate], new_
                 record = methods[one](prompts[index], index + 1, "")
                 totals[one][0] += record.tokens
                 totals[one][1] += record.seconds
-        left.sort(key=lambda one: totals[one][1] / totals[one][0] if totals[one][0] else float("inf"))
+        left.sort(
+            key=lambda one: totals[one][1] / totals[one][0] if totals[one][0] else float("inf")
+        )
         left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
     return left[0]
 

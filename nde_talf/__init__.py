@@ -2,8 +2,8 @@
 
     from nde_talf import CausalModel, LMDrafter, SpeculativeDecoder
 
-A name is imported when it is first used, so that this package costs nothing by itself. `__init__.pyi` lists the names once, for
-type checkers and for this module.
+A name is imported when it is first used, so that this package costs nothing by itself.
+`__init__.pyi` lists the names once, for type checkers and for this module.
 """
 
 import ast
@@ -17,7 +17,7 @@ _HOME = {
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
     if isinstance(node, ast.ImportFrom)
     for name in node.names
-} | {"Coins": "decoding.sampling"}
+} | {"Coins": "nde_talf.decoding.sampling"}
 
 __all__ = sorted(_HOME)
 

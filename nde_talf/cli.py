@@ -3,12 +3,18 @@
 import sys
 from importlib import import_module
 
-from pipelines.signals import leave_at_once
+from nde_talf.pipelines.signals import leave_at_once
 
 COMMANDS = {
-    "run": ("pipelines.run", "train a selector and a head for a pair, and report what they win"),
-    "generate": ("pipelines.generate", "stream a text from a finished run"),
-    "recommend": ("pipelines.recommend", "what to set in vLLM and SGLang, from a run's traces and latency table"),
+    "run": (
+        "nde_talf.pipelines.run",
+        "train a selector and a head for a pair, and report what they win",
+    ),
+    "generate": ("nde_talf.pipelines.generate", "stream a text from a finished run"),
+    "recommend": (
+        "nde_talf.pipelines.recommend",
+        "what to set in vLLM and SGLang, from a run's traces and latency table",
+    ),
 }
 USAGE = "\n".join(
     [

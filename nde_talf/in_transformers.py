@@ -3,10 +3,12 @@
     from nde_talf import speculate
 
     ours = speculate(draft="draft_or_head", selector="runs/x/selector/export/traversal")
-    out = model.generate(**inputs, custom_generate=ours, max_new_tokens=256, do_sample=True, temperature=0.6)
+    out = model.generate(**inputs, custom_generate=ours, max_new_tokens=256, do_sample=True,
+    temperature=0.6)
 
-`generate` prepares everything and calls a `Speculation` in the place of its own loop. What it returns has the law, or at greedy
-search the tokens, of `generate` without it. docs/transformers.md says what is possible.
+`generate` prepares everything and calls a `Speculation` in the place of its own loop. What it
+returns has the law, or at greedy search the tokens, of `generate` without it. docs/transformers.md
+says what is possible.
 """
 
 import json
@@ -21,27 +23,33 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from data.text.pair import check_tokenizers
-from decoding.actions import Action
-from decoding.common.errors import Advice, UserError
-from decoding.drafter import Drafter, LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.ngram import NgramDrafter
-from decoding.policies.base import TreePolicy
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.ngram import NgramTree
-from decoding.sampling import Rng
-from decoding.setting import SamplingSetting
-from decoding.stats import Generation
-from draft_training.export import NOTE
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.data.text.pair import check_tokenizers
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.stats import Generation
+from nde_talf.draft_training.export import NOTE
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.prepared import Row, RowProcess, apply, check, check_rows, of_generate, rows_of, split
-from selector.policy import NeuralPolicy
-from selector.selector import Selector
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector
 
 NGRAM = "ngram"
-RULES = {"none": "naive", "path": "traversal", "delayed": "traversal", "iid": "traversal", "top_k": "nss"}
+RULES = {
+    "none": "naive",
+    "path": "traversal",
+    "delayed": "traversal",
+    "iid": "traversal",
+    "top_k": "nss",
+}
 RULES |= {"without_replacement": "without_replacement"}
 """By kind of tree the verifier that goes with a policy where none is named."""
 DEFAULT = Action(1, 0, 4)
@@ -49,8 +57,9 @@ DEFAULT = Action(1, 0, 4)
 
 
 class Loaded(NamedTuple):
-    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is full. state: what
-    it was like when they were made (`_state`)."""
+    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is
+    full. state: what it was like when they were made (`_state`).
+    """
 
     decoder: SpeculativeDecoder
     plain: SpeculativeDecoder
@@ -58,7 +67,9 @@ class Loaded(NamedTuple):
 
 
 class Text(NamedTuple):
-    """One row's result: its tokens, and of each the raw logits [V] and the processed ones, where they were asked for."""
+    """One row's result: its tokens, and of each the raw logits [V] and the processed ones, where
+    they were asked for.
+    """
 
     tokens: list[int]
     logits: list[Tensor]
@@ -66,11 +77,14 @@ class Text(NamedTuple):
 
 
 class Speculation:
-    """What `speculate` returns: a callable for `generate(custom_generate=...)`. It serves any number of calls, and keeps what
-    it made of a model until it is called with another.
+    """What `speculate` returns: a callable for `generate(custom_generate=...)`.
+
+    It serves any number of calls, and keeps what it made of a model until it is called with
+    another.
 
     Attributes:
-        generations: of the last call, how each row came about (`decoding.stats.Generation`).
+        generations: of the last call, how each row came about
+            (`nde_talf.decoding.stats.Generation`).
     """
 
     def __init__(
@@ -83,7 +97,11 @@ class Speculation:
         stateless: Sequence[type] = (),
     ):
         self.draft, self.selector, self.verifier = draft, selector, verifier
-        self.draft_temperature, self.forward, self.stateless = draft_temperature, forward, tuple(stateless)
+        self.draft_temperature, self.forward, self.stateless = (
+            draft_temperature,
+            forward,
+            tuple(stateless),
+        )
         self.generations: list[Generation] = []
         self._loaded: Loaded | None = None
 
@@ -106,7 +124,10 @@ class Speculation:
         check_rows(asked, len(input_ids))
         rows, loaded = rows_of(input_ids, given), self._load(model)
         full, limit = bool(config.return_dict_in_generate), config.max_length - input_ids.shape[1]
-        with_scores, with_logits = full and bool(config.output_scores), full and bool(config.output_logits)
+        with_scores, with_logits = (
+            full and bool(config.output_scores),
+            full and bool(config.output_logits),
+        )
         ends = config._eos_token_tensor
         ends = frozenset(() if ends is None else ends.tolist())
         self.generations, texts = [], list[Text]()
@@ -120,10 +141,14 @@ class Speculation:
                 if logits is not None:
                     text.logits.append(logits.float().to(input_ids.device))
                 if with_scores:
-                    text.scores.append(apply(logits_processor, ids[:, :-1], text.logits[-1][None].clone())[0])
+                    text.scores.append(
+                        apply(logits_processor, ids[:, :-1], text.logits[-1][None].clone())[0]
+                    )
                 if streamer is not None:
                     streamer.put(torch.tensor([token]))
-                if stopping_criteria(ids, tuple(score[None] for score in text.scores) or None).item():
+                if stopping_criteria(
+                    ids, tuple(score[None] for score in text.scores) or None
+                ).item():
                     break
             texts.append(text)
         if streamer is not None:
@@ -144,7 +169,9 @@ class Speculation:
         return save(self, Path(folder), repository)
 
     def push_to_hub(self, name: str, repository: str, **options: Any) -> str:
-        """The same on the hub, as the repository `name`. options: of `huggingface_hub.HfApi.create_repo`."""
+        """The same on the hub, as the repository `name`. options: of
+        `huggingface_hub.HfApi.create_repo`.
+        """
         from nde_talf.saved import push_to_hub
 
         return push_to_hub(self, name, repository, **options)
@@ -152,10 +179,14 @@ class Speculation:
     def _tokens(
         self, decoders: list[SpeculativeDecoder], row: Row, limit: int, setting: SamplingSetting
     ) -> Iterator[tuple[int, Tensor | None]]:
-        """The row's tokens with their raw logits, where these are recorded: up to `limit` or a full context."""
+        """The row's tokens with their raw logits, where these are recorded: up to `limit` or a full
+        context.
+        """
         rng = Rng.seeded(int(torch.randint(1 << 62, ())) if setting.temperature else 0)
         tokens = list[int]()
-        for decoder in decoders:  # one with the draft, and one without it for what does not fit the draft's context
+        for decoder in (
+            decoders
+        ):  # one with the draft, and one without it for what does not fit the draft's context
             if tokens and len(tokens) == limit:
                 return
             text = row.prompt + tokens
@@ -164,26 +195,33 @@ class Speculation:
             stream = decoder.blocks(text, limit - len(tokens), setting, rng)
             self.generations.append(stream.generation)
             for block in stream:
-                recorded = stream.generation.recorded[len(stream.generation.tokens) - len(block.tokens) :]
+                recorded = stream.generation.recorded[
+                    len(stream.generation.tokens) - len(block.tokens) :
+                ]
                 for at, token in enumerate(block.tokens):
                     tokens.append(token)
                     yield token, recorded[at].clone() if recorded else None
         if len(tokens) < limit:
             warnings.warn(
-                f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so the text ends.",
+                f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so"
+                " the text ends.",
                 Advice,
                 stacklevel=2,
             )
 
     def _load(self, model: PreTrainedModel) -> Loaded:
         found = self._loaded
-        if found is None or found.plain.target.module is not model or found.state != _state(model):  # changed since
+        if (
+            found is None or found.plain.target.module is not model or found.state != _state(model)
+        ):  # changed since
             target = wrapped(model, "the model", self.forward)
             drafter = self._drafter(target)
             policy, rule = self._policy()
             decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
             plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
-            found = self._loaded = Loaded(decoder, plain, _state(model))  # a native forward lays weights side by side
+            found = self._loaded = Loaded(
+                decoder, plain, _state(model)
+            )  # a native forward lays weights side by side
         return found
 
     def _drafter(self, target: CausalModel) -> Drafter:
@@ -195,18 +233,31 @@ class Speculation:
                 return EagleDrafter.from_pretrained(draft, target)
             check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike=None)
             dtype = str(target.dtype).removeprefix("torch.")
-            own = CausalModel.load(draft, str(target.device), dtype, "speculate: draft", self.forward)
+            own = CausalModel.load(
+                draft, str(target.device), dtype, "speculate: draft", self.forward
+            )
             own.match(target.vocab_size)
             return LMDrafter(own)
         if isinstance(draft, PreTrainedModel):
             rows = target.vocab_size, len(draft.get_output_embeddings().weight)
-            check_vocabularies(target.module.name_or_path, draft.name_or_path, type(draft).__name__, alike=rows[0] == rows[1])
+            check_vocabularies(
+                target.module.name_or_path,
+                draft.name_or_path,
+                type(draft).__name__,
+                alike=rows[0] == rows[1],
+            )
             own = wrapped(draft, "the draft", self.forward)
             own.match(target.vocab_size)
             if own.device != target.device:
-                raise UserError(f"speculate: the draft is on {own.device} and the model on {target.device}; move one.")
+                raise UserError(
+                    f"speculate: the draft is on {own.device} and the model on {target.device};"
+                    " move one."
+                )
             return LMDrafter(own)
-        raise UserError(f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head, or {NGRAM!r}.")
+        raise UserError(
+            f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head, or"
+            f" {NGRAM!r}."
+        )
 
     def _policy(self) -> tuple[TreePolicy, Any]:
         if isinstance(self.selector, (str, Path)):
@@ -226,20 +277,24 @@ def speculate(
     forward: str = "auto",
     stateless: Sequence[type] = (),
 ) -> Speculation:
-    """A callable for `model.generate(custom_generate=...)`, which decodes `model` speculatively and losslessly.
+    """A callable for `model.generate(custom_generate=...)`, which decodes `model` speculatively and
+    losslessly.
 
-    Example: `model.generate(**inputs, custom_generate=speculate(draft="ngram"), max_new_tokens=64)`.
+    Example: `model.generate(**inputs, custom_generate=speculate(draft="ngram"),
+    max_new_tokens=64)`.
 
     Args:
-        draft: a transformers model, its folder or hub name, the folder of an exported draft head, or "ngram", which drafts what
-            followed the same words before.
-        selector: the folder of an exported selector, or a policy such as `Delayed(Action(2, 1, 3))`; None: a path of four
-            drafted tokens, or trees of n-grams.
+        draft: a transformers model, its folder or hub name, the folder of an exported draft head,
+            or "ngram", which drafts what followed the same words before.
+        selector: the folder of an exported selector, or a policy such as `Delayed(Action(2, 1,
+            3))`; None: a path of four drafted tokens, or trees of n-grams.
         verifier: the rule; None: the selector's, or the one that goes with the policy's trees.
-        draft_temperature: auto, match, raw or a number, see docs/decoding.md. The law of the text is the same with any.
-        forward: whose forward passes run: native, transformers, or auto, native where possible (docs/models.md).
-        stateless: classes of logits processors, beside transformers' own, whose result depends on the text before and the
-            logits alone.
+        draft_temperature: auto, match, raw or a number, see docs/decoding.md. The law of the text
+            is the same with any.
+        forward: whose forward passes run: native, transformers, or auto, native where possible
+            (docs/models.md).
+        stateless: classes of logits processors, beside transformers' own, whose result depends on
+            the text before and the logits alone.
     """
     return Speculation(draft, selector, verifier, draft_temperature, forward, stateless)
 
@@ -255,8 +310,9 @@ def is_head(folder: Path) -> bool:
 
 
 def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
-    """A model of somebody else as decoding sees it: nothing of it is copied or changed. A native pass would not call hooks of
-    its modules, so a model with hooks is run by its own.
+    """A model of somebody else as decoding sees it: nothing of it is copied or changed.
+
+    A native pass would not call hooks of its modules, so a model with hooks is run by its own.
 
     Raises:
         UserError: it is spread over several devices, or cannot run a tree.
@@ -264,14 +320,22 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         raise UserError(
-            f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in trees needs it on one device. "
-            "Load it with device_map={'': device}."
+            f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in"
+            " trees needs it on one device. Load it with device_map={'': device}."
         )
-    return CausalModel(model, name, "transformers" if _hooked(model) and forward == "auto" else forward, owned=False)
+    return CausalModel(
+        model,
+        name,
+        "transformers" if _hooked(model) and forward == "auto" else forward,
+        owned=False,
+    )
 
 
 def _hooked(model: PreTrainedModel) -> bool:
-    return any(own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook") for own in model.modules())
+    return any(
+        own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook")
+        for own in model.modules()
+    )
 
 
 def _state(model: PreTrainedModel) -> tuple[bool, list[int]]:
@@ -279,7 +343,9 @@ def _state(model: PreTrainedModel) -> tuple[bool, list[int]]:
     return _hooked(model), [parameter.data_ptr() for parameter in model.parameters()]
 
 
-def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: bool) -> SpeculativeDecoder:
+def _of_row(
+    decoder: SpeculativeDecoder, process: RowProcess | None, record: bool
+) -> SpeculativeDecoder:
     """The decoder with what is different for a row."""
     own = copy(decoder)
     own.process, own.record = process, "logits" if record else ""
@@ -288,30 +354,43 @@ def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: boo
 
 
 def check_vocabularies(
-    target: str | None, draft: str | None, name: str, alike: bool | None = None, key: str = "speculate(draft=)"
+    target: str | None,
+    draft: str | None,
+    name: str,
+    alike: bool | None = None,
+    key: str = "speculate(draft=)",
 ) -> None:
-    """Raise UserError if two models have other tokenizers, as far as these are found, or else other numbers of rows. alike:
-    whether they have the same number; None: it is not known yet. key: what the user gave the draft as."""
+    """Raise UserError if two models have other tokenizers, as far as these are found, or else other
+    numbers of rows. alike: whether they have the same number; None: it is not known yet. key: what
+    the user gave the draft as.
+    """
     ours, theirs = (_vocabulary(where) for where in (target, draft))
     if ours and theirs:
         try:
             check_tokenizers(ours, theirs, name)
         except UserError as error:
-            message = str(error).replace("model.draft=", f"{key} ").replace("model.target", "the model")
+            message = (
+                str(error).replace("model.draft=", f"{key} ").replace("model.target", "the model")
+            )
             raise UserError(message) from error
     elif alike is False:
         raise UserError(
-            f"{key}: {name} has another number of tokens than the model, and no tokenizers were found to compare. "
-            "Load both from folders that hold their tokenizers, or take a draft with the model's vocabulary."
+            f"{key}: {name} has another number of tokens than the model, and no tokenizers were"
+            " found to compare. Load both from folders that hold their tokenizers, or take a draft"
+            " with the model's vocabulary."
         )
 
 
 def _vocabulary(where: str | None) -> dict[str, int] | None:
-    """The tokens of the tokenizer in a folder, or of a hub name that was downloaded; None where there is none."""
+    """The tokens of the tokenizer in a folder, or of a hub name that was downloaded; None where
+    there is none.
+    """
     if not where:
         return None
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False).get_vocab()
+        return AutoTokenizer.from_pretrained(
+            where, local_files_only=True, trust_remote_code=False
+        ).get_vocab()
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -320,13 +399,20 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     """[B, m + longest]: shorter texts are filled up with the padding token."""
     longest = max(len(text.tokens) for text in texts)
     if pad is None and any(len(text.tokens) < longest for text in texts):
-        raise UserError("speculate: the rows have other lengths, and there is no padding token. Give generate() pad_token_id.")
+        raise UserError(
+            "speculate: the rows have other lengths, and there is no padding token. Give generate()"
+            " pad_token_id."
+        )
     filler = 0 if pad is None else int(pad)
     rows = [text.tokens + [filler] * (longest - len(text.tokens)) for text in texts]
-    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], -1)
+    return torch.cat(
+        [input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], -1
+    )
 
 
 def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
     """By step the rows' [B, V]. After its end a row has zeros."""
     longest, blank = max(map(len, rows)), torch.zeros_like(rows[0][0])
-    return tuple(torch.stack([row[at] if at < len(row) else blank for row in rows]) for at in range(longest))
+    return tuple(
+        torch.stack([row[at] if at < len(row) else blank for row in rows]) for at in range(longest)
+    )

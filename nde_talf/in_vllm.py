@@ -1,13 +1,16 @@
-"""Our drafts inside vLLM: a draft model or n-grams, with a length of its own for each request and step.
+"""Our drafts inside vLLM: a draft model or n-grams, with a length of its own for each request and
+step.
 
     from nde_talf import for_vllm
 
-    llm = LLM(TARGET, **for_vllm(draft="runs/x/pair/draft", selector="runs/x/selector/export/traversal", tokens=8))
+    llm = LLM(TARGET, **for_vllm(draft="runs/x/pair/draft",
+    selector="runs/x/selector/export/traversal", tokens=8))
 
-vLLM's V1 runner imports `Proposer` by name, as speculative_config={"method": "custom_class", ...} asks, and hands our options
-to it in `additional_config`. vLLM does not ask for the draft's probabilities: it verifies each drafted token as if the draft
-had given it probability 1. It says neither which request a row belongs to nor what the target's hidden states are.
-docs/vllm.md says what has run.
+vLLM's V1 runner imports `Proposer` by name, as speculative_config={"method": "custom_class", ...}
+asks, and hands our options to it in `additional_config`. vLLM does not ask for the draft's
+probabilities: it verifies each drafted token as if the draft had given it probability 1. It says
+neither which request a row belongs to nor what the target's hidden states are. docs/vllm.md says
+what has run.
 """
 
 import warnings
@@ -18,21 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from data.engines.vllm import import_vllm
-from data.engines.vllm_speculation import sampling_fault
-from decoding.common.errors import Advice, UserError
-from decoding.common.schema import TEXT, allowed, check_fields, number
-from decoding.drafter import LMDrafter
-from decoding.model import CausalModel
-from decoding.names import FORWARDS
-from decoding.ngram import NgramDrafter
-from decoding.ngram_settings import NgramConfig
-from decoding.setting import SamplingSetting
+from nde_talf.data.engines.vllm import import_vllm
+from nde_talf.data.engines.vllm_speculation import sampling_fault
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.schema import TEXT, allowed, check_fields, number
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.names import FORWARDS
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
 from nde_talf.proposals import Fixed, Lengths, Proposals
-from selector.chains import PathLengths
-from selector.latency import LatencyTable
-from selector.selector import Selector
+from nde_talf.selector.chains import PathLengths
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 
 KEY = "nde_talf"
 """Under which vLLM's `additional_config` holds our options."""
@@ -59,20 +62,26 @@ class Options:
         if not self.draft:
             raise UserError("for_vllm(draft=): name the folder of a draft model, or 'ngram'.")
         if self.forward not in FORWARDS:
-            raise UserError(f"for_vllm(forward={self.forward!r}): choose one of {', '.join(FORWARDS)}.")
+            raise UserError(
+                f"for_vllm(forward={self.forward!r}): choose one of {', '.join(FORWARDS)}."
+            )
         if self.draft == NGRAM and self.selector:
             raise UserError(
-                "for_vllm(selector=): a selector looks at a draft model's hidden states, and n-grams have none. Leave it out, "
-                "or give draft= the folder of a model."
+                "for_vllm(selector=): a selector looks at a draft model's hidden states, and"
+                " n-grams have none. Leave it out, or give draft= the folder of a model."
             )
         for name in ("draft", "selector", "table"):
             path = getattr(self, name)
             if path and (name, path) != ("draft", NGRAM) and not Path(path).exists():
-                raise UserError(f"for_vllm({name}={path!r}): there is no such folder or file, seen from {Path.cwd()}.")
+                raise UserError(
+                    f"for_vllm({name}={path!r}): there is no such folder or file, seen from"
+                    f" {Path.cwd()}."
+                )
         if self.draft != NGRAM and is_head(Path(self.draft)):
             raise UserError(
-                f"for_vllm(draft={self.draft!r}): it is a draft head, which needs the target's hidden states, and vLLM gives a "
-                "proposer none. Serve it by vLLM's own method: data.engines.vllm_speculation.head_method(folder, tokens)."
+                f"for_vllm(draft={self.draft!r}): it is a draft head, which needs the target's"
+                " hidden states, and vLLM gives a proposer none. Serve it by vLLM's own method:"
+                " nde_talf.data.engines.vllm_speculation.head_method(folder, tokens)."
             )
 
     @classmethod
@@ -81,31 +90,41 @@ class Options:
         known = [each.name for each in fields(cls)]
         if not isinstance(given, Mapping) or not given.keys() <= set(known):
             raise UserError(
-                f"additional_config[{KEY!r}] = {given!r}: it has to be a dictionary of {', '.join(known)}. Make it with "
-                "nde_talf.for_vllm."
+                f"additional_config[{KEY!r}] = {given!r}: it has to be a dictionary of"
+                f" {', '.join(known)}. Make it with nde_talf.for_vllm."
             )
         ngram = given.get("ngram", {})
-        return cls(**{**given, "ngram": ngram if isinstance(ngram, NgramConfig) else NgramConfig(**ngram)})
+        return cls(
+            **{**given, "ngram": ngram if isinstance(ngram, NgramConfig) else NgramConfig(**ngram)}
+        )
 
 
-def for_vllm(draft: str | Path, selector: str | Path | None = None, tokens: int = 8, **options: Any) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM` with which it drafts by `Proposer`. On the command line they are
-    `--speculative-config` and `--additional-config`, as JSON.
+def for_vllm(
+    draft: str | Path, selector: str | Path | None = None, tokens: int = 8, **options: Any
+) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` with which it drafts by `Proposer`.
+
+    On the command line they are `--speculative-config` and `--additional-config`, as JSON.
 
     Args:
-        draft: folder of a draft model with the target's tokenizer, or "ngram": what followed the same words before.
-        selector: folder of a selector that was trained with selector.features=draft; it chooses how many tokens each request
-            drafts at each step. None: `tokens` at every step, or with n-grams up to that many, as far as there are some.
+        draft: folder of a draft model with the target's tokenizer, or "ngram": what followed the
+            same words before.
+        selector: folder of a selector that was trained with selector.features=draft; it chooses how
+            many tokens each request drafts at each step. None: `tokens` at every step, or with
+            n-grams up to that many, as far as there are some.
         tokens: the largest number of tokens drafted at a time; at most 16 with a selector.
-        options: table, a latency table that prices the steps (None: the selector's); temperature and top_p, those that most
-            requests sample with, for which the selector chooses; overhead_ms, what vLLM takes in a step beside the models'
-            passes; idle, how many texts outside the batch keep their drafts' caches; forward, see docs/models.md; ngram, a
+        options: table, a latency table that prices the steps (None: the selector's); temperature
+            and top_p, those that most requests sample with, for which the selector chooses;
+            overhead_ms, what vLLM takes in a step beside the models' passes; idle, how many texts
+            outside the batch keep their drafts' caches; forward, see docs/models.md; ngram, a
             `NgramConfig`.
 
     Raises:
         UserError: an option cannot be used.
     """
-    own = Options.read({"draft": str(draft), "selector": None if selector is None else str(selector), **options})
+    own = Options.read(
+        {"draft": str(draft), "selector": None if selector is None else str(selector), **options}
+    )
     method = {
         "method": "custom_class",
         "model": f"{Proposer.__module__}.{Proposer.__qualname__}",
@@ -118,8 +137,8 @@ class Proposer:
     """What vLLM makes of `for_vllm`, once in every process that runs the target.
 
     Raises:
-        UserError: another version of vLLM; options that cannot be used; a draft of another tokenizer; a selector that needs the
-            target's features.
+        UserError: another version of vLLM; options that cannot be used; a draft of another
+            tokenizer; a selector that needs the target's features.
     """
 
     def __init__(self, vllm_config: Any):
@@ -130,32 +149,53 @@ class Proposer:
         self.proposals: Proposals | None = None
         processes = vllm_config.parallel_config.world_size
         if processes > 1:
-            raise UserError(f"nde_talf in vLLM: {processes} processes share the target, which has not been tried. Use one.")
+            raise UserError(
+                f"nde_talf in vLLM: {processes} processes share the target, which has not been"
+                " tried. Use one."
+            )
         if fault := sampling_fault():
             warnings.warn(
-                f"nde_talf in vLLM: sampled requests would get other texts than without speculation, whoever drafts, because "
-                f"{fault}. Send requests at temperature 0 alone.",
+                "nde_talf in vLLM: sampled requests would get other texts than without"
+                f" speculation, whoever drafts, because {fault}. Send requests at temperature 0"
+                " alone.",
                 Advice,
                 stacklevel=2,
             )
 
     def load_model(self, target: Any) -> None:
-        """vLLM calls this once, with its own target, which is not looked at."""
+        """VLLM calls this once, with its own target, which is not looked at."""
         model, options = self.config.model_config, self.options
         rows = model.get_vocab_size()
         if options.draft == NGRAM:
-            self.proposals = Proposals(NgramDrafter(rows, options.ngram), Fixed(self.max_tokens), self.max_tokens, options.idle)
+            self.proposals = Proposals(
+                NgramDrafter(rows, options.ngram),
+                Fixed(self.max_tokens),
+                self.max_tokens,
+                options.idle,
+            )
             return
-        check_vocabularies(model.tokenizer or model.model, options.draft, options.draft, key="for_vllm(draft=)")
-        device, dtype = str(self.config.device_config.device), str(model.dtype).removeprefix("torch.")
+        check_vocabularies(
+            model.tokenizer or model.model, options.draft, options.draft, key="for_vllm(draft=)"
+        )
+        device, dtype = (
+            str(self.config.device_config.device),
+            str(model.dtype).removeprefix("torch."),
+        )
         draft = CausalModel.load(options.draft, device, dtype, "for_vllm: draft", options.forward)
         draft.match(rows)
-        self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), self.max_tokens, options.idle)
+        self.proposals = Proposals(
+            LMDrafter(draft), self._lengths(draft), self.max_tokens, options.idle
+        )
 
     def propose(
-        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: np.ndarray, token_ids_cpu: np.ndarray, **ignored: Any
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        **ignored: Any,
     ) -> list[list[int]]:
-        """The drafted tokens of every row of the batch; none where the step sampled nothing, that is within a prompt.
+        """The drafted tokens of every row of the batch; none where the step sampled nothing, that
+        is within a prompt.
 
         Args:
             sampled_token_ids: by row what the step committed.
@@ -176,13 +216,16 @@ class Proposer:
         table = None if options.table is None else LatencyTable.load(options.table)
         setting = SamplingSetting(options.temperature, options.top_p)
         selector = Selector.from_pretrained(options.selector)
-        return PathLengths(selector, draft, self.max_tokens, setting, table, options.overhead_ms / 1000)
+        return PathLengths(
+            selector, draft, self.max_tokens, setting, table, options.overhead_ms / 1000
+        )
 
 
 def check_version(version: str) -> None:
     """Raise UserError for a version of vLLM in which the proposer has not run."""
     if version.split("+")[0].rsplit(".", 1)[0] not in SUPPORTED:
         raise UserError(
-            f"vLLM {version}: nde_talf's proposer has run in {', '.join(f'{own}.*' for own in SUPPORTED)}, and vLLM calls its "
-            "interface experimental. Install one of these, or use vLLM's own methods (docs/draft.md)."
+            f"vLLM {version}: nde_talf's proposer has run in"
+            f" {', '.join(f'{own}.*' for own in SUPPORTED)}, and vLLM calls its interface"
+            " experimental. Install one of these, or use vLLM's own methods (docs/draft.md)."
         )

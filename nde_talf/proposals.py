@@ -1,7 +1,10 @@
-"""Drafted paths for the requests of a serving engine's batch. Knows no engine: texts in, drafted tokens out.
+"""Drafted paths for the requests of a serving engine's batch.
 
-At each step the engine lists the texts of its batch. It does not say in which row a text was in the step before: rows move, and
-requests are preempted and resume. So a row takes the drafter that has read the beginning of its text, and its cache.
+Knows no engine: texts in, drafted tokens out.
+
+At each step the engine lists the texts of its batch. It does not say in which row a text was in the
+step before: rows move, and requests are preempted and resume. So a row takes the drafter that has
+read the beginning of its text, and its cache.
 """
 
 from collections.abc import Sequence
@@ -12,25 +15,30 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from decoding.actions import Action
-from decoding.drafter import Drafter
-from decoding.ngram import NgramDrafter
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng
-from decoding.setting import SamplingSetting
-from decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 GREEDY = SamplingSetting(0.0)
-"""How paths are drawn: always the draft's most probable token. An engine that is not given q verifies a drafted token as one
-that the draft was certain of, at any temperature of the target."""
+"""How paths are drawn: always the draft's most probable token.
+
+An engine that is not given q verifies a drafted token as one that the draft was certain of, at any
+temperature of the target.
+"""
 
 
 class Lengths(Protocol):
     """Chooses how many tokens are drafted."""
 
     def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
-        """For each request of the batch, from its drafter at the root and its number of committed tokens."""
+        """For each request of the batch, from its drafter at the root and its number of committed
+        tokens.
+        """
         ...
 
 
@@ -52,7 +60,8 @@ class Followed:
     Attributes:
         text: [n] committed tokens, the last one being the root.
         tree: what was drafted after it.
-        steps: how many tokens were drafted at a time, and how many of them were accepted, step by step.
+        steps: how many tokens were drafted at a time, and how many of them were accepted, step by
+            step.
     """
 
     text: np.ndarray
@@ -63,14 +72,25 @@ class Followed:
     def begins(self, text: np.ndarray) -> bool:
         """Whether `text` goes on from this one."""
         read = len(self.text)
-        return read < len(text) and bool(self.text[-1] == text[read - 1]) and np.array_equal(self.text, text[:read])
+        return (
+            read < len(text)
+            and bool(self.text[-1] == text[read - 1])
+            and np.array_equal(self.text, text[:read])
+        )
 
     def advance(self, text: np.ndarray, features: torch.Tensor) -> None:
-        """Read on to the end of `text`. Drafted tokens that it goes on with count as accepted; its last one never does, being
-        the target's own."""
+        """Read on to the end of `text`.
+
+        Drafted tokens that it goes on with count as accepted; its last one never does, being the
+        target's own.
+        """
         tokens, tree, path = text[len(self.text) :].tolist(), self.tree, list[int]()
         for token in tokens[:-1]:
-            after = [child for child in tree.children[path[-1] if path else 0] if tree.tokens[child] == token]
+            after = [
+                child
+                for child in tree.children[path[-1] if path else 0]
+                if tree.tokens[child] == token
+            ]
             if not after:
                 break
             path.append(after[0])
@@ -87,16 +107,21 @@ class Proposals:
         drafter: of which every text gets a fork.
         lengths: chooses how many tokens to draft.
         max_tokens: drafted at a time.
-        idle: texts outside the batch whose caches are kept, since a preempted request may come back.
+        idle: texts outside the batch whose caches are kept, since a preempted request may come
+            back.
     """
 
     def __init__(self, drafter: Drafter, lengths: Lengths, max_tokens: int, idle: int = 8):
         self.drafter, self.lengths, self.max_tokens, self.idle = drafter, lengths, max_tokens, idle
-        self.followed: list[Followed] = []  # by row of the last batch, then those that left it, the latest first
+        self.followed: list[
+            Followed
+        ] = []  # by row of the last batch, then those that left it, the latest first
         self._rng, self._none = Rng.seeded(0), torch.empty(0)
 
     @torch.inference_mode()
-    def propose(self, texts: Sequence[Sequence[int] | np.ndarray], max_length: int) -> list[list[int]]:
+    def propose(
+        self, texts: Sequence[Sequence[int] | np.ndarray], max_length: int
+    ) -> list[list[int]]:
         """The drafted tokens after each text, none where the text has no room for them.
 
         Args:
@@ -108,7 +133,11 @@ class Proposals:
         asked = [np.asarray(texts[row]) for row in rows]
         now = self._found(asked)
         rooms = [min(self.max_tokens, limit - len(text)) for text in asked]
-        chosen = self.lengths.choose([one.drafter for one in now], [len(text) for text in asked]) if now else []
+        chosen = (
+            self.lengths.choose([one.drafter for one in now], [len(text) for text in asked])
+            if now
+            else []
+        )
         drafted: list[list[int]] = [[] for _ in texts]
         for row, one, length, room in zip(rows, now, chosen, rooms, strict=True):
             one.tree = self._path(one, min(length, room))
@@ -120,7 +149,9 @@ class Proposals:
         free, now = list[Followed | None](self.followed), list[Followed]()
         for row, text in enumerate(texts):
             order = chain([row] if row < len(free) else [], range(len(free)))
-            at = next((at for at in order if (one := free[at]) is not None and one.begins(text)), None)
+            at = next(
+                (at for at in order if (one := free[at]) is not None and one.begins(text)), None
+            )
             one = None if at is None else free[at]
             if at is None or one is None:
                 drafter = self.drafter.fork()
@@ -141,6 +172,8 @@ class Proposals:
             assert isinstance(drawn, DraftTree)  # since state.device is False
             return drawn
         tree = DraftTree.rooted(root)
-        while len(tree) <= length and (found := drafter.index.continuations(drafter.match(tree, len(tree) - 1))):
+        while len(tree) <= length and (
+            found := drafter.index.continuations(drafter.match(tree, len(tree) - 1))
+        ):
             tree.add(len(tree) - 1, found[0][0])
         return tree

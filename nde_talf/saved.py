@@ -1,7 +1,9 @@
-"""A speculation as a folder: `model.generate(custom_generate="folder", trust_remote_code=True)` decodes with it.
+"""A speculation as a folder: `model.generate(custom_generate="folder", trust_remote_code=True)`
+decodes with it.
 
-The folder holds `speculation.json`, the selector with its latency table, the head where there is one, a card, and
-`custom_generate/generate.py`, which calls this package. A draft model is named, not copied.
+The folder holds `speculation.json`, the selector with its latency table, the head where there is
+one, a card, and `custom_generate/generate.py`, which calls this package. A draft model is named,
+not copied.
 """
 
 from pathlib import Path
@@ -12,13 +14,13 @@ from typing import Any, TypedDict
 from transformers import GenerationMixin
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
-from decoding.common.errors import UserError
-from decoding.common.files import write_atomically, write_sealed
-from decoding.common.formats import Format
 from nde_talf import __version__
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import write_atomically, write_sealed
+from nde_talf.decoding.common.formats import Format
 from nde_talf.in_transformers import NGRAM, Speculation, is_head, speculate
 from nde_talf.prepared import of_generate
-from selector.selector import Selector
+from nde_talf.selector.selector import Selector
 
 
 class Settings(TypedDict):
@@ -31,7 +33,9 @@ class Settings(TypedDict):
     forward: str
 
 
-FORMAT = Format("speculation", 1, 1, "save it again with speculate(...).save(folder)", kind=Settings)
+FORMAT = Format(
+    "speculation", 1, 1, "save it again with speculate(...).save(folder)", kind=Settings
+)
 FILE, HEAD, SELECTOR = "speculation.json", "head", "selector"
 GENERATE = '''"""Decode speculatively with the draft and the selector of this folder; the law of the text stays the same."""
 
@@ -72,7 +76,9 @@ search, assistants, static caches and logits processors that keep a state are re
 """
 
 
-def save(own: Speculation, folder: Path, repository: str | None = None, name: str | None = None) -> Path:
+def save(
+    own: Speculation, folder: Path, repository: str | None = None, name: str | None = None
+) -> Path:
     """Write `own` to `folder`, all or nothing.
 
     Args:
@@ -80,25 +86,42 @@ def save(own: Speculation, folder: Path, repository: str | None = None, name: st
         name: by which the card calls it; None: the folder's.
 
     Raises:
-        UserError: the folder is there already, the repository has no tag, or draft or selector are objects of this process,
-            which have no folder.
+        UserError: the folder is there already, the repository has no tag, or draft or selector are
+            objects of this process, which have no folder.
     """
-    if repository is not None and not (repository.startswith("git+") and "@" in repository.rpartition("/")[2]):
+    if repository is not None and not (
+        repository.startswith("git+") and "@" in repository.rpartition("/")[2]
+    ):
         raise UserError(
-            f"save(repository={repository!r}): give the project's repository at a tag, as git+https://host/owner/name@v1.0."
+            f"save(repository={repository!r}): give the project's repository at a tag, as"
+            " git+https://host/owner/name@v1.0."
         )
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"save: {folder} is there already; give a new folder.")
     if not isinstance(own.draft, (str, Path)):
-        raise UserError("save: the draft is a model of this process. Give speculate() its folder or hub name.")
+        raise UserError(
+            "save: the draft is a model of this process. Give speculate() its folder or hub name."
+        )
     if own.selector is not None and not isinstance(own.selector, (str, Path)):
-        raise UserError("save: the selector is a policy of this process. Give speculate() the folder of an exported selector.")
+        raise UserError(
+            "save: the selector is a policy of this process. Give speculate() the folder of an"
+            " exported selector."
+        )
     if own.stateless:
-        raise UserError("save: stateless names classes of this process, which the folder cannot hold; leave it out.")
+        raise UserError(
+            "save: stateless names classes of this process, which the folder cannot hold; leave it"
+            " out."
+        )
     head = own.draft != NGRAM and is_head(Path(own.draft))
-    copied = ({HEAD: own.draft} if head else {}) | ({SELECTOR: own.selector} if own.selector else {})
+    copied = ({HEAD: own.draft} if head else {}) | (
+        {SELECTOR: own.selector} if own.selector else {}
+    )
     rules = () if own.selector is None else Selector.from_pretrained(own.selector).schema.verifiers
-    install = f'pip install "nde-talf @ {repository}"' if repository else f"the project's repository at its tag v{__version__}"
+    install = (
+        f'pip install "nde-talf @ {repository}"'
+        if repository
+        else f"the project's repository at its tag v{__version__}"
+    )
     settings = {
         "format": FORMAT.number,
         "draft": HEAD if head else str(own.draft),
@@ -123,14 +146,18 @@ def save(own: Speculation, folder: Path, repository: str | None = None, name: st
         write_sealed(partial / FILE, settings)
         (partial / "README.md").write_text(CARD.format(**card), encoding="utf-8")
         (partial / "custom_generate" / "generate.py").write_text(GENERATE, encoding="utf-8")
-        (partial / "custom_generate" / "requirements.txt").write_text(REQUIREMENTS.format(install=install), encoding="utf-8")
+        (partial / "custom_generate" / "requirements.txt").write_text(
+            REQUIREMENTS.format(install=install), encoding="utf-8"
+        )
 
     write_atomically(folder, write)
     return folder
 
 
 def push_to_hub(own: Speculation, name: str, repository: str, **options: Any) -> str:
-    """`save`, then the hub's repository `name`; its address. options: of `HfApi.create_repo`, such as private=True."""
+    """`save`, then the hub's repository `name`; its address. options: of `HfApi.create_repo`, such
+    as private=True.
+    """
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -141,7 +168,10 @@ def push_to_hub(own: Speculation, name: str, repository: str, **options: Any) ->
 
 
 def load(where: str) -> Speculation:
-    """The speculation in a folder, or in the hub's repository of that name. Raises UserError if there is none."""
+    """The speculation in a folder, or in the hub's repository of that name.
+
+    Raises UserError if there is none.
+    """
     from huggingface_hub import snapshot_download
 
     folder = Path(where)
@@ -150,7 +180,11 @@ def load(where: str) -> Speculation:
     settings = FORMAT.load(folder / FILE)
     draft = str(folder / HEAD) if settings["draft"] == HEAD else settings["draft"]
     selector = folder / SELECTOR if settings["selector"] else None
-    return speculate(draft, selector, **{key: settings[key] for key in ("verifier", "draft_temperature", "forward")})
+    return speculate(
+        draft,
+        selector,
+        **{key: settings[key] for key in ("verifier", "draft_temperature", "forward")},
+    )
 
 
 _loaded: dict[str, Speculation] = {}
@@ -158,10 +192,11 @@ _loaded: dict[str, Speculation] = {}
 
 
 def generate_from(model: Any, **arguments: Any) -> Any:
-    """What `custom_generate/generate.py` of a saved folder calls: `model.generate` with the speculation of that folder.
+    """What `custom_generate/generate.py` of a saved folder calls: `model.generate` with the
+    speculation of that folder.
 
-    transformers copies the file elsewhere before it runs it, so the folder is read off the call of `generate`. A model whose
-    own folder holds the file has that as its name.
+    transformers copies the file elsewhere before it runs it, so the folder is read off the call of
+    `generate`. A model whose own folder holds the file has that as its name.
     """
     where = of_generate("custom_generate")
     where = str(where if isinstance(where, str) else model.name_or_path)
@@ -171,6 +206,9 @@ def generate_from(model: Any, **arguments: Any) -> Any:
     if strings is not None:  # transformers would not hand the tokenizer on to a callable
         if tokenizer is None:
             raise UserError("generate(stop_strings=...): give tokenizer=... too.")
-        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+        criteria = [
+            *(arguments.get("stopping_criteria") or ()),
+            StopStringCriteria(tokenizer, strings),
+        ]
         arguments["stopping_criteria"] = StoppingCriteriaList(criteria)
     return GenerationMixin.generate(model, custom_generate=_loaded[where], **arguments)

@@ -1,7 +1,7 @@
 """Checks before any work starts, of what depends on several groups of settings or on this machine.
 
-Each settings dataclass checks its own values when it is made. `check_config` adds what crosses them and imports no torch;
-`check_machine` looks at the device, the latency tables and the login.
+Each settings dataclass checks its own values when it is made. `check_config` adds what crosses them
+and imports no torch; `check_machine` looks at the device, the latency tables and the login.
 """
 
 import importlib.util
@@ -13,15 +13,15 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data.text.row_template import RowTemplate
-from data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
-from data.traces.settings import GREEDY, SETTINGS
-from decoding.common.errors import UserError
-from decoding.common.schema import check_fields
-from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
-from pipelines.finished import finished, meant
-from pipelines.machine import reach_hub
-from pipelines.sharding import check_devices, check_parts, check_sharding
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
+from nde_talf.data.traces.settings import GREEDY, SETTINGS
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import check_fields
+from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
+from nde_talf.pipelines.finished import finished, meant
+from nde_talf.pipelines.machine import reach_hub
+from nde_talf.pipelines.sharding import check_devices, check_parts, check_sharding
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 """Strategies whose processes run the training alone, and not this command once more."""
@@ -30,39 +30,59 @@ FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
     check_fields(config)
-    checks = (_check_again, _check_lengths, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder)
+    checks = (
+        _check_again,
+        _check_lengths,
+        _check_draft,
+        _check_selector,
+        _check_sources,
+        _check_installed,
+        _check_folder,
+    )
     for check in (*checks, _check_base, _check_prompts):
         check(config)
     check_sharding(config.model, config.engine, config.draft.devices)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
-            where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
+            where = (
+                "is no sampling setting"
+                if name not in SETTINGS
+                else "is not traced, so it has no labels"
+            )
             raise UserError(
-                f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings} and "
-                f"{GREEDY}, greedy decoding."
+                f"evaluation.settings: '{name}' {where}; choose from"
+                f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
             )
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
-            f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
-            f"files: use {' or '.join(FORKING)} here, or call draft_training.train_head.fit_head from a script of your own."
+            f"draft.strategy={config.draft.strategy} starts this command once for every device, and"
+            f" they would write the same files: use {' or '.join(FORKING)} here, or call"
+            " nde_talf.draft_training.train_head.fit_head from a script of your own."
         )
 
 
 def check_machine(config: Config) -> None:
-    """Raise UserError for a device, a latency table or a login that this machine does not have. Imports torch."""
-    from pipelines.policy_table import make_policy
-    from selector.latency import LatencyTable
-    from selector.selector import selectable
+    """Raise UserError for a device, a latency table or a login that this machine does not have.
+
+    Imports torch.
+    """
+    from nde_talf.pipelines.policy_table import make_policy
+    from nde_talf.selector.latency import LatencyTable
+    from nde_talf.selector.selector import selectable
 
     check_devices(config.model)
     check_parts(config.model)
     if config.traces.store and config.stage in ("all", "traces"):
-        from data.traces.store import RemotePath
+        from nde_talf.data.traces.store import RemotePath
 
         RemotePath(config.traces.store)
     selectable(config.selector.verifiers, "selector.verifiers")
     sources = {source for _, source in _sources(config) if source and source not in BUILT_IN}
-    given = [config.model.target, config.model.draft, *(own for own in sources if Path(own).suffix not in FILE_FORMATS)]
+    given = [
+        config.model.target,
+        config.model.draft,
+        *(own for own in sources if Path(own).suffix not in FILE_FORMATS),
+    ]
     reach_hub(filter(None, given))
     for policy, options in config.evaluation.policies.items():
         try:
@@ -77,7 +97,9 @@ def check_machine(config: Config) -> None:
 
 
 def _check_again(config: object) -> None:
-    """Run the checks of every dataclass once more: a configuration can be changed after it was made."""
+    """Run the checks of every dataclass once more: a configuration can be changed after it was
+    made.
+    """
     for each in fields(config):
         if is_dataclass(value := getattr(config, each.name)):
             _check_again(value)
@@ -89,8 +111,9 @@ def _check_draft(config: Config) -> None:
     """Raise UserError for a stage of the draft model where there is none."""
     if config.stage in OF_DRAFT_MODEL and not config.drafts:
         raise UserError(
-            f"stage={config.stage} needs a draft model, and model.draft is not given. Give one (model.draft=FOLDER_OR_HUB_NAME "
-            "stage=pair), or use the stages pair, draft and evaluate, which decode with a draft head."
+            f"stage={config.stage} needs a draft model, and model.draft is not given. Give one"
+            " (model.draft=FOLDER_OR_HUB_NAME stage=pair), or use the stages pair, draft and"
+            " evaluate, which decode with a draft head."
         )
 
 
@@ -99,30 +122,39 @@ def _check_selector(config: Config) -> None:
     own, traces = config.selector, config.traces
     for name in own.verifiers:
         if name not in traces.verifiers:
-            raise UserError(f"selector.verifiers: {name} has no labels; add it to traces.verifiers={traces.verifiers}.")
+            raise UserError(
+                f"selector.verifiers: {name} has no labels; add it to"
+                f" traces.verifiers={traces.verifiers}."
+            )
     for name in own.tables:
         table_file(name, Path())
     if own.folds > traces.train_prompts:
         raise UserError(
-            f"selector.folds={own.folds}: there are traces.train_prompts={traces.train_prompts} to hold out in turn; "
-            "raise them or lower selector.folds."
+            f"selector.folds={own.folds}: there are traces.train_prompts={traces.train_prompts} to"
+            " hold out in turn; raise them or lower selector.folds."
         )
 
 
 def _check_prompts(config: Config) -> None:
     """Raise UserError where more prompts are asked for than there are."""
-    traces, evaluation, pool, test = config.traces, config.evaluation, config.data.prompt_count, config.data.test_prompts
+    traces, evaluation, pool, test = (
+        config.traces,
+        config.evaluation,
+        config.data.prompt_count,
+        config.data.test_prompts,
+    )
     if evaluation.calibration_prompts > traces.validation_prompts:
         raise UserError(
-            f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from the traces' "
-            f"validation split, which has traces.validation_prompts={traces.validation_prompts}."
+            f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
+            " the traces' validation split, which has"
+            f" traces.validation_prompts={traces.validation_prompts}."
         )
     wanted = traces.train_prompts + traces.validation_prompts
     if evaluation.prompts > test or wanted > pool - test:
         raise UserError(
-            f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_fraction) and {pool - test} for "
-            f"traces; asked for are evaluation.prompts={evaluation.prompts} and {wanted} of traces. Raise data.prompt_count "
-            "or ask for fewer."
+            f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_fraction)"
+            f" and {pool - test} for traces; asked for are evaluation.prompts={evaluation.prompts}"
+            f" and {wanted} of traces. Raise data.prompt_count or ask for fewer."
         )
 
 
@@ -133,13 +165,18 @@ def _check_lengths(config: Config) -> None:
     asked = {
         "model.length": config.model.length,
         "latency.contexts": max(config.latency.contexts),
-        "data.prompt_tokens with traces.new_tokens or evaluation.new_tokens": max(longest, new_tokens),
+        "data.prompt_tokens with traces.new_tokens or evaluation.new_tokens": max(
+            longest, new_tokens
+        ),
     }
     for role in () if config.model.target else ("target_lm", "draft_lm"):
         room = getattr(config.model, role).max_length
         for key, tokens in asked.items():
             if tokens > room:
-                raise UserError(f"{key}: {tokens} tokens do not fit model.{role}.max_length={room}: lower them, or raise that.")
+                raise UserError(
+                    f"{key}: {tokens} tokens do not fit model.{role}.max_length={room}: lower them,"
+                    " or raise that."
+                )
 
 
 def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
@@ -150,35 +187,63 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
     for name, corpus in data.mix.items():
         yield f"data.mix.{name}.source", corpus.source
     for name, own in data.sets.items():
-        for part, of in {f".parts[{i}]": part for i, part in enumerate(own.parts)}.items() or [("", own)]:
+        for part, of in {f".parts[{i}]": part for i, part in enumerate(own.parts)}.items() or [
+            ("", own)
+        ]:
             yield f"data.sets.{name}{part}.source", of.source
     if config.dialogues.source is not None:
         yield "dialogues.source", config.dialogues.source
 
 
 def _check_sources(config: Config) -> None:
-    """Raise UserError for a file that is not there, or that a preset leaves to the user and was not given."""
+    """Raise UserError for a file that is not there, or that a preset leaves to the user and was not
+    given.
+    """
     folders = {
         "model.target": config.model.target,
         "model.draft": config.model.draft,
         "draft.warm_start": config.draft.warm_start,
     }
     for key, folder in folders.items():
-        hub = key != "draft.warm_start" and is_hub_name(folder or "") and not Path(folder or "").exists()
+        hub = (
+            key != "draft.warm_start"
+            and is_hub_name(folder or "")
+            and not Path(folder or "").exists()
+        )
         if folder and not hub and not Path(folder).is_dir():
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
-            raise UserError(f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or ORG/NAME).")
+            raise UserError(
+                f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
+                " ORG/NAME)."
+            )
     for key, source in _sources(config):
         if not source:
-            example = {"data.source": "corpus.jsonl", "dialogues.source": "chats.jsonl"}.get(key, "prompts.jsonl")
-            raise UserError(f"{key} is not given: set {key}={example} (or .txt, .parquet, or the name of a hub dataset).")
-        if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
-            raise UserError(f"{key}={source}: there is no such file (relative paths start at the working folder).")
+            example = {"data.source": "corpus.jsonl", "dialogues.source": "chats.jsonl"}.get(
+                key, "prompts.jsonl"
+            )
+            raise UserError(
+                f"{key} is not given: set {key}={example} (or .txt, .parquet, or the name of a hub"
+                " dataset)."
+            )
+        if (
+            Path(source).suffix in FILE_FORMATS
+            and "://" not in source
+            and not Path(source).expanduser().is_file()
+        ):
+            raise UserError(
+                f"{key}={source}: there is no such file (relative paths start at the working"
+                " folder)."
+            )
     templates = {f"data.mix.{name}.template": own.template for name, own in config.data.mix.items()}
     for name, own in config.data.sets.items():
         each = [own.template, *(part.template for part in own.parts)]
-        templates |= {f"data.sets.{name}.template{f' (part {i})' if i else ''}": text for i, text in enumerate(each)}
-    templates |= {f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")}
+        templates |= {
+            f"data.sets.{name}.template{f' (part {i})' if i else ''}": text
+            for i, text in enumerate(each)
+        }
+    templates |= {
+        f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")
+    }
     for key, template in templates.items():
         RowTemplate(template or "", "", key).columns()
 
@@ -187,16 +252,24 @@ def _check_installed(config: Config) -> None:
     """Raise UserError for an engine whose package is not installed."""
     engine = config.engine
     if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError("engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers.")
+        raise UserError(
+            "engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers."
+        )
     if engine.workers > 1 and importlib.util.find_spec("ray") is None:
-        raise UserError(f"engine.workers={engine.workers} needs Ray: pip install -e '.[ray]', or set engine.workers=1.")
+        raise UserError(
+            f"engine.workers={engine.workers} needs Ray: pip install -e '.[ray]', or set"
+            " engine.workers=1."
+        )
 
 
 def _check_base(config: Config) -> None:
     """Raise UserError for a `base` that is no run."""
     runs = Path(config.paths.checkpoints)
     if config.base and config.base not in finished(runs):
-        lacking = f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}."
+        lacking = (
+            f"base={config.base}: there is no run of that name with a finished stage in"
+            f" {runs.resolve()}."
+        )
         raise UserError(lacking + meant("base", config.base, runs))
 
 
@@ -206,7 +279,9 @@ def _check_folder(config: Config) -> None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "is not a folder" if not there.is_dir() else "cannot be written to"
-        raise UserError(f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder.")
+        raise UserError(
+            f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."
+        )
 
 
 def _check_login() -> None:
@@ -218,8 +293,10 @@ def _check_login() -> None:
     stored = False
     with suppress(OSError, NetrcParseError):
         stored = netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    if not (stored or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
+    if not (
+        stored or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    ):
         raise UserError(
-            f"tracking=online: W&B has no API key for {host} here. Run `wandb login`, or set WANDB_API_KEY, or use "
-            "tracking=offline."
+            f"tracking=online: W&B has no API key for {host} here. Run `wandb login`, or set"
+            " WANDB_API_KEY, or use tracking=offline."
         )

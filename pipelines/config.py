@@ -1,8 +1,9 @@
 """The configuration of a run: every key, its type, its default and what it means.
 
-Hydra composes the YAML files of `configs/` into these dataclasses, so that an unknown key or a value of the wrong type is an
-error before any work starts. The line under a field is what `--help` prints. Each dataclass checks its own values; what
-depends on several of them is in `pipelines.checks`. Imports no torch.
+Hydra composes the YAML files of `configs/` into these dataclasses, so that an unknown key or a
+value of the wrong type is an error before any work starts. The line under a field is what `--help`
+prints. Each dataclass checks its own values; what depends on several of them is in
+`nde_talf.pipelines.checks`. Imports no torch.
 """
 
 import warnings
@@ -14,36 +15,52 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from data.dialogues.settings import DialogueConfig
-from data.engines.settings import EngineConfig
-from data.text.settings import DataConfig
-from data.traces.settings import DTYPES, SETTINGS, TracesConfig
-from decoding.common.errors import RenamedWarning, UserError
-from decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
-from decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES
-from decoding.ngram_settings import NgramConfig
-from decoding.setting import read_draft_temperature
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.settings import HeadConfig
-from pipelines.finished import check_name
-from selector.settings import SelectorConfig
+from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.text.settings import DataConfig
+from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
+from nde_talf.decoding.common.errors import RenamedWarning, UserError
+from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
+from nde_talf.decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.setting import read_draft_temperature
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.pipelines.finished import check_name
+from nde_talf.selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OF_DRAFT_MODEL = ("latency", "traces", "selector", "ablations")
 """Stages that need a draft model."""
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
-METHODS = ("rules", "selector", "baselines", "tuned", "head", "assisted", "policies", "ngram", "mixed", "transformers")
+METHODS = (
+    "rules",
+    "selector",
+    "baselines",
+    "tuned",
+    "head",
+    "assisted",
+    "policies",
+    "ngram",
+    "mixed",
+    "transformers",
+)
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
-ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram", "evaluation.head_run")
+ADDED_KEYS = (
+    "evaluation.policies",
+    "evaluation.draft_temperature",
+    "evaluation.ngram",
+    "evaluation.head_run",
+)
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 
 TABLE = "table.json"
 """The file of a run's own latency table, in the folder of stage latency."""
 MEASURED = "measured"
-PROFILES = Path(__file__).parents[1] / "configs" / "latency"
+PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 
 
 @dataclass
@@ -56,28 +73,41 @@ class PathsConfig:
 
 @dataclass
 class ModelConfig:
-    """The pair: a target and a draft with one tokenizer. A target alone is decoded with a draft head."""
+    """The pair: a target and a draft with one tokenizer.
+
+    A target alone is decoded with a draft head.
+    """
 
     target: str | None = None
     """Folder or hub name of the target; null: a small pair is trained."""
     draft: str | None = None
-    """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and evaluates a head."""
+    """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and
+    evaluates a head.
+    """
     device: str = allowed("cpu", DEVICE)
     """cpu, cuda or cuda:N."""
     draft_device: str | None = allowed(None, DEVICE)
     """The draft's own device, such as cuda:1; null: model.device."""
     dtype: str = choice("float32", DTYPES)
-    """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
+    """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or
+    float64.
+    """
     forward: str = choice("auto", FORWARDS)
-    """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
+    """Whose forward passes run: native, transformers, or auto, native where possible
+    (docs/models.md).
+    """
     static_shapes: bool = False
-    """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
+    """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them
+    (docs/decoding.md).
+    """
     tensor_parallel: int = number(1, 1, 1024)
     """Number of GPUs that hold the target together (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
     """Let them hold the draft too; otherwise it is on the first of them."""
     verify: bool = False
-    """Before every stage, compare all bytes of your own models with those that the pair was made from."""
+    """Before every stage, compare all bytes of your own models with those that the pair was made
+    from.
+    """
     threads: int = number(0, 0, 4096)
     """CPU threads of training and tracing; 0: torch's own choice."""
     vocab_size: int = number(2048, 257, 10_000_000)
@@ -92,13 +122,21 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_fields(self, "model")
         if self.draft and not self.target:
-            raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
+            raise UserError(
+                "model.draft is given and model.target is not: give both, or neither to train a"
+                " small pair."
+            )
         if self.draft_device and not self.has_draft:
-            raise UserError(f"model.draft_device={self.draft_device} is given, and there is no draft model: leave it out.")
+            raise UserError(
+                f"model.draft_device={self.draft_device} is given, and there is no draft model:"
+                " leave it out."
+            )
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
-        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype, draft_device, forward."""
+        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
+        draft_device, forward.
+        """
         return self.device, self.dtype, self.draft_device, self.forward
 
     @property
@@ -114,10 +152,16 @@ class LatencyConfig:
     contexts: list[int] = number([64, 256], 1, 10_000_000, entries=(1, 100))
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: int = number(9, 1, 10_000)
-    """Rounds in a batch of measurements. Two batches have to agree; up to five are run until two do."""
+    """Rounds in a batch of measurements.
+
+    Two batches have to agree; up to five are run until two do.
+    """
     accept_noise: bool | None = None
-    """Take a table whose repeats disagree by more than 10 %, as on a machine under load. Prices then hold noise that a selector
-    learns. null: only for a pair that the run trains itself, with a warning."""
+    """Take a table whose repeats disagree by more than 10 %, as on a machine under load.
+
+    Prices then hold noise that a selector learns. null: only for a pair that the run trains itself,
+    with a warning.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self, "latency")
@@ -125,24 +169,36 @@ class LatencyConfig:
 
 @dataclass
 class EvaluationConfig:
-    """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py says how times are taken."""
+    """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py
+    says how times are taken.
+    """
 
-    methods: list[str] = choice(["selector", "head", "assisted"], METHODS, entries=(1, inf), old_names=("rivals",))
-    """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap rules that choose
-    trees), tuned (stopping while drafting, following or learning acceptance: the fastest of each family), policies (those of
-    evaluation.policies), ngram (drafting from the text itself), mixed (n-grams where the text repeats itself, else the draft
-    model, and the head where head is asked for too), transformers (its plain decoding, prompt lookup and default assisted
-    generation)."""
+    methods: list[str] = choice(
+        ["selector", "head", "assisted"], METHODS, entries=(1, inf), old_names=("rivals",)
+    )
+    """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
+    (cheap rules that choose trees), tuned (stopping while drafting, following or learning
+    acceptance: the fastest of each family), policies (those of evaluation.policies), ngram
+    (drafting from the text itself), mixed (n-grams where the text repeats itself, else the draft
+    model, and the head where head is asked for too), transformers (its plain decoding, prompt
+    lookup and default assisted generation).
+    """
     settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
-    """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced."""
-    policies: dict[str, Any] = choice({name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")}, PLAIN_POLICIES)
+    """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.
+    """
+    policies: dict[str, Any] = choice(
+        {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")}, PLAIN_POLICIES
+    )
     """For methods=[policies]: tree policies that need no training, each with its options, such as
-    evaluation.policies.salf.nodes=32."""
+    evaluation.policies.salf.nodes=32.
+    """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
     draft_temperature: str = allowed("auto", TEXT)
-    """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as traced where trees are chosen by
-    labels (traces.draft_temperature), else what fits a policy's trees."""
+    """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as
+    traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's
+    trees.
+    """
     prompts: int = number(14, 1, MANY)
     """Number of held-out prompts, none of which was traced."""
     passes: int = number(1, 1, 10_000)
@@ -150,10 +206,13 @@ class EvaluationConfig:
     new_tokens: int = number(64, 2, 10_000_000)  # the prefill gives the first
     """Tokens to generate after each prompt."""
     calibration_prompts: int = number(3, 1, MANY)
-    """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree, transformers' schedules, what
-    is tuned."""
+    """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree,
+    transformers' schedules, what is tuned.
+    """
     head_run: str | None = None
-    """For head: a run with traces.drafter=head, whose selector chooses trees for the head, beside the head's static tree."""
+    """For head: a run with traces.drafter=head, whose selector chooses trees for the head, beside
+    the head's static tree.
+    """
     threads: int = number(1, 0, 4096)
     """CPU threads while timing; 0: torch's own choice."""
     seed: int = number(0, 0, SEED)
@@ -162,13 +221,18 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         for old, new in OLD_VALUES["evaluation.methods"].items():
             if old in self.methods:
-                warnings.warn(f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3)
+                warnings.warn(
+                    f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3
+                )
                 self.methods = [new if name == old else name for name in self.methods]
         check_fields(self, "evaluation")
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
         for name, options in self.policies.items():
             if not isinstance(options, dict):
-                raise UserError(f"evaluation.policies.{name}={options}: give its options, as {{nodes: 32}}, or {{}} for none.")
+                raise UserError(
+                    f"evaluation.policies.{name}={options}: give its options, as {{nodes: 32}}, or"
+                    " {} for none."
+                )
 
 
 @dataclass
@@ -191,7 +255,9 @@ class RayConfig:
     """The Ray cluster of engine.workers."""
 
     address: str | None = None
-    """Address of a running cluster ("auto", "ray://host:port"); null: start one on this machine when it is needed."""
+    """Address of a running cluster ("auto", "ray://host:port"); null: start one on this machine
+    when it is needed.
+    """
 
 
 @dataclass
@@ -227,7 +293,9 @@ class Config:
 
     @property
     def drafts(self) -> bool:
-        """Whether there is something whose trees are traced: a draft model, or with traces.drafter=head the draft head."""
+        """Whether there is something whose trees are traced: a draft model, or with
+        traces.drafter=head the draft head.
+        """
         return self.model.has_draft or self.traces.drafter == "head"
 
     @property
@@ -246,11 +314,14 @@ class Config:
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:
-            raise UserError(f"base={self.base} is this run itself: name another run, or leave base out.")
+            raise UserError(
+                f"base={self.base} is this run itself: name another run, or leave base out."
+            )
 
 
 def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
-    """The file of a latency table: "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.
+    """The file of a latency table: "measured" (in the folder `latency`), a profile of
+    configs/latency, or a .json file.
 
     Raises:
         UserError: there is no such table.
@@ -260,12 +331,16 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     path = PROFILES / f"{name}.json" if not name.endswith(".json") else Path(name)
     if not path.is_file():
         known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
-        raise UserError(f"{key}: there is no latency table {name!r}; choose from {known}, or give a .json file.")
+        raise UserError(
+            f"{key}: there is no latency table {name!r}; choose from {known}, or give a .json file."
+        )
     return path
 
 
 def register() -> None:
     """Make the schema known to Hydra as `schema`."""
     schema = OmegaConf.structured(Config)
-    schema.draft = OmegaConf.structured(HeadConfig)  # not an instance, whose draft.loss is one of its dataclasses already
+    schema.draft = OmegaConf.structured(
+        HeadConfig
+    )  # not an instance, whose draft.loss is one of its dataclasses already
     ConfigStore.instance().store(name="schema", node=schema)

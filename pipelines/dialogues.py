@@ -1,4 +1,6 @@
-"""Dialogues for stage draft: read, with regenerated answers if asked for, masked, split and packed into rows."""
+"""Dialogues for stage draft: read, with regenerated answers if asked for, masked, split and packed
+into rows.
+"""
 
 import json
 from collections import Counter
@@ -11,33 +13,39 @@ from rich.panel import Panel
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from data.dialogues.pack import Document, pack_documents
-from data.dialogues.read import Dialogue, read_dialogues
-from data.dialogues.regenerate import regenerate
-from data.dialogues.settings import KEY
-from data.dialogues.token_rows import TokenRows
-from data.engines.base import Engine
-from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine
-from data.text.corpus import split_documents
-from data.text.pair import Pair
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.common.progress import track
-from pipelines.config import Config
-from pipelines.pair import shortened
-from pipelines.stage import console
-from pipelines.traces import chosen_engine
+from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
+from nde_talf.data.dialogues.pack import Document, pack_documents
+from nde_talf.data.dialogues.read import Dialogue, read_dialogues
+from nde_talf.data.dialogues.regenerate import regenerate
+from nde_talf.data.dialogues.settings import KEY
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.engines.base import Engine
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.data.text.corpus import split_documents
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import track
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.pair import shortened
+from nde_talf.pipelines.stage import console
+from nde_talf.pipelines.traces import chosen_engine
 
 
-def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> tuple[TokenRows, TokenRows]:
-    """(train, held out): the dialogues of `config.dialogues` as rows. A dialogue with all its turns is on one side.
+def dialogue_rows(
+    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase
+) -> tuple[TokenRows, TokenRows]:
+    """(train, held out): the dialogues of `config.dialogues` as rows.
 
-    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`; an interrupted run goes on from them.
+    A dialogue with all its turns is on one side.
+
+    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`; an
+    interrupted run goes on from them.
 
     Raises:
-        UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn from.
+        UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
+            from.
     """
     own = config.dialogues
     encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
@@ -45,53 +53,91 @@ def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTraine
     console.print(f"{own.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
     if own.regenerate:
         dialogues = _regenerated(config, folders, encoder, dialogues)
-    named = Dataset.from_dict({"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))})
+    named = Dataset.from_dict(
+        {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
+    )
     sides = split_documents(named, own.held_out, config.seed)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    pad = (
+        tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None
+        else tokenizer.eos_token_id or 0
+    )
     packed = []
     for title, side in zip(("train", "held out"), sides, strict=True):
-        documents, skipped = encode_dialogues(encoder, (dialogues[index] for index in side["index"]))
+        documents, skipped = encode_dialogues(
+            encoder, (dialogues[index] for index in side["index"])
+        )
         if not documents:
-            raise UserError(f"{KEY}.source={own.source}: no dialogue to {title} can be used{_and_skipped(skipped)}.")
+            raise UserError(
+                f"{KEY}.source={own.source}: no dialogue to {title} can be"
+                f" used{_and_skipped(skipped)}."
+            )
         if not packed:
-            console.print(Panel(_coloured(encoder, documents[0]), title="first dialogue: what counts", title_align="left"))
+            console.print(
+                Panel(
+                    _coloured(encoder, documents[0]),
+                    title="first dialogue: what counts",
+                    title_align="left",
+                )
+            )
         rows = pack_documents(documents, own.length, pad)
         packed.append(rows)
         console.print(
-            f"{title}: {len(documents)} documents in {len(rows)} rows of {own.length}, {int(rows.loss.sum()):,} tokens that "
-            f"count, {rows.padding:.1%} padding, {sum(len(d.tokens) > own.length for d in documents)} cut"
-            + _and_skipped(skipped)
+            f"{title}: {len(documents)} documents in {len(rows)} rows of {own.length},"
+            f" {int(rows.loss.sum()):,} tokens that count, {rows.padding:.1%} padding,"
+            f" {sum(len(d.tokens) > own.length for d in documents)} cut" + _and_skipped(skipped)
         )
     return packed[0], packed[1]
 
 
-def _regenerated(config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]) -> list[Dialogue]:
-    """The dialogues with the target's answers, shard by shard; shards of these dialogues that are there already are used."""
+def _regenerated(
+    config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]
+) -> list[Dialogue]:
+    """The dialogues with the target's answers, shard by shard; shards of these dialogues that are
+    there already are used.
+    """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
     setting = own.setting
     shards = [dialogues[start : start + own.shard] for start in range(0, len(dialogues), own.shard)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
     asked = [[one.name for one in shard] for shard in shards]
-    todo = [i for i, name in enumerate(names) if not store.holds(name) or store.lists(name)["asked"] != asked[i]]
+    todo = [
+        i
+        for i, name in enumerate(names)
+        if not store.holds(name) or store.lists(name)["asked"] != asked[i]
+    ]
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
         for i in track(todo, "answers", len(shards), "shard", len(shards) - len(todo)):
-            found = {one.name: one for one in regenerate(engine, encoder, shards[i], setting, own.new_tokens, longest, i)}
+            found = {
+                one.name: one
+                for one in regenerate(
+                    engine, encoder, shards[i], setting, own.new_tokens, longest, i
+                )
+            }
             answers = [found.get(name) or Dialogue(name, []) for name in asked[i]]
-            messages, cut = [json.dumps(one.messages) for one in answers], [one.cut for one in answers]
+            messages, cut = (
+                [json.dumps(one.messages) for one in answers],
+                [one.cut for one in answers],
+            )
             store.write(names[i], {"asked": asked[i], "messages": messages, "cut": cut})
         engine.close()
         store.finish()
     rows = [row for name in names for row in zip(*store.lists(name).values(), strict=True)]
-    answered = [Dialogue(name, json.loads(messages), cut) for name, messages, cut in rows if messages != "[]"]
+    answered = [
+        Dialogue(name, json.loads(messages), cut)
+        for name, messages, cut in rows
+        if messages != "[]"
+    ]
     if not answered:
         raise UserError(
-            f"{KEY}.regenerate: the target answered none of {len(rows)} dialogues. Are the questions longer than {KEY}.length "
-            f"less {KEY}.new_tokens, or is this the chat template of another model?"
+            f"{KEY}.regenerate: the target answered none of {len(rows)} dialogues. Are the"
+            f" questions longer than {KEY}.length less {KEY}.new_tokens, or is this the chat"
+            " template of another model?"
         )
     console.print(
-        f"the target answered {len(answered)} of {len(rows)} dialogues; {sum(one.cut for one in answered)} end with an answer "
-        f"cut at {own.new_tokens} tokens"
+        f"the target answered {len(answered)} of {len(rows)} dialogues;"
+        f" {sum(one.cut for one in answered)} end with an answer cut at {own.new_tokens} tokens"
     )
     return answered
 
@@ -101,7 +147,10 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     length = config.dialogues.length
     engine = chosen_engine(config, min(length, config.engine.max_length or length))
     if engine.name == "vllm":
-        return VLLMEngine(pair.where("target"), config.model.dtype, engine), engine.max_length or length
+        return (
+            VLLMEngine(pair.where("target"), config.model.dtype, engine),
+            engine.max_length or length,
+        )
     target = pair.target(*config.model.placed)
     return TransformersEngine(target), min(length, target.max_context)
 
@@ -110,7 +159,10 @@ def _coloured(encoder: ChatEncoder, document: Document) -> Text:
     """A document's text; what counts is green, the rest dim."""
     text = Text()
     for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
-        text.append(shortened(encoder.decode([token for token, _ in run])), "bold green" if counts else "dim")
+        text.append(
+            shortened(encoder.decode([token for token, _ in run])),
+            "bold green" if counts else "dim",
+        )
     return text
 
 

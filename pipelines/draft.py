@@ -7,29 +7,31 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from data.dialogues.token_rows import TokenRows
-from data.text.pair import Pair, spread
-from decoding.common.files import checksum, write_json
-from decoding.common.progress import working
-from decoding.device import free_memory
-from draft_training.card import write_head_card
-from draft_training.evaluate import held_out_report
-from draft_training.export import load_head, save_head
-from draft_training.families import family_of, layer_config, not_for_vllm
-from draft_training.published import FILES
-from draft_training.settings import OPERATIONAL
-from draft_training.train_head import fit_head
-from pipelines.config import Config
-from pipelines.dialogues import dialogue_rows
-from pipelines.stage import Stage, console
-from pipelines.tracking import tracked
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.pair import Pair, spread
+from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.progress import working
+from nde_talf.decoding.device import free_memory
+from nde_talf.draft_training.card import write_head_card
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.families import family_of, layer_config, not_for_vllm
+from nde_talf.draft_training.published import FILES
+from nde_talf.draft_training.settings import OPERATIONAL
+from nde_talf.draft_training.train_head import fit_head
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.dialogues import dialogue_rows
+from nde_talf.pipelines.stage import Stage, console
+from nde_talf.pipelines.tracking import tracked
 
 HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
 HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 
 def settings(config: Config) -> dict[str, Any]:
-    given = [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
+    given = (
+        [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
+    )
     weights = [path for path in given if path.exists()]
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
@@ -42,7 +44,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
-    layer_config(target, family_of(target, config.draft.layer))  # raises NoHead before any text is read
+    layer_config(
+        target, family_of(target, config.draft.layer)
+    )  # raises NoHead before any text is read
     if config.dialogues.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()
@@ -54,26 +58,39 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
         some = spread(held_out, HELD_OUT_ROWS)
-        head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"), held_out=some)
-        head = load_head(save_head(head, folder / "export"), target)  # in the target's dtype, as it is served
+        head = fit_head(
+            target, rows, config.draft, folder / "training", tracker.loggers("head"), held_out=some
+        )
+        head = load_head(
+            save_head(head, folder / "export"), target
+        )  # in the target's dtype, as it is served
         if reason := not_for_vllm(head.family):
             console.print(reason, style="yellow")
         elif len(target.windows) == 1:  # one kind of layer, and it has a window
             console.print(
-                "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's drafts than the "
-                "torch loop does. The text stays the same."
+                "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's"
+                " drafts than the torch loop does. The text stays the same."
             )
         with working("evaluating the head on held-out text"):
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             report = held_out_report(head, target, some, loss.k, depth)
         write_json(folder / "held_out.json", report)
-        texts = [config.dialogues.source] if config.dialogues.source else config.data.mix or [config.data.source]
+        texts = (
+            [config.dialogues.source]
+            if config.dialogues.source
+            else config.data.mix or [config.data.source]
+        )
         facts = {
-            "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),  # no path of this machine
+            "text": ", ".join(
+                Path(each).name if Path(each).exists() else each for each in texts
+            ),  # no path of this machine
             "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
             "answers": "written by the target" if config.dialogues.regenerate else "as in the text",
             "loss": asdict(loss),
-            "steps": f"{config.draft.steps} of {config.draft.batch * config.draft.accumulate * config.draft.devices} rows",
+            "steps": (
+                f"{config.draft.steps} of"
+                f" {config.draft.batch * config.draft.accumulate * config.draft.devices} rows"
+            ),
             "seed": config.draft.seed,
         }
         write_head_card(folder / "export", head, facts, report)

@@ -1,13 +1,15 @@
-"""The target of a run and what drafts for it: the draft model, or with traces.drafter=head the run's draft head."""
+"""The target of a run and what drafts for it: the draft model, or with traces.drafter=head the
+run's draft head.
+"""
 
 from pathlib import Path
 
-from data.text.pair import Pair
-from data.traces.super_trees import Draft
-from decoding.model import CausalModel
-from draft_training.export import load_head
-from draft_training.head_traces import HeadDraft
-from pipelines.config import Config
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.super_trees import Draft
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.pipelines.config import Config
 
 
 def needs(config: Config) -> tuple[str, ...]:
@@ -15,7 +17,9 @@ def needs(config: Config) -> tuple[str, ...]:
     return ("pair", "draft") if config.traces.drafter == "head" else ("pair",)
 
 
-def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, CausalModel | Draft]:
+def load_drafted(
+    config: Config, folders: dict[str, Path]
+) -> tuple[CausalModel, CausalModel | Draft]:
     """The target, and the draft or the head."""
     pair, placed = Pair(folders["pair"]), config.model.placed
     if config.traces.drafter == "lm":

@@ -1,7 +1,10 @@
-"""dry_run=true: what a run would need, before anything is loaded. Models are built without weights, on torch's meta device.
+"""dry_run=true: what a run would need, before anything is loaded.
 
-`pipelines.costs` has the arithmetic. The configuration of a hub model comes from configs/model/published, so that no network is
-needed for the presets; of other hub models, from the hub.
+Models are built without weights, on torch's meta device.
+
+`nde_talf.pipelines.costs` has the arithmetic. The configuration of a hub model comes from
+configs/model/published, so that no network is needed for the presets; of other hub models, from the
+hub.
 """
 
 import json
@@ -14,25 +17,27 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from decoding.common.errors import UserError
-from decoding.common.progress import console
-from decoding.common.units import duration, size
-from decoding.loading import architecture, first_line
-from decoding.model import cannot_take_a_tree
-from pipelines import costs
-from pipelines.config import Config
-from pipelines.costs import ModelSizes
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.units import duration, size
+from nde_talf.decoding.loading import architecture, first_line
+from nde_talf.decoding.model import cannot_take_a_tree
+from nde_talf.pipelines import costs
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.costs import ModelSizes
 
-PUBLISHED = Path(__file__).parents[1] / "configs" / "model" / "published"
+PUBLISHED = Path(__file__).resolve().parents[1] / "configs" / "model" / "published"
 NOTE = (
-    f"Computed, not run. Passes by a roofline ({costs.EFFICIENCY:.0%} of the bandwidth, half of it of the compute, "
-    f"{1e6 * costs.LAUNCH:.0f} µs a layer), without communication between GPUs; every trajectory at full length. GPUs: the "
-    f"smallest number that divides the target's heads and holds every stage in {costs.USABLE:.0%} of their memory."
+    f"Computed, not run. Passes by a roofline ({costs.EFFICIENCY:.0%} of the bandwidth, half of it"
+    f" of the compute, {1e6 * costs.LAUNCH:.0f} µs a layer), without communication between GPUs;"
+    " every trajectory at full length. GPUs: the smallest number that divides the target's heads"
+    f" and holds every stage in {costs.USABLE:.0%} of their memory."
 )
 
 
 def model_config(where: str, key: str) -> Any:
-    """transformers' configuration of a model: of a folder, of configs/model/published, or of the hub.
+    """Transformers' configuration of a model: of a folder, of configs/model/published, or of the
+    hub.
 
     Raises:
         UserError: there is none. key: that named the model.
@@ -47,35 +52,50 @@ def model_config(where: str, key: str) -> Any:
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise UserError(
-            f"{key}={where}: its configuration could not be read ({first_line(error)}). Give a folder with config.json, or the "
-            "name of a hub model where the hub can be reached."
+            f"{key}={where}: its configuration could not be read ({first_line(error)}). Give a"
+            " folder with config.json, or the name of a hub model where the hub can be reached."
         ) from error
 
 
 def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
-    """The sizes of the model that a configuration describes, which is built on the meta device: it takes no memory. Raises
-    UserError for a model that is no causal LM or cannot take a tree."""
+    """The sizes of the model that a configuration describes, which is built on the meta device: it
+    takes no memory.
+
+    Raises UserError for a model that is no causal LM or cannot take a tree.
+    """
     try:
         with torch.device("meta"):
             model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:
-        raise UserError(f"{name}: no causal language model can be built of its configuration ({first_line(error)}).") from error
+        raise UserError(
+            f"{name}: no causal language model can be built of its configuration"
+            f" ({first_line(error)})."
+        ) from error
     if reason := cannot_take_a_tree(model):
         raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
     return replace(found := sizes_of(model, name), stored=stored_bytes(config, model, found))
 
 
 def stored_bytes(config: Any, model: nn.Module, found: ModelSizes) -> float | None:
-    """Bytes of a quantised model's weights: its files', or by the bits that its configuration names and a scale of two bytes
-    for a group of numbers. The matrices of its layers are quantised, embeddings and output layer are not. None: it is not
-    quantised, or not in a way that is known."""
+    """Bytes of a quantised model's weights: its files', or by the bits that its configuration names
+    and a scale of two bytes for a group of numbers.
+
+    The matrices of its layers are quantised, embeddings and output layer are not. None: it is not
+    quantised, or not in a way that is known.
+    """
     quantised = getattr(config, "quantization_config", None)
     if not quantised:
         return None
-    if files := [file for file in Path(found.name).glob("*.safetensors") if Path(found.name).is_dir()]:
+    if files := [
+        file for file in Path(found.name).glob("*.safetensors") if Path(found.name).is_dir()
+    ]:
         return sum(file.stat().st_size for file in files)
     said = quantised if isinstance(quantised, dict) else quantised.to_dict()
-    bits = said.get("bits") or 4 * said.get("load_in_4bit", False) or 8 * ("fp8" in str(said.get("quant_method")))
+    bits = (
+        said.get("bits")
+        or 4 * said.get("load_in_4bit", False)
+        or 8 * ("fp8" in str(said.get("quant_method")))
+    )
     bits = bits or 8 * said.get("load_in_8bit", False)
     inside = {
         id(module.weight)
@@ -86,23 +106,41 @@ def stored_bytes(config: Any, model: nn.Module, found: ModelSizes) -> float | No
     }
     matrices = sum(weight.numel() for weight in model.parameters() if id(weight) in inside)
     others = found.divided + found.replicated - matrices
-    return matrices * (bits / 8 + 2 / (said.get("group_size") or 128)) + others * found.dtype.itemsize if bits else None
+    return (
+        matrices * (bits / 8 + 2 / (said.get("group_size") or 128)) + others * found.dtype.itemsize
+        if bits
+        else None
+    )
 
 
 def sizes_of(model: Any, name: str) -> ModelSizes:
-    """The sizes of a transformers model. Tensor parallelism divides what the model's own plan names in its layers; embeddings
-    and output layer are on every GPU."""
-    plan = [pattern for pattern, how in (model.tp_plan or {}).items() if ".layers." in pattern and "replicated" not in how]
+    """The sizes of a transformers model.
+
+    Tensor parallelism divides what the model's own plan names in its layers; embeddings and output
+    layer are on every GPU.
+    """
+    plan = [
+        pattern
+        for pattern, how in (model.tp_plan or {}).items()
+        if ".layers." in pattern and "replicated" not in how
+    ]
     divided = replicated = 0
     for weight_name, weight in model.named_parameters():
         inside = any(fnmatchcase(weight_name.rpartition(".")[0], pattern) for pattern in plan)
-        divided, replicated = divided + inside * weight.numel(), replicated + (not inside) * weight.numel()
+        divided, replicated = (
+            divided + inside * weight.numel(),
+            replicated + (not inside) * weight.numel(),
+        )
     text, output = model.config.get_text_config(), model.get_output_embeddings().weight
     layers = [
-        module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
     ]
     layer = sum(weight.numel() for weight in layers[0][-1].parameters())
-    return ModelSizes(name, text, output.shape[1], output.shape[0], output.dtype, divided, replicated, layer)
+    return ModelSizes(
+        name, text, output.shape[1], output.shape[0], output.dtype, divided, replicated, layer
+    )
 
 
 def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
@@ -112,7 +150,7 @@ def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
         if where := getattr(model, role):
             found.append(sizes(model_config(where, f"model.{role}"), model.dtype, where))
         elif not model.target:
-            from draft_training.train_lm import build_llama
+            from nde_talf.draft_training.train_lm import build_llama
 
             with torch.device("meta"):
                 made = build_llama(getattr(model, f"{role}_lm"), model.vocab_size)
@@ -123,12 +161,16 @@ def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
 
 
 def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[tuple[str, str]]:
-    """What a run needs, line by line. Raises UserError for a model.tensor_parallel that the target does not go with."""
+    """What a run needs, line by line.
+
+    Raises UserError for a model.tensor_parallel that the target does not go with.
+    """
     ranks = getattr(config.model, "tensor_parallel", 1)
     if not target.divides(ranks):
         raise UserError(
-            f"model.tensor_parallel={ranks}: {target.name} cannot be divided among so many GPUs. Choose a "
-            "number that divides its heads and its MLP, or 1 where transformers has no plan of tensor parallelism for it."
+            f"model.tensor_parallel={ranks}: {target.name} cannot be divided among so many GPUs."
+            " Choose a number that divides its heads and its MLP, or 1 where transformers has no"
+            " plan of tensor parallelism for it."
         )
     divided = f" on each of {ranks} GPUs" if ranks > 1 else ""
     context = costs.longest_text(config)
@@ -137,25 +179,44 @@ def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[t
         lines.append(("weights of the draft", f"{size(draft.weights())}  ({draft.name})"))
     for role, model, by in (("target", target, ranks), ("draft", draft, 1)):
         if model:
-            lines.append((f"KV cache of the {role}", f"{size(costs.cache_bytes(model, by) * context)} at {context:,} tokens"))
+            lines.append(
+                (
+                    f"KV cache of the {role}",
+                    f"{size(costs.cache_bytes(model, by) * context)} at {context:,} tokens",
+                )
+            )
     lines.append(("largest [N, V]", f"{size(costs.largest_rows(config, target))} in float32"))
     for stage, peak in costs.stage_memory(config, target, draft, ranks).items():
         lines.append((f"peak memory, {stage}", f"{size(peak)}{divided}"))
     if draft:
         found, disk = costs.roots(config.traces), costs.trace_bytes(config.traces, target, draft)
-        lines.append(("disk of the traces", f"{size(disk)}: {sum(found.values()):,} roots, before compression"))
+        lines.append(
+            (
+                "disk of the traces",
+                f"{size(disk)}: {sum(found.values()):,} roots, before compression",
+            )
+        )
         states = 2 * (target.hidden_size + 2 * draft.hidden_size) * sum(found.values())
         lines.append(("disk of stage selector", f"{size(states)} more while it runs"))
     for name, (*_, memory) in costs.GPUS.items():
         count = costs.gpus_needed(config, target, draft, memory)
         if count is None:
-            lines.append((f"{name}, {memory / 1e9:.0f} GB", "does not fit: more than 16, or the target cannot be divided"))
+            lines.append(
+                (
+                    f"{name}, {memory / 1e9:.0f} GB",
+                    "does not fit: more than 16, or the target cannot be divided",
+                )
+            )
             continue
         spent = ""
         if draft:
-            total = sum(costs.trace_seconds(config, target, draft, costs.gpus(name, count)).values())
+            total = sum(
+                costs.trace_seconds(config, target, draft, costs.gpus(name, count)).values()
+            )
             spent = f"; traces: {duration(total)}, {count * total / 3600:,.1f} GPU hours"
-        lines.append((f"{name}, {memory / 1e9:.0f} GB", f"{count} GPU{'s' * (count > 1)} needed{spent}"))
+        lines.append(
+            (f"{name}, {memory / 1e9:.0f} GB", f"{count} GPU{'s' * (count > 1)} needed{spent}")
+        )
     return lines
 
 

@@ -7,36 +7,45 @@ from typing import Any
 
 import torch
 
-from data.text.pair import Pair, check_prompts
-from data.text.prompts import Prompt
-from data.traces.settings import SETTINGS
-from decoding.actions import K_MAX
-from decoding.common.files import read_json
-from decoding.common.progress import working
-from decoding.setting import AUTO, drafted_under, read_draft_temperature
-from decoding.static import MARGIN, StaticShapes
-from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
-from evaluation.environment import conditions, environment
-from evaluation.methods import Bench, Plan, Speculative, selector_title
-from evaluation.report import ReportData, write_report
-from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
-from evaluation.speed import selectors_versus
-from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
-from evaluation.terminal import render_results
-from evaluation.text_sample import coloured
-from evaluation.verdict import verdicts
-from pipelines.config import TABLE, Config
-from pipelines.drafted import load_drafted
-from pipelines.machine import threads
-from pipelines.methods import estimate, methods, plan_methods, same_rows, without_labels
-from pipelines.selector import roots_of, selectors
-from pipelines.sharding import parts
-from pipelines.stage import MANIFEST, Stage, console
-from pipelines.tracking import Tracker, read_curves, tracked
-from selector.latency import LatencyTable
+from nde_talf.data.text.pair import Pair, check_prompts
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import K_MAX
+from nde_talf.decoding.common.files import read_json
+from nde_talf.decoding.common.progress import working
+from nde_talf.decoding.setting import AUTO, drafted_under, read_draft_temperature
+from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
+from nde_talf.evaluation.environment import conditions, environment
+from nde_talf.evaluation.methods import Bench, Plan, Speculative, selector_title
+from nde_talf.evaluation.report import ReportData, write_report
+from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
+from nde_talf.evaluation.speed import selectors_versus
+from nde_talf.evaluation.table import (
+    by_kind,
+    by_setting,
+    histogram,
+    latencies,
+    steps_by_tree,
+    tabulate,
+    vllm_counters,
+)
+from nde_talf.evaluation.terminal import render_results
+from nde_talf.evaluation.text_sample import coloured
+from nde_talf.evaluation.verdict import verdicts
+from nde_talf.pipelines.config import TABLE, Config
+from nde_talf.pipelines.drafted import load_drafted
+from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.methods import estimate, methods, plan_methods, same_rows, without_labels
+from nde_talf.pipelines.selector import roots_of, selectors
+from nde_talf.pipelines.sharding import parts
+from nde_talf.pipelines.stage import MANIFEST, Stage, console
+from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
+from nde_talf.selector.latency import LatencyTable
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
-GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
+# seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
+GIBBERISH = 600
 SOLVER_PROMPTS = 10  # on which these are measured
 
 
@@ -46,7 +55,9 @@ def settings(config: Config) -> dict[str, Any]:
         del own["policies"]
     if not {"ngram", "mixed"} & {*config.evaluation.methods}:
         del own["ngram"]
-    if config.evaluation.draft_temperature == AUTO:  # as in evaluations from before there was the key
+    if (
+        config.evaluation.draft_temperature == AUTO
+    ):  # as in evaluations from before there was the key
         del own["draft_temperature"]
     if config.evaluation.head_run is None:
         del own["head_run"]
@@ -66,31 +77,44 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    target, draft = load_drafted(config, folders) if config.drafts else (pair.target(*config.model.placed), None)
+    target, draft = (
+        load_drafted(config, folders)
+        if config.drafts
+        else (pair.target(*config.model.placed), None)
+    )
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
     if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):
         console.print(
-            f"! evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
-            f"traces.draft_temperature={labelled}: these trees may be poor ones. The text stays lossless."
+            f"! evaluation.draft_temperature={wanted}, but the labels that choose trees were made"
+            f" with traces.draft_temperature={labelled}: these trees may be poor ones. The text"
+            " stays lossless."
         )
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     traced = config.traces.train_prompts
-    tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
+    tuning = pair.prompts(
+        "trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts"
+    )[traced:]
     room = evaluation.new_tokens + MARGIN
-    check_prompts(prompts + tuning, target, room, min(model.max_context for model in (target, draft) if model))
+    check_prompts(
+        prompts + tuning, target, room, min(model.max_context for model in (target, draft) if model)
+    )
     longest = max(len(prompt.tokens) for prompt in prompts + tuning)
     fixed = StaticShapes(longest + room) if config.model.static_shapes else None
     table = LatencyTable.load(folders["latency"] / TABLE) if draft else None
     roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
     if left_out := {*evaluation.methods} - methods(config):
-        why = "all methods draft with the head" if config.traces.drafter == "head" else "there is no draft model (model.draft)"
+        why = (
+            "all methods draft with the head"
+            if config.traces.drafter == "head"
+            else "there is no draft model (model.draft)"
+        )
         console.print(f"· no {', '.join(sorted(left_out))}: {why}")
     if "assisted" in methods(config) and not same_rows(target, draft):
         console.print(
-            "· no assisted: the output layers of target and draft have different numbers of rows, which "
-            "transformers' assisted generation takes for different tokenizers"
+            "· no assisted: the output layers of target and draft have different numbers of rows,"
+            " which transformers' assisted generation takes for different tokenizers"
         )
     if note := without_labels(config):
         console.print(f"! {note}: add them to traces.settings for labels.")
@@ -101,12 +125,16 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(f"· {estimate(config, bench, tuning)}", style="dim")
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(f"{setting}: choosing the methods' trees, some by timing them ...", style="dim")
+            console.print(
+                f"{setting}: choosing the methods' trees, some by timing them ...", style="dim"
+            )
             plan = plans[str(setting)] = plan_methods(config, folders, bench, setting, tuning)
             if draft:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
                 with working(f"{setting}: acceptance rates of all solvers"):
-                    rows = draft_paths(target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS)
+                    rows = draft_paths(
+                        target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS
+                    )
                     rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
             blocks = [(p.id, p.kind, p.tokens) for p in prompts]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
@@ -118,7 +146,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         write_report(data, folder)
         _track(tracker, data)
         tracker.report(folder)
-    return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
+    return {
+        setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
+    }
 
 
 def show(folder: Path) -> None:
@@ -128,13 +158,24 @@ def show(folder: Path) -> None:
     console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
 
 
-def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
+def report_data(
+    config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
+) -> ReportData:
     """What the report shows, from the records, the plans that were followed and the stages' files."""
-    manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
+    manifests = {
+        name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
+    }
     model, evaluation = config.model, config.evaluation
-    used, passes = evaluation.threads or torch.get_num_threads(), f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
-    measured = f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
-    drafted = "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
+    used, passes = (
+        evaluation.threads or torch.get_num_threads(),
+        f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}",
+    )
+    measured = (
+        f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
+    )
+    drafted = (
+        "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
+    )
     tables, by_method = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
@@ -156,35 +197,69 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(model.device, model.dtype, used),
-        **{name: {s: getattr(plan, name) for s, plan in plans.items()} for name in ("same", "exports", "predicted", "static")},
+        **{
+            name: {s: getattr(plan, name) for s, plan in plans.items()}
+            for name in ("same", "exports", "predicted", "static")
+        },
     )
 
 
 def _each(methods: dict[str, dict[str, list[Record]]], figure) -> dict[str, dict[str, Any]]:
     """`figure` of every method's records that has one, by setting."""
-    return {s: {name: found for name, own in by_name.items() if (found := figure(own))} for s, by_name in methods.items()}
+    return {
+        s: {name: found for name, own in by_name.items() if (found := figure(own))}
+        for s, by_name in methods.items()
+    }
 
 
 def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:
-    """Series of every training whose result is in use: a selector that only exported static trees has none."""
-    choosing = [name for name in selectors(config) if any(selector_title(name) in plan.learned for plan in plans)]
-    trainings = [("pair", "target"), ("pair", "draft"), *(("selector", name) for name in choosing), ("draft", "head")]
-    curves = {name: read_curves(folders[stage] / "curves" / name) for stage, name in trainings if stage in folders}
+    """Series of every training whose result is in use: a selector that only exported static trees
+    has none.
+    """
+    choosing = [
+        name
+        for name in selectors(config)
+        if any(selector_title(name) in plan.learned for plan in plans)
+    ]
+    trainings = [
+        ("pair", "target"),
+        ("pair", "draft"),
+        *(("selector", name) for name in choosing),
+        ("draft", "head"),
+    ]
+    curves = {
+        name: read_curves(folders[stage] / "curves" / name)
+        for stage, name in trainings
+        if stage in folders
+    }
     return {name: series for name, series in curves.items() if series}
 
 
 def _head(manifest: dict) -> dict:
     """The head's held-out figures, after the precision it was trained with."""
     figures = dict(manifest["metrics"])
-    return {"precision of training": figures.pop("trained_in", manifest["settings"]["draft"].get("precision")), **figures}
+    return {
+        "precision of training": figures.pop(
+            "trained_in", manifest["settings"]["draft"].get("precision")
+        ),
+        **figures,
+    }
 
 
-def _sample(data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair) -> dict[str, Any]:
-    """The text that the fastest of our own speculative methods wrote after a prompt, under the first setting."""
+def _sample(
+    data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair
+) -> dict[str, Any]:
+    """The text that the fastest of our own speculative methods wrote after a prompt, under the
+    first setting.
+    """
     from transformers import AutoTokenizer
 
     setting, rows = next(iter(data.tables.items()))
-    own = {name: method for name, method in plans[setting].methods.items() if isinstance(method, Speculative)}
+    own = {
+        name: method
+        for name, method in plans[setting].methods.items()
+        if isinstance(method, Speculative)
+    }
     drafting = [row for row in rows if row.method in own and row.nodes > 1]
     if not drafting:
         return {}

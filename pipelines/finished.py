@@ -6,29 +6,38 @@ import shlex
 import sys
 from pathlib import Path
 
-from data.traces.settings import SETTINGS
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, write_json
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, write_json
 
 COMMAND = "command.json"
 """The file of a run with the command that last worked on it."""
 
 
 def remember(run: Path, base: str | None) -> None:
-    """Write this process's command line into the folder of a run; `generate` finds the run's base there."""
+    """Write this process's command line into the folder of a run; `generate` finds the run's base
+    there.
+    """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("hydra.")]
-    write_json(run / COMMAND, {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base})
+    write_json(
+        run / COMMAND,
+        {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base},
+    )
 
 
 def check_name(key: str, run: str | None) -> None:
-    """Raise UserError if this cannot be the name of a run, which is that of a folder in paths.checkpoints and of what it logs.
-    So no run writes or reads outside. None is no run."""
+    """Raise UserError if this cannot be the name of a run, which is that of a folder in
+    paths.checkpoints and of what it logs.
+
+    So no run writes or reads outside. None is no run.
+    """
     if run is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run):
         raise UserError(
-            f"{key}={run[:100]}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
-            "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
-            "folder set paths.checkpoints=FOLDER."
+            f"{key}={run[:100]}: a run's name is that of its folder in paths.checkpoints and of"
+            " what it logs: at most 100 letters (A to Z), digits, dashes, underscores and dots,"
+            " and the first is no dash or dot. For runs of another folder set"
+            " paths.checkpoints=FOLDER."
         )
 
 
@@ -38,10 +47,16 @@ def finished(checkpoints: Path) -> list[str]:
 
 
 def meant(key: str, name: str, checkpoints: Path) -> str:
-    """A sentence that proposes the run whose name is most like `name`, or lists the runs that there are."""
+    """A sentence that proposes the run whose name is most like `name`, or lists the runs that there
+    are.
+    """
     known = finished(checkpoints)
     close = difflib.get_close_matches(name, known, 1)
-    return f" Did you mean {key}={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
+    return (
+        f" Did you mean {key}={close[0]}?"
+        if close
+        else f" The runs there: {', '.join(known) or 'none'}."
+    )
 
 
 class Run:
@@ -56,13 +71,16 @@ class Run:
         check_name("run", name)
         own = root / name
         if base is None and (own / COMMAND).exists():
-            base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get("base")
+            base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get(
+                "base"
+            )
         check_name("base", base)
         self.folders = [own, *([root / base] if base else [])]
         if not self.has("pair", "pair.json"):
             raise UserError(
-                f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)} Runs of another folder: "
-                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name}."
+                f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)}"
+                " Runs of another folder: paths.checkpoints=FOLDER. To make one: python -m"
+                f" pipelines.run run={name}."
             )
 
     def stage(self, name: str) -> Path:
@@ -73,7 +91,9 @@ class Run:
         return (self.stage(stage) / file).exists()
 
     def head_action(self, temperature: float) -> Action:
-        """The static tree that the evaluation found best for the head, under the setting nearest in temperature."""
+        """The static tree that the evaluation found best for the head, under the setting nearest in
+        temperature.
+        """
         found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
         traced = [name for name in found if name in SETTINGS]
         if not traced:

@@ -1,7 +1,11 @@
-"""Stream a text from a finished run: `python -m pipelines.generate run=NAME prompt="..."`. Accepted drafts and the target's own
-tokens are coloured differently; a line of statistics follows."""
+"""Stream a text from a finished run: `python -m pipelines.generate run=NAME prompt="..."`.
 
-from pipelines.signals import leave_at_once  # isort: skip (before what takes time to import)
+Accepted drafts and the target's own tokens are coloured differently; a line of statistics follows.
+"""
+
+from nde_talf.pipelines.signals import (
+    leave_at_once,
+)  # isort: skip (before what takes time to import)
 
 if __name__ == "__main__":
     leave_at_once()
@@ -10,23 +14,31 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from data.traces.settings import DTYPES
-from decoding.common.errors import UserError
-from decoding.common.schema import LONG_TEXT, MANY, SEED, allowed, check_fields, choice, number
-from decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES, RULES
-from decoding.ngram_settings import NgramConfig
-from decoding.setting import SamplingSetting, read_draft_temperature
-from pipelines import aliases
-from pipelines.cli import CONFIGS, answer, launch, settled
-from pipelines.config import PathsConfig
-from pipelines.finished import Run
-from pipelines.sharding import check_devices, check_sharding, follows, sharded
+from nde_talf.data.traces.settings import DTYPES
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import (
+    LONG_TEXT,
+    MANY,
+    SEED,
+    allowed,
+    check_fields,
+    choice,
+    number,
+)
+from nde_talf.decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES, RULES
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
+from nde_talf.pipelines import aliases
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.config import PathsConfig
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.sharding import check_devices, check_sharding, follows, sharded
 
 DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
 _prompts: list[str] = []
@@ -53,7 +65,9 @@ class LoadingConfig:
     dtype: str = choice("float32", DTYPES)
     """Type of the models: float32, bfloat16, float16 or float64."""
     forward: str = choice("auto", FORWARDS)
-    """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
+    """Whose forward passes run: native, transformers, or auto, native where possible
+    (docs/models.md).
+    """
     threads: int = number(1, 0, 4096)
     """CPU threads; 0: torch's own choice."""
 
@@ -62,7 +76,9 @@ class LoadingConfig:
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
-        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype, draft_device, forward."""
+        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
+        draft_device, forward.
+        """
         return self.device, self.dtype, self.draft_device, self.forward
 
 
@@ -73,7 +89,9 @@ class InferenceConfig(LoadingConfig):
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
     tensor_parallel: int = number(1, 1, 1024)
-    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
+    """Number of GPUs of this machine that hold the target together, a part of it each
+    (docs/large_targets.md).
+    """
     tensor_parallel_draft: bool = False
     """Let them hold the draft together too; otherwise it is on the first of them."""
 
@@ -87,15 +105,19 @@ class GenerateConfig:
     run: str = "default"
     """Name of a finished run, which is its folder under paths.checkpoints."""
     base: str | None = None
-    """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
+    """Another run, whose stages are used where `run` has none; null: the one that `run` was made
+    with.
+    """
     drafter: str = choice("lm", DRAFTERS)
-    """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text, without a model; ngram+lm and
-    ngram+head: n-grams where the text repeats itself, else the other."""
+    """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
+    without a model; ngram+lm and ngram+head: n-grams where the text repeats itself, else the other.
+    """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """What n-grams are looked up, and how much is drafted of what follows them."""
     policy: str | None = field(default=None, metadata={"choices": PLAIN_POLICIES})
-    """A selector of the run by name, or a policy that needs no training; null: the first selector, the head's best tree, or
-    trees of n-grams."""
+    """A selector of the run by name, or a policy that needs no training; null: the first selector,
+    the head's best tree, or trees of n-grams.
+    """
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
     verifier: str | None = choice(None, RULES)
@@ -107,11 +129,16 @@ class GenerateConfig:
     top_k: int = number(0, 0, MANY)
     """Sample from this many most probable tokens; 0: from all."""
     min_p: float = number(0.0, 0, 1)
-    """Sample from the tokens with at least this fraction of the largest probability; 0: from all."""
+    """Sample from the tokens with at least this fraction of the largest probability; 0: from all.
+    """
     draft_temperature: str = "auto"
-    """What the draft is warped with: match (like the target), raw (not at all), a temperature of its own, or auto: raw for
-    trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at temperature 0 for drawn ones (sequoia, fixed, dyspec); what
-    a selector was trained with; else match. The text's law is the same with any."""
+    """What the draft is warped with: match (like the target), raw (not at all), a temperature of
+    its own, or auto: raw for trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at
+    temperature 0 for drawn ones (sequoia, fixed, dyspec); what a selector was trained with; else
+    match.
+
+    The text's law is the same with any.
+    """
     new_tokens: int = number(128, 1, 10_000_000)
     """Maximum number of tokens to generate."""
     seed: int = number(0, 0, SEED)
@@ -127,21 +154,32 @@ class GenerateConfig:
         check_fields(self)
         read_draft_temperature(self.draft_temperature)
         if self.policy == "autoregressive" and self.draft_temperature != "auto":
-            raise UserError(f"draft_temperature={self.draft_temperature}: policy=autoregressive drafts nothing; leave it out.")
+            raise UserError(
+                f"draft_temperature={self.draft_temperature}: policy=autoregressive drafts nothing;"
+                " leave it out."
+            )
         if self.verifier == "greedy" and self.temperature > 0:
-            raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
+            raise UserError(
+                "verifier=greedy is lossless at temperature 0 only: set temperature=0, or take"
+                " verifier=nss."
+            )
 
 
 ConfigStore.instance().store(name="generate_schema", node=GenerateConfig)
 
 
 def generate(config: GenerateConfig) -> None:
-    """Print the prompt, the generated text as it comes, then the statistics. Raises UserError for what the user can fix."""
+    """Print the prompt, the generated text as it comes, then the statistics.
+
+    Raises UserError for what the user can fix.
+    """
     if follows(config.model):
         return
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k, config.min_p)
     if not config.prompt:
-        raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
+        raise UserError(
+            "prompt: it is empty, and the target has to begin somewhere. Give at least one word."
+        )
     check_sharding(config.model)
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *PLAIN_POLICIES)
@@ -149,7 +187,7 @@ def generate(config: GenerateConfig) -> None:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_devices(config.model)
     quiet()
-    from pipelines.streaming import stream_text  # imports torch
+    from nde_talf.pipelines.streaming import stream_text  # imports torch
 
     with sharded(config.model):
         stream_text(config, setting, run)
@@ -167,7 +205,11 @@ def compose_and_generate(composed) -> None:
 
 def current(argument: str) -> str:
     """An argument under today's names. A policy's option is a new key, which Hydra marks by +."""
-    return f"+{argument}" if argument.startswith("options.") else aliases.current(argument, {**aliases.OLD_KEYS, **OLD_KEYS})
+    return (
+        f"+{argument}"
+        if argument.startswith("options.")
+        else aliases.current(argument, {**aliases.OLD_KEYS, **OLD_KEYS})
+    )
 
 
 def without_prompt(argument: str) -> str:

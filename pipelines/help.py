@@ -1,9 +1,10 @@
-"""What `--help` prints: keys with type, value and docstring, under their config group and the group's presets.
+"""What `--help` prints: keys with type, value and docstring, under their config group and the
+group's presets.
 
 Alone it prints an overview; `--help GROUP` prints one group and `--help all` everything.
 
-The docstrings are the string literals under the fields of the settings dataclasses. They are read from the source, so that help
-imports no torch and takes less than a second. Example of one key:
+The docstrings are the string literals under the fields of the settings dataclasses. They are read
+from the source, so that help imports no torch and takes less than a second. Example of one key:
 
     traces.samples  int = 2
         Super-trees drawn at each root; a label is their mean.
@@ -26,14 +27,19 @@ import yaml
 from omegaconf import MISSING as REQUIRED
 from omegaconf import DictConfig, OmegaConf
 
-from decoding.common.errors import UserError
-from decoding.common.schema import ALLOWED, OPTIONS
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import ALLOWED, OPTIONS
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 FIRST = ("paths", "model", "tracking")
-"""Groups whose keys `--help` prints without being asked: a first-time user needs them. Of the others it prints a line each."""
+"""Groups whose keys `--help` prints without being asked: a first-time user needs them.
+
+Of the others it prints a line each.
+"""
 NAME = "NAME"
-"""Stands for the name of a set or corpus in a preset's YAML file, in a key such as `data.sets.NAME.source`."""
+"""Stands for the name of a set or corpus in a preset's YAML file, in a key such as
+`data.sets.NAME.source`.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,24 +71,36 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
     for each in fields(schema):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         own, (annotation, text) = types[each.name], source[each.name]
-        names = each.metadata[ALLOWED].names if ALLOWED in each.metadata else each.metadata.get("choices")
+        names = (
+            each.metadata[ALLOWED].names
+            if ALLOWED in each.metadata
+            else each.metadata.get("choices")
+        )
         if names and not all(re.search(rf"\b{re.escape(own)}\b", text) for own in names):
             text += f" Choose from {', '.join(names)}."
         inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
         name, options = prefix + each.name, each.metadata.get(OPTIONS, {})
-        yield Key(name, annotation, None if default is MISSING else default, text, schema, inner, options)
+        yield Key(
+            name, annotation, None if default is MISSING else default, text, schema, inner, options
+        )
         if inner:
-            yield from keys(inner, name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))
+            yield from keys(
+                inner, name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), ".")
+            )
         for option in options.values():
             yield from keys(option, f"{name}.")
 
 
 @cache
 def _source(schema: type) -> dict[str, tuple[str, str]]:
-    """The type and the docstring of each field of a dataclass, from its source and that of its bases."""
+    """The type and the docstring of each field of a dataclass, from its source and that of its
+    bases.
+    """
     found: dict[str, tuple[str, str]] = {}
     for own in filter(is_dataclass, reversed(schema.__mro__)):
-        for field, following in pairwise([*_classes(own.__module__)[own.__name__].body, ast.Pass()]):
+        for field, following in pairwise(
+            [*_classes(own.__module__)[own.__name__].body, ast.Pass()]
+        ):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = ""
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
@@ -107,13 +125,17 @@ def presets(group: str) -> dict[str, str]:
 
 
 def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list[str]) -> str:
-    """The overview: usage, a line for every group, and the keys of FIRST. With `wanted` the keys and groups of these names.
+    """The overview: usage, a line for every group, and the keys of FIRST.
+
+    With `wanted` the keys and groups of these names.
 
     Args:
         schema: dataclass of all keys.
         composed: the configuration as the other arguments make it; its values are printed.
-        main: the YAML file that it was composed from: its header is the usage, its defaults say which groups have presets.
-        wanted: groups (`traces`), keys (`traces.samples`), last parts of keys (`samples`), or `all`.
+        main: the YAML file that it was composed from: its header is the usage, its defaults say
+            which groups have presets.
+        wanted: groups (`traces`), keys (`traces.samples`), last parts of keys (`samples`), or
+            `all`.
 
     Raises:
         UserError: there is no key or group of a name.
@@ -122,20 +144,38 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
     groups = {key.name: key for key in every if key.schema and "." not in key.name}
     unions = {key.name for key in every if key.options}
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
-    with_presets = {name for default in main.defaults if not isinstance(default, str) for name in default}
+    with_presets = {
+        name for default in main.defaults if not isinstance(default, str) for name in default
+    }
     lines, shown = [], every if wanted == ["all"] else []
     for name in wanted if not shown else ():
-        found = [key for key in every if key.name == name or key.name.startswith((f"{name}.", f"{name}["))]
+        found = [
+            key
+            for key in every
+            if key.name == name or key.name.startswith((f"{name}.", f"{name}["))
+        ]
         found = found or [key for key in every if key.name.rpartition(".")[2] == name]
         if not found:
-            raise UserError(f"--help {name}: there is no such key or group; the groups are {', '.join(groups)}.")
+            raise UserError(
+                f"--help {name}: there is no such key or group; the groups are {', '.join(groups)}."
+            )
         shown += found
     if not wanted:
         lines = [main.hydra.help.header.rstrip()]
         if others := [name for name in groups if name not in FIRST]:
-            about = {name: textwrap.shorten(_about(groups[name].schema), width - 14, placeholder=" ...") for name in others}
-            lines += ["", "Groups of keys:", "", *(f"  {name:<12}{text}" for name, text in about.items())]
-        shown = [key for key in every if key.name.count(".") < 2 and key.name.split(".")[0] not in others]
+            about = {
+                name: textwrap.shorten(_about(groups[name].schema), width - 14, placeholder=" ...")
+                for name in others
+            }
+            lines += [
+                "",
+                "Groups of keys:",
+                "",
+                *(f"  {name:<12}{text}" for name, text in about.items()),
+            ]
+        shown = [
+            key for key in every if key.name.count(".") < 2 and key.name.split(".")[0] not in others
+        ]
     group = None
     for key in shown:
         top = key.name.split(".")[0] if key.schema or "." in key.name else ""
@@ -144,7 +184,9 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
             named = presets(top) if top in with_presets else {}
             if named and not wanted:
                 every_name = f"presets: {top}={', '.join(named)}"
-                lines += textwrap.wrap(every_name, width, initial_indent="  ", subsequent_indent="    ")
+                lines += textwrap.wrap(
+                    every_name, width, initial_indent="  ", subsequent_indent="    "
+                )
             else:
                 for name, text in named.items():
                     lines += _wrapped(f"{top}={name}  {text}", width, "  ")
@@ -170,11 +212,15 @@ def _about(schema: type) -> str:
 
 
 def _shown(composed: DictConfig, key: Key) -> str:
-    """The value as YAML writes it on one line, a long one cut; of a name that the user chooses, the default."""
+    """The value as YAML writes it on one line, a long one cut; of a name that the user chooses, the
+    default.
+    """
     value = key.default
     if NAME not in key.name.split("."):
         value = OmegaConf.select(composed, key.name, default=value, throw_on_missing=False)
     if value == REQUIRED:
         return "(required)"
-    text = yaml.safe_dump(OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30)
+    text = yaml.safe_dump(
+        OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30
+    )
     return textwrap.shorten(text.strip()[1:-1], 60, placeholder=" ...")

@@ -4,25 +4,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.text.pair import Pair
-from data.traces.settings import SETTINGS
-from decoding.common.progress import console
-from decoding.sampling import RAW
-from decoding.static import StaticShapes
-from pipelines.config import TABLE, Config
-from pipelines.drafted import load_drafted, needs
-from pipelines.machine import threads
-from pipelines.sharding import parts
-from pipelines.stage import Stage
-from pipelines.tracking import tracked
-from selector.latency import AGREE
-from selector.profile import MAX_BATCHES, ROOM, measure_latency
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.pipelines.config import TABLE, Config
+from nde_talf.pipelines.drafted import load_drafted, needs
+from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.sharding import parts
+from nde_talf.pipelines.stage import Stage
+from nde_talf.pipelines.tracking import tracked
+from nde_talf.selector.latency import AGREE
+from nde_talf.selector.profile import MAX_BATCHES, ROOM, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
     return {
         # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
-        "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
+        "latency": {
+            name: value for name, value in asdict(config.latency).items() if name != "accept_noise"
+        },
         "model": {"device": config.model.device, "dtype": config.model.dtype},
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "draft_device": config.model.draft_device,
@@ -39,13 +41,24 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target, draft = load_drafted(config, folders)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
+    with (
+        tracked(config, "latency", folders["latency"]) as tracker,
+        threads(config.evaluation.threads),
+    ):
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
         table = measure_latency(
-            *(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static),
+            *(
+                target,
+                draft,
+                text,
+                contexts,
+                config.traces.verifiers,
+                config.latency.repeats,
+                static,
+            ),
             settings=[SETTINGS[name] for name in config.traces.settings],
             draft_setting=RAW if config.traces.draft_temperature == "raw" else None,
             max_batches=MAX_BATCHES,
@@ -54,8 +67,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             table.check_quiet(folders["latency"] / TABLE)
         elif table.disagreement > AGREE:
             console.print(
-                f"! the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on; "
-                "its choices of trees may be poor ones. Measure again when nothing else runs: stage=latency force=true"
+                f"! the machine is under load: repeats disagree by {table.disagreement:.0%}. The"
+                " run goes on; its choices of trees may be poor ones. Measure again when nothing"
+                " else runs: stage=latency force=true"
             )
         table.save(folders["latency"] / TABLE)
         metrics = {
@@ -67,16 +81,18 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", folders["latency"] / TABLE)
     console.print(
-        f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms, draft "
-        f"{metrics['draft_ms']:.2f} ms ({1e3 * table.first[0]:.2f} ms as the first pass of a step); {table.nodes[-1]} nodes: "
-        f"target {1e3 * table.target[0][-1]:.2f} ms; repeats differ by {table.disagreement:.0%}; "
-        f"{folders['latency'] / TABLE}"
+        f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms,"
+        f" draft {metrics['draft_ms']:.2f} ms ({1e3 * table.first[0]:.2f} ms as the first pass of a"
+        f" step); {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; repeats"
+        f" differ by {table.disagreement:.0%}; {folders['latency'] / TABLE}"
     )
     return metrics
 
 
 def accepts_noise(config: Config) -> bool:
-    """Whether a table that was measured under load is taken: by default for a pair that the run trains itself."""
+    """Whether a table that was measured under load is taken: by default for a pair that the run
+    trains itself.
+    """
     accepted = config.latency.accept_noise
     return not config.model.target if accepted is None else accepted
 

@@ -1,6 +1,7 @@
 """One process at a time works on a run: it locks a file in the run's folder, which holds its name.
 
-The operating system drops the lock when the process ends, however it ends, so that a kill leaves no stale lock.
+The operating system drops the lock when the process ends, however it ends, so that a kill leaves no
+stale lock.
 """
 
 import errno
@@ -15,9 +16,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from decoding.common.errors import UserError
-from decoding.common.files import remove_temporaries
-from decoding.common.progress import console
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import remove_temporaries
+from nde_talf.decoding.common.progress import console
 
 LOCK = ".lock"
 _held: set[Path] = set()
@@ -26,9 +27,11 @@ _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's folder inside the block, after removing what killed processes left half-written in it.
+    """Hold the run's folder inside the block, after removing what killed processes left
+    half-written in it.
 
-    A process that holds it already, or a fork of it, goes on at once. Where the file system has no locks, a notice says so.
+    A process that holds it already, or a fork of it, goes on at once. Where the file system has no
+    locks, a notice says so.
 
     Raises:
         UserError: another process has it; the message names that process.
@@ -42,11 +45,15 @@ def locked(run: Path) -> Iterator[None]:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fault = "it is a file" if run.is_file() else error.strerror
-        raise UserError(f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME.") from error
+        raise UserError(
+            f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME."
+        ) from error
     try:
         descriptor = _open(run / LOCK)
     except OSError as error:
-        console.print(f"! {run} cannot be locked ({error.strerror}): let no other process work on this run")
+        console.print(
+            f"! {run} cannot be locked ({error.strerror}): let no other process work on this run"
+        )
         yield
         return
     owner = os.getpid()
@@ -68,7 +75,10 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def _open(path: Path) -> int:
-    """An open descriptor of the lock file, locked and with our name in it. Raises UserError if another process has it."""
+    """An open descriptor of the lock file, locked and with our name in it.
+
+    Raises UserError if another process has it.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -78,11 +88,15 @@ def _open(path: Path) -> int:
             if error.errno not in _BUSY:
                 raise
             who = "another process"
-            with suppress(OSError, ValueError, LookupError, TypeError):  # its name may not be there yet
-                who = "process {pid} on {host} (since {since}: {command})".format(**json.loads(path.read_text()))
+            with suppress(
+                OSError, ValueError, LookupError, TypeError
+            ):  # its name may not be there yet
+                who = "process {pid} on {host} (since {since}: {command})".format(
+                    **json.loads(path.read_text())
+                )
             raise UserError(
-                f"{path.parent} is in use: {who} works on this run. Wait until it ends, or stop it, or give this one another "
-                "name (run=NAME)."
+                f"{path.parent} is in use: {who} works on this run. Wait until it ends, or stop it,"
+                " or give this one another name (run=NAME)."
             ) from error
         with suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == path.stat().st_ino:

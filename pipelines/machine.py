@@ -1,4 +1,7 @@
-"""The machine: whether a device can be used, and how many CPU threads torch uses. Imports torch when it is called."""
+"""The machine: whether a device can be used, and how many CPU threads torch uses.
+
+Imports torch when it is called.
+"""
 
 import os
 import shutil
@@ -6,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from data.text.settings import is_hub_name
-from decoding.common.errors import UserError
-from decoding.common.progress import console
-from decoding.names import DEVICE
+from nde_talf.data.text.settings import is_hub_name
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.names import DEVICE
 
 HUB_SECONDS = 10.0
 
@@ -29,7 +32,9 @@ def threads(count: int) -> Iterator[None]:
 
 
 def check_device(device: str, key: str = "model.device") -> None:
-    """Raise UserError, with the reason and the remedy, for a device that is none of `DEVICE`, or that torch cannot use."""
+    """Raise UserError, with the reason and the remedy, for a device that is none of `DEVICE`, or
+    that torch cannot use.
+    """
     if not DEVICE.fits(device):
         raise UserError(f"{key}={device}: it must be {DEVICE}, such as {key}={DEVICE.example}.")
     if device == "cpu":
@@ -38,20 +43,27 @@ def check_device(device: str, key: str = "model.device") -> None:
 
     if torch.version.cuda is None and torch.version.hip is None:
         raise UserError(
-            f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone. Install a CUDA build of torch "
-            f"(see README, Your own models), or use {key}=cpu."
+            f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone."
+            f" Install a CUDA build of torch (see README, Your own models), or use {key}=cpu."
         )
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu.") from error
+        raise UserError(
+            f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu."
+        ) from error
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise UserError(f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0.")
+        raise UserError(
+            f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0."
+        )
 
 
 def reach_hub(names: Iterable[str]) -> None:
-    """Ask once whether the Hugging Face hub answers, where one of `names` may be on it. If not, its cache alone is
-    looked at from here on: its client would try five times for every file."""
+    """Ask once whether the Hugging Face hub answers, where one of `names` may be on it.
+
+    If not, its cache alone is looked at from here on: its client would try five times for every
+    file.
+    """
     if not any(is_hub_name(name.partition(":")[0]) and not Path(name).exists() for name in names):
         return
     import datasets
@@ -64,16 +76,22 @@ def reach_hub(names: Iterable[str]) -> None:
     except Exception as error:  # of the HTTP library that the client is made with
         os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that this one starts
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        console.print(f"! {constants.ENDPOINT} cannot be reached ({error}): only what is in its cache is found.")
+        console.print(
+            f"! {constants.ENDPOINT} cannot be reached ({error}): only what is in its cache is"
+            " found."
+        )
 
 
 def _reason(text: str, cuda: str | None) -> str:
     """Why CUDA did not start, from torch's message."""
     if "too old" in text:
         return (
-            f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update the driver, or install a "
-            "torch that is built for an older CUDA."
+            f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update"
+            " the driver, or install a torch that is built for an older CUDA."
         )
     if shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists():
-        return f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) cannot use it: {text.splitlines()[0]}"
+        return (
+            f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) cannot use it:"
+            f" {text.splitlines()[0]}"
+        )
     return "there is no NVIDIA driver, so no GPU that torch could use."

@@ -13,24 +13,24 @@ from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 
-from data.text.corpus import load_documents, split_documents
-from data.text.mixture import load_mixture
-from data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
-from data.text.prompt_sets import first_of_each, load_sets
-from data.text.prompts import encode_prompts, prompts_from_documents
-from data.text.tokenizer import pack, train_tokenizer
-from decoding.common.checksums import check_checksums, write_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import write_atomically
-from decoding.common.progress import working
-from decoding.device import free_memory
-from decoding.model import CausalModel
-from decoding.session import TreeSession
-from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from pipelines.config import Config
-from pipelines.machine import threads
-from pipelines.stage import Stage, console
-from pipelines.tracking import Tracker, tracked
+from nde_talf.data.text.corpus import load_documents, split_documents
+from nde_talf.data.text.mixture import load_mixture
+from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
+from nde_talf.data.text.prompt_sets import first_of_each, load_sets
+from nde_talf.data.text.prompts import encode_prompts, prompts_from_documents
+from nde_talf.data.text.tokenizer import pack, train_tokenizer
+from nde_talf.decoding.common.checksums import check_checksums, write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.progress import working
+from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.session import TreeSession
+from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.stage import Stage, console
+from nde_talf.pipelines.tracking import Tracker, tracked
 
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 BATCH = 8  # of them at once
@@ -40,7 +40,14 @@ PASSES = 30
 
 def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
-    where_and_how = ("device", "draft_device", "forward", "static_shapes", "tensor_parallel", "tensor_parallel_draft")
+    where_and_how = (
+        "device",
+        "draft_device",
+        "forward",
+        "static_shapes",
+        "tensor_parallel",
+        "tensor_parallel_draft",
+    )
     for name in (*where_and_how, "threads", "verify"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
@@ -56,35 +63,61 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             try:
                 CausalModel.load(config.model.draft, draft_device, dtype, "model.draft", forward)
             except UserError:
-                CausalModel.load(str(config.model.target), device, dtype, "model.target", forward)  # is reported first
+                CausalModel.load(
+                    str(config.model.target), device, dtype, "model.target", forward
+                )  # is reported first
                 raise
             free_memory()
         (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
     with working("reading the text"):
-        documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
+        documents = (
+            load_mixture(data.mix)
+            if data.mix
+            else load_documents(data.source, data.column, data.split)
+        )
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if own else "training a tokenizer, and tokenising the text"):
-        tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
-        rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
+        tokenizer = (
+            _shared_tokenizer(config)
+            if own
+            else train_tokenizer(train["text"], config.model.vocab_size)
+        )
+        rows, held_out_rows = (
+            pack(tokenizer, part["text"], config.model.length) for part in (train, held_out)
+        )
     if data.sets:
         prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
     else:
         shortest, longest = data.prompt_tokens
-        prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
+        prompts = prompts_from_documents(
+            held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest)
+        )
     prompts = encode_prompts(prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
     for kind, text in examples.items():
-        console.print(Panel(Text(shortened(text)), title=Text(f"first prompt: {kind}"), title_align="left"))
-    console.print(f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
+        console.print(
+            Panel(Text(shortened(text)), title=Text(f"first prompt: {kind}"), title_align="left")
+        )
+    console.print(
+        f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}"
+    )
     with tracked(config, "pair", folder) as tracker:
         if not own:
-            known = pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
+            known = (
+                pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
+            )
             _train_pair(config, folder, tokenizer, rows, known, tracker)
             (target,) = load_models([str(folder / "target")], device, dtype, forward=forward)
         texts = {"": spread(held_out_rows, HELD_OUT_ROWS)}
         for domain in data.mix:
-            if own_texts := [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]:
-                texts[domain] = spread(pack(tokenizer, own_texts, config.model.length), HELD_OUT_ROWS // 4)
+            if own_texts := [
+                text
+                for text, kind in zip(held_out["text"], held_out["kind"], strict=True)
+                if kind == domain
+            ]:
+                texts[domain] = spread(
+                    pack(tokenizer, own_texts, config.model.length), HELD_OUT_ROWS // 4
+                )
         draft, costs, first = None, [], held_out_rows[0].tolist()
         if config.model.has_draft:
             console.print("the target's states and time, then the draft's ...", style="dim")
@@ -100,11 +133,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if others:
             metrics["domains"] = dict(zip([*texts][1:], others, strict=True))
         if draft:
-            seconds, parameters = (dict(zip(ROLES, each, strict=True)) for each in zip(*costs, strict=True))
+            seconds, parameters = (
+                dict(zip(ROLES, each, strict=True)) for each in zip(*costs, strict=True)
+            )
             ratio = seconds["target"] / seconds["draft"]
             metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
         where = (str(config.model.target), config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
+        Pair(folder).write(
+            *where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify
+        )
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
         for role in () if own else ROLES:
@@ -116,16 +153,29 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 def shortened(text: str, max_length: int = 600) -> str:
     """The text; of one with more than `max_length` characters the middle is left out."""
     half = max_length // 2
-    return text if len(text) <= max_length else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return (
+        text
+        if len(text) <= max_length
+        else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    )
 
 
 def _shared_tokenizer(config: Config):
-    """The target's tokenizer, which has to mark the end of a text and to agree with the draft's on every token of both."""
+    """The target's tokenizer, which has to mark the end of a text and to agree with the draft's on
+    every token of both.
+    """
     target = _tokenizer(config.model.target, "target")
     if target.eos_token_id is None:
-        raise UserError(f"model.target={config.model.target}: its tokenizer has no end-of-text token (eos_token); set one.")
+        raise UserError(
+            f"model.target={config.model.target}: its tokenizer has no end-of-text token"
+            " (eos_token); set one."
+        )
     if config.model.draft:
-        check_tokenizers(target.get_vocab(), _tokenizer(config.model.draft, "draft").get_vocab(), config.model.draft)
+        check_tokenizers(
+            target.get_vocab(),
+            _tokenizer(config.model.draft, "draft").get_vocab(),
+            config.model.draft,
+        )
     return target
 
 
@@ -136,8 +186,8 @@ def _tokenizer(where: str, role: str):
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise UserError(
-            f"model.{role}={where}: no tokenizer could be loaded from there ({type(error).__name__}: {error}). Save the "
-            "tokenizer beside the model."
+            f"model.{role}={where}: no tokenizer could be loaded from there"
+            f" ({type(error).__name__}: {error}). Save the tokenizer beside the model."
         ) from error
 
 
@@ -145,13 +195,23 @@ def _known_to_draft(train: Dataset) -> list[str]:
     """The texts of a mixture that the draft learns from. Raises UserError if there are none."""
     texts = [text for text, known in zip(train["text"], train["for_draft"], strict=True) if known]
     if not texts:
-        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus.")
+        raise UserError(
+            "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
+        )
     return texts
 
 
-def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, known: torch.Tensor, tracker: Tracker) -> None:
-    """Train the target on `rows` and distil the draft from it on `known`; a finished one is loaded, an unfinished one
-    resumed."""
+def _train_pair(
+    config: Config,
+    folder: Path,
+    tokenizer,
+    rows: torch.Tensor,
+    known: torch.Tensor,
+    tracker: Tracker,
+) -> None:
+    """Train the target on `rows` and distil the draft from it on `known`; a finished one is loaded,
+    an unfinished one resumed.
+    """
     from transformers import AutoModelForCausalLM
 
     def save(path: Path) -> None:
@@ -160,21 +220,29 @@ def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, kno
         write_checksums(path)
 
     teacher = None
-    for role, lm, own in (("target", config.model.target_lm, rows), ("draft", config.model.draft_lm, known)):
+    for role, lm, own in (
+        ("target", config.model.target_lm, rows),
+        ("draft", config.model.draft_lm, known),
+    ):
         out = folder / role
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")
             teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
             continue
-        console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
-        module = LanguageModel(build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher), lm, teacher)
+        console.print(
+            f"training the {role}" + (", distilled from the target" if teacher is not None else "")
+        )
+        module = LanguageModel(
+            build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher), lm, teacher
+        )
         module.gpu = torch.device(config.model.device).index
         model = teacher = fit(module, own, folder / "training" / role, tracker.loggers(role))
         write_atomically(out, save)
 
 
 class Recorded:
-    """What the figures need of a model whose weights have been freed: its hidden states of some rows, and its readout.
+    """What the figures need of a model whose weights have been freed: its hidden states of some
+    rows, and its readout.
 
     Args:
         model: runs the rows now.
@@ -183,7 +251,12 @@ class Recorded:
 
     @torch.inference_mode()
     def __init__(self, model: CausalModel, texts: Iterable[Tensor]):
-        self.device, self.config, self.vocab_size, self.logits = model.device, model.config, model.vocab_size, model.readout
+        self.device, self.config, self.vocab_size, self.logits = (
+            model.device,
+            model.config,
+            model.vocab_size,
+            model.readout,
+        )
         self._states: dict[tuple[int, ...], Tensor] = {}
         for rows in texts:
             for batch in rows.to(model.device)[:, :-1].split(BATCH):
@@ -198,8 +271,9 @@ class Recorded:
 
 @torch.inference_mode()
 def _cost(model: CausalModel, text: list[int], count: int) -> tuple[float, int]:
-    """Of a model alone: the median seconds of a one-token pass at 256 tokens of context, by `count` threads, and its number of
-    parameters."""
+    """Of a model alone: the median seconds of a one-token pass at 256 tokens of context, by `count`
+    threads, and its number of parameters.
+    """
     session, seconds = TreeSession(model.hidden, model.device, model.dtype, model.layers), []
     session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])
     with threads(count):

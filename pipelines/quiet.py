@@ -1,4 +1,5 @@
-"""What other libraries print, cut down to what a user of this one needs; and thread waiting that suits shared machines.
+"""What other libraries print, cut down to what a user of this one needs; and thread waiting that
+suits shared machines.
 
 Import it before torch: OpenMP reads its environment once.
 """
@@ -7,12 +8,13 @@ import logging
 import os
 import warnings
 
-from decoding.common.errors import Advice, RenamedWarning
-from decoding.common.progress import console
+from nde_talf.decoding.common.errors import Advice, RenamedWarning
+from nde_talf.decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads that spin for long while they wait slow a small model down tenfold as soon as anything else runs on the machine;
-# threads that do not spin at all waste a core. This is GNU OpenMP's count; others ignore it.
+# Threads that spin for long while they wait slow a small model down tenfold as soon as anything
+# else runs on the machine; threads that do not spin at all waste a core. This is GNU OpenMP's
+# count; others ignore it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
@@ -32,7 +34,8 @@ def quiet() -> None:
     )
     for text in (*routine, "Checkpoint directory .* exists and is not empty"):
         warnings.filterwarnings("ignore", message=f".*{text}")
-    # Short of memory, torch would go on with a kernel that rounds otherwise, and the result would be another one.
+    # Short of memory, torch would go on with a kernel that rounds otherwise, and the result would
+    # be another one.
     warnings.filterwarnings("error", message="mkldnn.* failed, switching to")
 
 

@@ -1,4 +1,6 @@
-"""`pipelines.recommend` with its settings read: the figures are computed, printed and written."""
+"""`nde_talf.pipelines.recommend` with its settings read: the figures are computed, printed and
+written.
+"""
 
 from dataclasses import asdict
 from functools import partial
@@ -8,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from data.engines.vllm_speculation import draft_method, head_method
-from data.text.pair import Pair
-from data.traces.settings import SETTINGS
-from data.traces.store import TraceStore
-from decoding.actions import Action
-from decoding.common.bootstrap import shown, times
-from decoding.common.errors import UserError
-from decoding.common.files import checksum, write_json
-from decoding.common.progress import console
-from decoding.policies.stopping import DRAWN, LARGEST
-from decoding.setting import SamplingSetting
-from evaluation.confidence import Stop, best_stop, draw_paths
-from evaluation.predictions import DRAFTING
-from evaluation.recommend import (
+from nde_talf.data.engines.vllm_speculation import draft_method, head_method
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.bootstrap import shown, times
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.policies.stopping import DRAWN, LARGEST
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.evaluation.confidence import Stop, best_stop, draw_paths
+from nde_talf.evaluation.predictions import DRAFTING
+from nde_talf.evaluation.recommend import (
     NONE,
     Choice,
     chain_labels,
@@ -34,19 +36,19 @@ from evaluation.recommend import (
     sglang_config,
     vllm_config,
 )
-from evaluation.speculative import TITLES
-from pipelines.aliases import current_settings
-from pipelines.config import MEASURED, TABLE, table_file
-from pipelines.drafted import load_head_draft
-from pipelines.finished import Run
-from pipelines.machine import threads
-from pipelines.manifest import MANIFEST, faults, identity, read_manifest
-from selector.latency import AGREE, LatencyTable
-from selector.roots import Roots, roots_from_traces
-from selector.rows import columns
+from nde_talf.evaluation.speculative import TITLES
+from nde_talf.pipelines.aliases import current_settings
+from nde_talf.pipelines.config import MEASURED, TABLE, table_file
+from nde_talf.pipelines.drafted import load_head_draft
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.manifest import MANIFEST, faults, identity, read_manifest
+from nde_talf.selector.latency import AGREE, LatencyTable
+from nde_talf.selector.roots import Roots, roots_from_traces
+from nde_talf.selector.rows import columns
 
 if TYPE_CHECKING:
-    from pipelines.recommend import RecommendConfig
+    from nde_talf.pipelines.recommend import RecommendConfig
 
 FOLDER = "recommend"
 ONE_SEQUENCE = (
@@ -56,29 +58,50 @@ ONE_SEQUENCE = (
 
 
 def report(config: "RecommendConfig", run: Run) -> None:
-    """See `pipelines.recommend`. Raises UserError where traces or a table are missing, damaged, or of another pair."""
+    """See `nde_talf.pipelines.recommend`.
+
+    Raises UserError where traces or a table are missing, damaged, or of another pair.
+    """
     made = current_settings(_finished(run, "traces")["settings"])["traces"]
     names = [config.setting] if config.setting else made["settings"]
     if made["draft_temperature"] == "raw":
-        console.print("! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it like the target")
+        console.print(
+            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
+            " it like the target"
+        )
     table = _table(config, run)
     training, others = (one_traffic(roots, names) for roots in _roots(run, made["verifiers"]))
-    rule, labels, settings = config.rejection, chain_labels(training, config.rejection), [SETTINGS[name] for name in names]
+    rule, labels, settings = (
+        config.rejection,
+        chain_labels(training, config.rejection),
+        [SETTINGS[name] for name in names],
+    )
     lengths, candidates = lengths_by_batch(training, table, rule)
     counts = sorted({count for first, last, _ in ranges(lengths) for count in (first, last)})
     paths = {
-        count: held_out(priced(others, labels, [table.batched(count)]), Action(1, 0, lengths[count - 1]), 0, count)
+        count: held_out(
+            priced(others, labels, [table.batched(count)]),
+            Action(1, 0, lengths[count - 1]),
+            0,
+            count,
+        )
         for count in counts
     }
     trees = {}
     for name in training.samples:
         (tree,) = fastest_trees(priced(training, name, [table]), DRAFTING)
         trees[name] = held_out(priced(others, name, [table]), tree, 0)
-    stops = _stops(config, run, table, labels, made, settings, lengths[0]) if config.confidence_prompts else {}
+    stops = (
+        _stops(config, run, table, labels, made, settings, lengths[0])
+        if config.confidence_prompts
+        else {}
+    )
     head = made["drafter"] == "head"
     pair = Pair(run.stage("pair"))
     folder = str(run.stage("draft") / "export") if head else pair.where("draft")
-    folder = str(Path(folder).resolve()) if Path(folder).is_dir() else folder  # else a name on the hub
+    folder = (
+        str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+    )  # else a name on the hub
     method = head_method(folder, 1) if head else draft_method(folder, 1)
     vllm = vllm_config(method, lengths, rule, settings)
     options, adaptive = sglang_config(method, lengths, candidates, rule, settings)
@@ -94,7 +117,9 @@ def report(config: "RecommendConfig", run: Run) -> None:
         "table": config.table,
         "paths": {count: asdict(own) for count, own in paths.items()},
         "trees": {name: asdict(own) for name, own in trees.items()},
-        "confidence": {by: {**own._asdict(), "rule": own.rule._asdict()} for by, own in stops.items()},
+        "confidence": {
+            by: {**own._asdict(), "rule": own.rule._asdict()} for by, own in stops.items()
+        },
         "transformers": assisted,
         "vllm": vllm,
         "sglang": {"options": options, "adaptive": adaptive},
@@ -104,11 +129,17 @@ def report(config: "RecommendConfig", run: Run) -> None:
     if len(lengths) == 1:
         console.print(ONE_SEQUENCE)
     if vllm is None:
-        lines = ["vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch size."]
+        lines = [
+            "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every"
+            " batch size."
+        ]
     else:
         options += [f"--speculative-adaptive-config {out}/sglang.json"] if adaptive else []
         lines = [
-            f'vLLM: vllm serve {pair.where("target")} --speculative-config "$(cat {out}/vllm.json)"',
+            (
+                f'vLLM: vllm serve {pair.where("target")} --speculative-config "$(cat'
+                f' {out}/vllm.json)"'
+            ),
             f"SGLang: {' '.join(options)}",
         ]
     if assisted:
@@ -126,17 +157,32 @@ def _write(path: Path, content: dict[str, Any] | None) -> None:
 
 
 def _finished(run: Run, stage: str) -> dict[str, Any]:
-    """The manifest of a stage. Raises UserError if it is not there, damaged, or of another pair than the run's."""
+    """The manifest of a stage.
+
+    Raises UserError if it is not there, damaged, or of another pair than the run's.
+    """
     folder, pair = run.stage(stage), run.stage("pair")
     if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: stage={stage} is not finished, and recommend reads it; run stage={stage}.")
+        raise UserError(
+            f"{folder}: stage={stage} is not finished, and recommend reads it; run stage={stage}."
+        )
     found = read_manifest(folder)
     if broken := faults(folder, found):
         name, fault = next(iter(broken.items()))
-        raise UserError(f"{folder / name}: {fault}. Put a good copy in its place, or redo it with stage={stage} force=true.")
-    known = (identity(read_manifest(pair)), checksum(pair / MANIFEST)) if (pair / MANIFEST).exists() else ()
+        raise UserError(
+            f"{folder / name}: {fault}. Put a good copy in its place, or redo it with stage={stage}"
+            " force=true."
+        )
+    known = (
+        (identity(read_manifest(pair)), checksum(pair / MANIFEST))
+        if (pair / MANIFEST).exists()
+        else ()
+    )
     if known and found["inputs"].get("pair") not in known:
-        raise UserError(f"{folder}: it is of another pair than {pair}; make it again with stage={stage} force=true.")
+        raise UserError(
+            f"{folder}: it is of another pair than {pair}; make it again with stage={stage}"
+            " force=true."
+        )
     return found
 
 
@@ -147,14 +193,22 @@ def _table(config: "RecommendConfig", run: Run) -> LatencyTable:
         _finished(run, "latency")
         table = LatencyTable.load(own)
         if table.disagreement > AGREE:
-            console.print(f"! {own}: two repeats of it disagree by {table.disagreement:.0%}; measure it when nothing else runs")
+            console.print(
+                f"! {own}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
+                " nothing else runs"
+            )
         return table
     path = table_file(config.table, own.parent, "table")
     table = LatencyTable.load(path)
-    if table.models and own.exists() and (sizes := LatencyTable.load(own).models) and sizes != table.models:
+    if (
+        table.models
+        and own.exists()
+        and (sizes := LatencyTable.load(own).models)
+        and sizes != table.models
+    ):
         raise UserError(
-            f"table={config.table}: its models have the sizes {table.models}, and this run's {sizes}. Give a table of this "
-            "pair, or leave table out."
+            f"table={config.table}: its models have the sizes {table.models}, and this run's"
+            f" {sizes}. Give a table of this pair, or leave table out."
         )
     return table
 
@@ -164,8 +218,12 @@ def _roots(run: Run, verifiers: list[str]) -> list[Roots]:
     for split in ("train", "validation"):
         small, large = columns(store, split, run.folders[0])
         if not small:
-            raise UserError(f"{store.folder}: it holds no {split} roots: raise traces.{split}_prompts.")
-        found.append(roots_from_traces(small, verifiers, lambda text: console.print(f"! {text}"), large))
+            raise UserError(
+                f"{store.folder}: it holds no {split} roots: raise traces.{split}_prompts."
+            )
+        found.append(
+            roots_from_traces(small, verifiers, lambda text: console.print(f"! {text}"), large)
+        )
     return found
 
 
@@ -178,32 +236,54 @@ def _stops(
     settings: list[SamplingSetting],
     length: int,
 ) -> dict[str, Stop]:
-    """The best threshold of each kind of confidence, chosen on every second prompt, with figures of the others. length: of the
-    best path."""
+    """The best threshold of each kind of confidence, chosen on every second prompt, with figures of
+    the others. length: of the best path.
+    """
     pair, placed = Pair(run.stage("pair")), config.model.placed
-    prompts = [prompt for prompt in pair.every_prompt() if prompt.split == "trace"][: config.confidence_prompts]
+    prompts = [prompt for prompt in pair.every_prompt() if prompt.split == "trace"][
+        : config.confidence_prompts
+    ]
     with threads(config.model.threads):
         if made["drafter"] == "head":
             target = pair.target(*placed)
             draft: Any = load_head_draft(run.stage("draft") / "export", target)
         else:
             target, draft = pair.models(*placed)
-        drawn = partial(draw_paths, target, draft, settings=settings, new_tokens=made["new_tokens"], stride=made["stride"])
+        drawn = partial(
+            draw_paths,
+            target,
+            draft,
+            settings=settings,
+            new_tokens=made["new_tokens"],
+            stride=made["stride"],
+        )
         training, others = drawn(prompts=prompts[::2]), drawn(prompts=prompts[1::2])
     return {by: best_stop(training, others, table, labels, by, length) for by in (LARGEST, DRAWN)}
 
 
-def _shown(title: str, paths: dict[int, Choice], trees: dict[str, Choice], stops: dict[str, Stop]) -> Table:
+def _shown(
+    title: str, paths: dict[int, Choice], trees: dict[str, Choice], stops: dict[str, Stop]
+) -> Table:
     """Figures of held-out roots."""
     table = Table(
-        title=f"{title}: held-out prompts, by labels and prices", title_style="bold", title_justify="left", box=SIMPLE
+        title=f"{title}: held-out prompts, by labels and prices",
+        title_style="bold",
+        title_justify="left",
+        box=SIMPLE,
     )
     for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
         table.add_column(column, justify="left" if column.startswith("best") else "right")
-    named = {f"batch of {count}: {own.tree.depth or 'no'} drafted": own for count, own in paths.items()}
-    named |= {f"{TITLES[name]}: {tuple(own.tree) if own.tree != NONE else 'plain'}": own for name, own in trees.items()}
+    named = {
+        f"batch of {count}: {own.tree.depth or 'no'} drafted": own for count, own in paths.items()
+    }
+    named |= {
+        f"{TITLES[name]}: {tuple(own.tree) if own.tree != NONE else 'plain'}": own
+        for name, own in trees.items()
+    }
     for name, own in named.items():
-        table.add_row(name, f"{own.block_efficiency:.2f}", shown(own.tokens_per_second, 0), times(own.speedup))
+        table.add_row(
+            name, f"{own.block_efficiency:.2f}", shown(own.tokens_per_second, 0), times(own.speedup)
+        )
     for by, stop in stops.items():
         what = f"{by} ≥ {stop.rule.threshold:g}, ≤ {stop.rule.longest} drafted"
         table.add_row(what, "–", shown(stop.tokens_per_second, 0), times(stop.speedup))

@@ -1,6 +1,12 @@
 """The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
 
-from pipelines.signals import interrupted, leave_at_once, raise_signals, raise_swallowed, status  # isort: skip (before what takes time to import)
+from nde_talf.pipelines.signals import (
+    interrupted,
+    leave_at_once,
+    raise_signals,
+    raise_swallowed,
+    status,
+)  # isort: skip (before what takes time to import)
 
 if __name__ == "__main__":
     leave_at_once()
@@ -8,48 +14,54 @@ if __name__ == "__main__":
 import sys
 from pathlib import Path
 
-from pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 
-from decoding.common.progress import console
-from pipelines import config as configuration
-from pipelines.aliases import current
-from pipelines.checks import check_config, check_machine
-from pipelines.cli import CONFIGS, answer, launch, settled
-from pipelines.config import OF_DRAFT_MODEL, Config
-from pipelines.finished import remember
-from pipelines.sharding import follows, sharded
+from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines import config as configuration
+from nde_talf.pipelines.aliases import current
+from nde_talf.pipelines.checks import check_config, check_machine
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
+from nde_talf.pipelines.finished import remember
+from nde_talf.pipelines.sharding import follows, sharded
 
 configuration.register()
 
 
 def run(config: Config) -> None:
-    """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix.
+    """Run `config.stage`, or all stages in order.
 
-    Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of the draft model where there
-    is none, and the head of a target that can have none, which is then not evaluated either.
+    Raises UserError for what the user can fix.
+
+    Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of
+    the draft model where there is none, and the head of a target that can have none, which is then
+    not evaluated either.
     """
     if not config.dry_run and follows(config.model):
         return
     check_config(config)
     if config.dry_run:
-        from pipelines.dry_run import dry_run
+        from nde_talf.pipelines.dry_run import dry_run
 
         return dry_run(config)
     console.print("loading torch, transformers and Lightning ...", style="dim")
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
-    from draft_training.families import NoHead
-    from pipelines import ablations, draft, evaluate, latency, pair, selector, traces
-    from pipelines.lock import locked
-    from pipelines.machine import threads
-    from pipelines.stage import locate, run_stage
+    from nde_talf.draft_training.families import NoHead
+    from nde_talf.pipelines import ablations, draft, evaluate, latency, pair, selector, traces
+    from nde_talf.pipelines.lock import locked
+    from nde_talf.pipelines.machine import threads
+    from nde_talf.pipelines.stage import locate, run_stage
 
     if config.verify:
         return traces.verify(locate(traces.STAGE, config))
-    stages = {own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate, ablations)}
+    stages = {
+        own.STAGE.name: own.STAGE
+        for own in (pair, latency, traces, selector, draft, evaluate, ablations)
+    }
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads), sharded(config.model):
@@ -63,7 +75,9 @@ def run(config: Config) -> None:
                 if config.stage != "all" or config.traces.drafter == "head":
                     raise
                 console.print(f"· {name}: skipped. {error}")
-                config.evaluation.methods = [method for method in config.evaluation.methods if method != "head"]
+                config.evaluation.methods = [
+                    method for method in config.evaluation.methods if method != "head"
+                ]
             remember(folder, config.base)
             raise_swallowed()
 

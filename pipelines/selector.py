@@ -1,27 +1,29 @@
-"""Stage selector: train NDE selectors on the traces, evaluate them offline under every latency table, export them."""
+"""Stage selector: train NDE selectors on the traces, evaluate them offline under every latency
+table, export them.
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.common.files import checksum, write_json
-from decoding.common.progress import console
-from decoding.sampling import RAW
-from evaluation.report import render_offline
-from pipelines.config import MEASURED, Config, table_file
-from pipelines.drafted import load_drafted, needs
-from pipelines.latency import accepts_noise
-from pipelines.machine import threads
-from pipelines.stage import Stage
-from pipelines.tracking import tracked
-from selector.crossfit import train_selector
-from selector.evaluate import evaluate_offline
-from selector.fingerprint import fingerprint
-from selector.latency import LatencyTable
-from selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
-from selector.rows import columns
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.sampling import RAW
+from nde_talf.evaluation.report import render_offline
+from nde_talf.pipelines.config import MEASURED, Config, table_file
+from nde_talf.pipelines.drafted import load_drafted, needs
+from nde_talf.pipelines.latency import accepts_noise
+from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.stage import Stage
+from nde_talf.pipelines.tracking import tracked
+from nde_talf.selector.crossfit import train_selector
+from nde_talf.selector.evaluate import evaluate_offline
+from nde_talf.selector.fingerprint import fingerprint
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
+from nde_talf.selector.rows import columns
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"
@@ -35,30 +37,55 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
     tables, models = latency_tables(config, folders), load_drafted(config, folders)
     origin = {
-        "draft_setting": (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None,
-        "pair": {role: fingerprint(model) for role, model in zip(("target", "draft"), models, strict=True)},
+        "draft_setting": (
+            (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None
+        ),
+        "pair": {
+            role: fingerprint(model)
+            for role, model in zip(("target", "draft"), models, strict=True)
+        },
     }
     splits = roots_of(config, folders["traces"])
     console.print(f"{len(splits[0])} training roots, {len(splits[1])} held out")
     report = {}
 
     def priced(verifiers: list[str]) -> tuple[PricedRoots, PricedRoots]:
-        train, held_out = (PricedRoots.of(r, verifiers, [*tables.values()], config.selector.pricing) for r in splits)
+        train, held_out = (
+            PricedRoots.of(r, verifiers, [*tables.values()], config.selector.pricing)
+            for r in splits
+        )
         return train, held_out
 
-    with threads(1), tracked(config, "selector", folder) as tracker:  # more of them only get into each other's way
+    with (
+        threads(1),
+        tracked(config, "selector", folder) as tracker,
+    ):  # more of them only get into each other's way
         for name, verifiers in selectors(config).items():
             ours = priced(verifiers)
-            reference = priced([REFERENCE]) if REFERENCE in splits[0].samples and verifiers != [REFERENCE] else None
-            selector, crossed = train_selector(*ours, config.selector, folder / "training" / name, tracker.loggers(name), name)
+            reference = (
+                priced([REFERENCE])
+                if REFERENCE in splits[0].samples and verifiers != [REFERENCE]
+                else None
+            )
+            selector, crossed = train_selector(
+                *ours, config.selector, folder / "training" / name, tracker.loggers(name), name
+            )
             selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
             selector.save_pretrained(folder / "export" / name)
-            for setting, gain, learned in zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True):
+            for setting, gain, learned in zip(
+                splits[0].settings, crossed.gains, selector.schema.learned, strict=True
+            ):
                 if not learned:
                     console.print(f"· {_nothing_won(name, setting, gain)}")
-            report[name] = {table: evaluate_offline(selector, *ours, i, reference) for i, table in enumerate(tables)}
-            facts = {"roots": f"{len(splits[0])} training, {len(splits[1])} held out", "latency tables": list(tables)}
+            report[name] = {
+                table: evaluate_offline(selector, *ours, i, reference)
+                for i, table in enumerate(tables)
+            }
+            facts = {
+                "roots": f"{len(splits[0])} training, {len(splits[1])} held out",
+                "latency tables": list(tables),
+            }
             figures = {
                 f"of the best static tree's tokens/s, table {table}": of["all"]["selector"]
                 for table, of in report[name].items()
@@ -74,19 +101,26 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> str:
     value, low, high = gain
     return (
-        f"{name}, {setting_title(setting)}: on training prompts held out in turn, choosing gets "
-        f"{value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so that tree is exported."
+        f"{name}, {setting_title(setting)}: on training prompts held out in turn, choosing gets"
+        f" {value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so"
+        " that tree is exported."
     )
 
 
 def selectors(config: Config) -> dict[str, list[str]]:
-    """The selectors asked for, and the verifiers that each chooses among; the first is the main one."""
+    """The selectors asked for, and the verifiers that each chooses among; the first is the main
+    one.
+    """
     names = config.selector.verifiers
-    return {name: [name] for name in names} | ({ACROSS: list(names)} if config.selector.across else {})
+    return {name: [name] for name in names} | (
+        {ACROSS: list(names)} if config.selector.across else {}
+    )
 
 
 def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, Roots]:
-    """Training and validation roots with the labels of all traced verifiers; quiet: no warnings of settings with few roots."""
+    """Training and validation roots with the labels of all traced verifiers; quiet: no warnings of
+    settings with few roots.
+    """
 
     def say(text: str) -> None:
         if not quiet:
@@ -96,7 +130,10 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
     for split in ("train", "validation"):
         small, large = columns(store, split, Path(config.paths.checkpoints) / config.run)
         if not small:
-            raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
+            raise UserError(
+                f"{traces}: it holds no {split} roots: raise traces.train_prompts /"
+                " validation_prompts."
+            )
         roots = roots_from_traces(small, config.traces.verifiers, say, large)
         found.append(draft_only(roots) if config.selector.features == "draft" else roots)
     return found[0], found[1]
@@ -104,11 +141,18 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
 
 def table_digests(config: Config) -> dict[str, str]:
     """Checksums of the latency tables that are files of their own."""
-    return {name: checksum(table_file(name, Path())) for name in config.selector.tables if name != MEASURED}
+    return {
+        name: checksum(table_file(name, Path()))
+        for name in config.selector.tables
+        if name != MEASURED
+    }
 
 
 def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, LatencyTable]:
-    """The latency tables by name. Raises UserError for one of another pair, or one measured on a machine under load."""
+    """The latency tables by name.
+
+    Raises UserError for one of another pair, or one measured on a machine under load.
+    """
     tables, models = {}, load_drafted(config, folders)
     for name in config.selector.tables:
         path = table_file(name, folders["latency"])
@@ -119,4 +163,6 @@ def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, Latenc
     return tables
 
 
-STAGE = Stage("selector", "selector", lambda config: (*needs(config), "latency", "traces"), settings, work)
+STAGE = Stage(
+    "selector", "selector", lambda config: (*needs(config), "latency", "traces"), settings, work
+)

@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM end a command with one line, at any moment, and with exit status 130 or 143. Imports nothing slow.
+"""Ctrl-C and SIGTERM end a command with one line, at any moment, and with exit status 130 or 143.
 
-At first nothing is to be undone, so the process ends at once, imports included. Once a stage may be at work they are
-exceptions, so that it notes how far it came.
+Imports nothing slow.
+
+At first nothing is to be undone, so the process ends at once, imports included. Once a stage may be
+at work they are exceptions, so that it notes how far it came.
 """
 
 import os
@@ -15,7 +17,10 @@ _came: list[int] = []
 
 
 def leave_at_once() -> None:
-    """From now on the process ends where a signal comes. For the time before any work, and after it."""
+    """From now on the process ends where a signal comes.
+
+    For the time before any work, and after it.
+    """
     _handle(_leave)
 
 
@@ -25,13 +30,18 @@ def raise_signals() -> None:
 
 
 def raise_swallowed() -> None:
-    """Raise SystemExit if a signal came: a library that is just finishing something may swallow the first exception."""
+    """Raise SystemExit if a signal came: a library that is just finishing something may swallow the
+    first exception.
+    """
     if _came:
         raise SystemExit(status())
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an exception is due to a signal. Lightning turns Ctrl-C into an exit with status 1, others into errors."""
+    """Whether an exception is due to a signal.
+
+    Lightning turns Ctrl-C into an exit with status 1, others into errors.
+    """
     return bool(_came) or isinstance(error, (KeyboardInterrupt, SystemExit))
 
 
@@ -42,7 +52,9 @@ def status() -> int:
 
 def _handle(handler: object) -> None:
     for each in SIGNALS:
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as a shell wants it for commands in the background
+        if (
+            signal.getsignal(each) is not signal.SIG_IGN
+        ):  # as a shell wants it for commands in the background
             signal.signal(each, handler)  # type: ignore[arg-type]
 
 

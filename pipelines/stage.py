@@ -1,11 +1,12 @@
-"""Run a stage: decide whether it is finished or has to be made again, and replace what was made only by a complete successor.
+"""Run a stage: decide whether it is finished or has to be made again, and replace what was made
+only by a complete successor.
 
-A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities of the stages it used, the
-checksums of its files and its time. Then:
+A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities
+of the stages it used, the checksums of its files and its time. Then:
 
 - the same settings and inputs: there is nothing to do;
-- other inputs, because an earlier stage was made again: it is made again in a folder beside it, and what it replaces goes to
-  `replaced/`;
+- other inputs, because an earlier stage was made again: it is made again in a folder beside it, and
+  what it replaces goes to `replaced/`;
 - other settings: a UserError that names them.
 
 Nothing finished is removed, except by force=true with the stage's own name.
@@ -19,14 +20,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
-from data.text.pair import Pair
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, remove, replace, write_json
-from decoding.common.progress import console
-from pipelines.aliases import add_defaults, current_settings
-from pipelines.config import Config
-from pipelines.lock import locked
-from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, remove, replace, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines.aliases import add_defaults, current_settings
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.lock import locked
+from nde_talf.pipelines.manifest import (
+    BEGUN,
+    MANIFEST,
+    faults,
+    identity,
+    is_of,
+    plain,
+    read_manifest,
+    write_manifest,
+)
 
 REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
@@ -35,7 +45,9 @@ SUCCESSOR = ".new"
 
 
 class Begun(TypedDict):
-    """Content of `begun.json`: what an unfinished stage is made with, and the seconds that it has taken."""
+    """Content of `begun.json`: what an unfinished stage is made with, and the seconds that it has
+    taken.
+    """
 
     settings: dict[str, Any]
     inputs: dict[str, str]
@@ -51,7 +63,8 @@ class Stage:
         folder: its folder in a run.
         needs: the stages whose files it reads, for a configuration.
         settings: the settings that decide what it makes; they are remembered in its manifest.
-        work: `work(config, folders)` writes into `folders[name]` and returns metrics for the manifest.
+        work: `work(config, folders)` writes into `folders[name]` and returns metrics for the
+            manifest.
         whole: whether all files of a finished stage are still there; missing ones are made again.
         show: prints what a finished stage found.
     """
@@ -69,19 +82,25 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
     """Run `stage` unless it is finished.
 
     Raises:
-        UserError: a stage it needs is missing or damaged, its settings changed, or another process works on the run.
+        UserError: a stage it needs is missing or damaged, its settings changed, or another process
+            works on the run.
     """
     with locked(Path(config.paths.checkpoints) / config.run):
         _Attempt(stage, config, stages).run(force)
 
 
 class _Attempt:
-    """One call of `run_stage`: the folders and identities of what the stage needs, and where its own results go."""
+    """One call of `run_stage`: the folders and identities of what the stage needs, and where its
+    own results go.
+    """
 
     def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
         self.stage, self.config = stage, config
         self.folders = {name: locate(stages[name], config) for name in stage.needs(config)}
-        self.inputs = {name: _usable(stages[name], stage, folder, config) for name, folder in self.folders.items()}
+        self.inputs = {
+            name: _usable(stages[name], stage, folder, config)
+            for name, folder in self.folders.items()
+        }
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
         self.own = Path(config.paths.checkpoints) / config.run / stage.folder
         self.successor = self.own.with_name(self.own.name + SUCCESSOR)
@@ -94,15 +113,21 @@ class _Attempt:
         finished = (folder / MANIFEST).exists()
         if force:
             remove(target)
-        elif finished and not ((successor / BEGUN).exists() and self._fits(_begin(successor))):  # else that is gone on with
+        elif finished and not (
+            (successor / BEGUN).exists() and self._fits(_begin(successor))
+        ):  # else that is gone on with
             found = read_manifest(folder)
             self._same_settings(folder, "finished", found)
             if not is_of(found, self.folders, self.inputs):
-                console.print(f"↻ {stage.name}: an earlier stage was made again, so this one is too")
+                console.print(
+                    f"↻ {stage.name}: an earlier stage was made again, so this one is too"
+                )
                 if successor.exists():
                     _set_aside(successor, own)
             elif broken := faults(folder, found):
-                raise UserError(f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}")
+                raise UserError(
+                    f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}"
+                )
             elif not stage.whole(folder):
                 console.print(f"↻ {stage.name}: part of it is missing and is made again")
                 target, mended = own, found if folder == own else None
@@ -111,11 +136,15 @@ class _Attempt:
                 if stage.show:
                     stage.show(folder)
                 return
-        elif not finished and (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
+        elif (
+            not finished and (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]
+        ):  # begun, and something made
             found = _begin(own)
             self._same_settings(own, "begun", found)
             if not is_of(found, self.folders, self.inputs):
-                console.print(f"↻ {stage.name}: an earlier stage was made again, so this one begins again")
+                console.print(
+                    f"↻ {stage.name}: an earlier stage was made again, so this one begins again"
+                )
                 _set_aside(own, own)
         seconds = self._work(target, mended)
         if target == successor:
@@ -126,19 +155,23 @@ class _Attempt:
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Whether a manifest, or what a stage began with, is of the settings and inputs of now."""
-        return not changed(found, self.wanted["settings"]) and is_of(found, self.folders, self.inputs)
+        return not changed(found, self.wanted["settings"]) and is_of(
+            found, self.folders, self.inputs
+        )
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
         if other := changed(found, self.wanted["settings"]):
             name = self.stage.name
             raise UserError(
-                f"stage={name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
-                f"stage={name} force=true, or keep it and make a new run with run=NAME base={self.config.run}."
+                f"stage={name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo"
+                f" it with stage={name} force=true, or keep it and make a new run with run=NAME"
+                f" base={self.config.run}."
             )
 
     def _tidy(self) -> None:
-        """Finish a replacement that a kill interrupted: what lies complete beside a stage is its successor, or what it
-        replaced."""
+        """Finish a replacement that a kill interrupted: what lies complete beside a stage is its
+        successor, or what it replaced.
+        """
         own, successor = self.own, self.successor
         if not (successor / MANIFEST).exists():
             return
@@ -151,11 +184,15 @@ class _Attempt:
             _set_aside(successor, own)
 
     def _work(self, target: Path, mended: dict[str, Any] | None) -> float:
-        """Let the stage work in `target`, and write its manifest. Returns the seconds it took, with those before an
-        interruption."""
+        """Let the stage work in `target`, and write its manifest.
+
+        Returns the seconds it took, with those before an interruption.
+        """
         target.mkdir(parents=True, exist_ok=True)
         console.rule(self.stage.name)
-        started = time.monotonic() - (_begin(target)["seconds"] if (target / BEGUN).exists() else 0.0)
+        started = time.monotonic() - (
+            _begin(target)["seconds"] if (target / BEGUN).exists() else 0.0
+        )
         try:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
             metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
@@ -163,20 +200,29 @@ class _Attempt:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
             raise
         seconds = time.monotonic() - started
-        if mended is None or mended["metrics"] != plain(metrics) or faults(target, mended):  # else what was made from it stays
+        if (
+            mended is None or mended["metrics"] != plain(metrics) or faults(target, mended)
+        ):  # else what was made from it stays
             write_manifest(target, self.wanted, metrics, seconds)
         return seconds
 
 
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
-    """The identity of a stage that another one needs. Raises UserError if it is missing, damaged, or of other settings."""
+    """The identity of a stage that another one needs.
+
+    Raises UserError if it is missing, damaged, or of other settings.
+    """
     if not (folder / MANIFEST).exists():
-        raise UserError(f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run stage={needed.name}.")
+        raise UserError(
+            f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run"
+            f" stage={needed.name}."
+        )
     manifest = read_manifest(folder)
     if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
-            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(other)}. Give the "
-            f"settings it was made with, or redo it with stage={needed.name} force=true, or make a new run with run=NAME."
+            f"stage={stage.name} would use {folder}, which was made with other settings:"
+            f" {'; '.join(other)}. Give the settings it was made with, or redo it with"
+            f" stage={needed.name} force=true, or make a new run with run=NAME."
         )
     if broken := faults(folder, manifest):
         raise UserError(f"stage={stage.name} would use {_remedy(folder, broken, needed)}")
@@ -192,11 +238,15 @@ def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
 
 def _begin(folder: Path) -> Begun | Any:
     """What a stage was begun with. Raises UserError naming the file if it is damaged."""
-    return read_json(folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again")
+    return read_json(
+        folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again"
+    )
 
 
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Give the finished `successor` the name of `own`, which is set aside if it is to be kept, and removed else."""
+    """Give the finished `successor` the name of `own`, which is set aside if it is to be kept, and
+    removed else.
+    """
     if keep and own.exists():
         _set_aside(own, own)
     replace(successor, own)
@@ -211,19 +261,25 @@ def _set_aside(folder: Path, own: Path) -> None:
 
 
 def locate(stage: Stage, config: Config) -> Path:
-    """The stage's folder: in this run, or in the run `base` if only that has it, finished with the same settings."""
+    """The stage's folder: in this run, or in the run `base` if only that has it, finished with the
+    same settings.
+    """
     root = Path(config.paths.checkpoints)
     own = root / config.run / stage.folder
     if config.base and not own.exists():
         other = root / config.base / stage.folder
-        if (other / MANIFEST).exists() and not changed(read_json(other / MANIFEST), plain(stage.settings(config))):
+        if (other / MANIFEST).exists() and not changed(
+            read_json(other / MANIFEST), plain(stage.settings(config))
+        ):
             return other
     return own
 
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    """What differs between the settings that a stage was made with and those of now. A renamed key is no difference, nor is
-    one that was added since, at its default."""
+    """What differs between the settings that a stage was made with and those of now.
+
+    A renamed key is no difference, nor is one that was added since, at its default.
+    """
     return differences(add_defaults(current_settings(made.get("settings", {})), settings), settings)
 
 
@@ -231,5 +287,9 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """What differs between two settings, as "key: old -> new"."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
-        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{name}.{k}" if name else k)]
+        return [
+            d
+            for k in keys
+            for d in differences(old.get(k), new.get(k), f"{name}.{k}" if name else k)
+        ]
     return [] if old == new else [f"{name} was {old}, now {new}"]

@@ -1,4 +1,6 @@
-"""Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper) from super-trees."""
+"""Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper)
+from super-trees.
+"""
 
 import importlib.util
 from dataclasses import asdict, replace
@@ -6,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.engines.settings import EngineConfig
-from data.text.pair import Pair, check_prompts
-from data.text.prompts import Prompt
-from data.traces.budget import Budget, check_disk, predicted
-from data.traces.store import ELSEWHERE, TraceStore, elsewhere
-from data.traces.worker import Tracer, Unit, units
-from decoding.common.errors import UserError
-from decoding.common.files import content_digest, write_json
-from decoding.common.parallel import Workers
-from decoding.common.progress import console, track
-from pipelines.config import Config
-from pipelines.drafted import load_head_draft, needs
-from pipelines.stage import SUCCESSOR, Stage
-from pipelines.tracking import tracked
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.text.pair import Pair, check_prompts
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.budget import Budget, check_disk, predicted
+from nde_talf.data.traces.store import ELSEWHERE, TraceStore, elsewhere
+from nde_talf.data.traces.worker import Tracer, Unit, units
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import content_digest, write_json
+from nde_talf.decoding.common.parallel import Workers
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.drafted import load_head_draft, needs
+from nde_talf.pipelines.stage import SUCCESSOR, Stage
+from nde_talf.pipelines.tracking import tracked
 
 DRAWN = ("trajectories", "rollouts")
 """What vLLM samples, in stores below that of the traces."""
@@ -29,7 +31,9 @@ SUPER_TREE_DEPTH = 17
 
 def settings(config: Config) -> dict[str, Any]:
     traces = {
-        name: value for name, value in asdict(config.traces).items() if name not in ("micro_batch", "node_chunk", "store")
+        name: value
+        for name, value in asdict(config.traces).items()
+        if name not in ("micro_batch", "node_chunk", "store")
     }
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
@@ -37,10 +41,17 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, folder = config.traces, folders["traces"]
     train, wanted = traces.train_prompts, traces.train_prompts + traces.validation_prompts
-    found = Pair(folders["pair"]).prompts("trace", wanted, "traces.train_prompts + traces.validation_prompts")
-    prompts = [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
+    found = Pair(folders["pair"]).prompts(
+        "trace", wanted, "traces.train_prompts + traces.validation_prompts"
+    )
+    prompts = [
+        replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)
+    ]
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine, everything = chosen_engine(config, config.engine.max_length or longest), units(prompts, traces)
+    engine, everything = (
+        chosen_engine(config, config.engine.max_length or longest),
+        units(prompts, traces),
+    )
     place = _place(config, folder)
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
@@ -48,16 +59,24 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in drawn} | stores
     model = config.model
     how = model.device, engine, model.threads, model.draft_device, model.forward
-    head = partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
+    head = (
+        partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
+    )
     make = partial(Tracer, folders["pair"], stores, traces, *how, head)
-    missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
+    missing = {
+        kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()
+    }
     todo = missing["traces"]
     if len(todo) < len(everything):
-        console.print(f"resuming: {len(everything) - len(todo)} of {len(everything)} shards are there")
+        console.print(
+            f"resuming: {len(everything) - len(todo)} of {len(everything)} shards are there"
+        )
     with tracked(config, "traces", folder) as tracker:
         if todo:
             workers = min(engine.workers, len(todo))
-            with Workers(make, workers, config.ray.address, _gpus_of_a_worker(config, engine)) as pool:
+            with Workers(
+                make, workers, config.ray.address, _gpus_of_a_worker(config, engine)
+            ) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
                 of = prompts, [everything[i] for i in todo], workers, model.tensor_parallel
                 ((_, budget),) = pool.map(_budget, [of], 1)
@@ -68,7 +87,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 for kind in stores:
                     own = [i for i in missing[kind] if i in todo]
                     items = ((kind, everything[i], i, len(everything)) for i in own)
-                    for _ in track(pool.map(Tracer.write, items, len(own)), kind, len(todo), "shard", len(todo) - len(own)):
+                    for _ in track(
+                        pool.map(Tracer.write, items, len(own)),
+                        kind,
+                        len(todo),
+                        "shard",
+                        len(todo) - len(own),
+                    ):
                         pass
         for kind, where in stores.items():
             _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
@@ -77,8 +102,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             write_json(folder / ELSEWHERE, {"url": place, "index": content_digest(store.shards)})
         if not store.roots:
             raise UserError(
-                f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
-                "these prompts complete texts already?"
+                f"the target ended its text at once after every one of {len(prompts)} prompts:"
+                " there is no root to trace. Are these prompts complete texts already?"
             )
         metrics = {"roots": store.roots, "shards": len(everything)}
         tracker.log(metrics)
@@ -88,13 +113,18 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _place(config: Config, folder: Path) -> str:
-    """Where the shards go: the stage's own folder, or traces.store, which the folder then names. Without it, a stage that was
-    begun elsewhere goes on there. With force=true the shards that this stage wrote there before are deleted.
+    """Where the shards go: the stage's own folder, or traces.store, which the folder then names.
+
+    Without it, a stage that was begun elsewhere goes on there. With force=true the shards that this
+    stage wrote there before are deleted.
 
     Raises:
         UserError: traces.store holds the shards of something else.
     """
-    url, owner = config.traces.store, str(folder.with_name(folder.name.removesuffix(SUCCESSOR)).resolve())
+    url, owner = (
+        config.traces.store,
+        str(folder.with_name(folder.name.removesuffix(SUCCESSOR)).resolve()),
+    )
     begun = elsewhere(folder)
     if url is None:
         return begun or str(folder)
@@ -102,7 +132,8 @@ def _place(config: Config, folder: Path) -> str:
     if url != begun and store.shards:
         if not config.force or store.owner != owner:
             raise UserError(
-                f"traces.store={url}: there are traces in it that this stage did not begin. Give another URL, or delete them."
+                f"traces.store={url}: there are traces in it that this stage did not begin. Give"
+                " another URL, or delete them."
             )
         for each in (store, *(TraceStore(f"{url}/drawn/{kind}", kind) for kind in DRAWN)):
             each.clear()
@@ -116,10 +147,16 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     faults = store.faults()
     for name, fault in faults.items():
         console.print(f"↻ {name}: {fault}; it is made again")
-    return [i for i in range(count) if (name := store.name(i, count)) not in store.shards or name in faults]
+    return [
+        i
+        for i in range(count)
+        if (name := store.name(i, count)) not in store.shards or name in faults
+    ]
 
 
-def _budget(tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int, ranks: int) -> Budget:
+def _budget(
+    tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int, ranks: int
+) -> Budget:
     """What the work needs. Raises UserError for prompts that do not fit the models."""
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
@@ -128,12 +165,17 @@ def _budget(tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: in
 
 
 def _finish(store: TraceStore, count: int) -> None:
-    """Finish a store. Raises UserError if shards that workers wrote are not seen here; count: how many there should be."""
+    """Finish a store.
+
+    Raises UserError if shards that workers wrote are not seen here; count: how many there should
+    be.
+    """
     store.finish()
     if lost := [name for i in range(count) if (name := store.name(i, count)) not in store.shards]:
         raise UserError(
-            f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such as {lost[0]}. All machines "
-            "have to share that folder: set paths.checkpoints to a shared file system, or traces.store to a URL."
+            f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
+            f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
+            " shared file system, or traces.store to a URL."
         )
 
 
@@ -143,12 +185,16 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
         return engine.gpus
     if config.model.device == "cpu":
         return 0
-    own = 1 + (config.model.draft_device not in (None, "cpu", config.model.device))  # it may be a GPU of its own
+    own = 1 + (
+        config.model.draft_device not in (None, "cpu", config.model.device)
+    )  # it may be a GPU of its own
     return max(own, engine.tensor_parallel if engine.name == "vllm" else 1)
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:
-    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the device is one GPU."""
+    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the
+    device is one GPU.
+    """
     name = config.engine.name
     if name == "auto":
         alone = config.model.device != "cpu" and config.model.tensor_parallel == 1
@@ -157,17 +203,22 @@ def chosen_engine(config: Config, max_length: int) -> EngineConfig:
 
 
 def verify(folder: Path) -> None:
-    """Check the rows and the checksum of every shard. Raises UserError that names what is damaged."""
+    """Check the rows and the checksum of every shard.
+
+    Raises UserError that names what is damaged.
+    """
     store = TraceStore(folder)
     if not store.shards:
         raise UserError(f"{folder}: it holds no traces; run stage=traces first.")
     if faults := store.faults():
         broken = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
         raise UserError(
-            f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run stage=traces again: only these "
-            "are made anew."
+            f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run"
+            " stage=traces again: only these are made anew."
         )
     console.print(f"✓ {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
 
 
-STAGE = Stage("traces", "traces", needs, settings, work, lambda folder: not TraceStore(folder).faults())
+STAGE = Stage(
+    "traces", "traces", needs, settings, work, lambda folder: not TraceStore(folder).faults()
+)

@@ -1,4 +1,7 @@
-"""Weights & Biases: one run a stage, grouped by the project's run. Offline by default; nothing ever asks for a key."""
+"""Weights & Biases: one run a stage, grouped by the project's run.
+
+Offline by default; nothing ever asks for a key.
+"""
 
 import csv
 import os
@@ -13,7 +16,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
-from pipelines.config import Config
+from nde_talf.pipelines.config import Config
 
 READS = {
     "latency": ("target", "draft"),
@@ -23,9 +26,28 @@ READS = {
     "evaluate": ("target", "draft", "latency", "head"),
 }
 """The artifacts that each stage reads: the lineage that W&B draws."""
-TEXTS = ("paths", "ray", "base", "dialogues", "model.target", "model.draft", "data.source", "data.column", "data.split")
-TEXTS += ("data.mix", "data.sets", "traces.store", "evaluation.head_run", "draft.warm_start", "selector.tables")
-"""Keys and groups that hold paths, names and texts of the user's own; tracking.samples=false leaves them out."""
+TEXTS = (
+    "paths",
+    "ray",
+    "base",
+    "dialogues",
+    "model.target",
+    "model.draft",
+    "data.source",
+    "data.column",
+    "data.split",
+)
+TEXTS += (
+    "data.mix",
+    "data.sets",
+    "traces.store",
+    "evaluation.head_run",
+    "draft.warm_start",
+    "selector.tables",
+)
+"""Keys and groups that hold paths, names and texts of the user's own; tracking.samples=false leaves
+them out.
+"""
 
 
 class Tracker:
@@ -35,15 +57,22 @@ class Tracker:
         self.run, self.folder, self.samples = run, folder, samples
 
     def loggers(self, name: str) -> list[Logger]:
-        """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed by `name`."""
-        return [Curves(self.folder / "curves", name, version=""), WandbLogger(experiment=self.run, prefix=name)]
+        """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed
+        by `name`.
+        """
+        return [
+            Curves(self.folder / "curves", name, version=""),
+            WandbLogger(experiment=self.run, prefix=name),
+        ]
 
     def log(self, metrics: dict) -> None:
         """Nested numbers, as the run's summary."""
         self.run.summary.update(_flat(metrics))
 
     def sample(self, name: str, texts: dict[str, str]) -> None:
-        """Texts of the user's own, as a part of the run's summary, where tracking.samples allows it."""
+        """Texts of the user's own, as a part of the run's summary, where tracking.samples allows
+        it.
+        """
         if self.samples:
             self.log({name: texts})
 
@@ -51,8 +80,12 @@ class Tracker:
         self.run.log({name: wandb.Table(columns=columns, data=rows)})
 
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
-        """An exported folder or file; copied: with its content, else (large ones) as a reference to where it lies. Nothing
-        where tracking.samples is false: such files name models, and hold what was learnt from texts."""
+        """An exported folder or file; copied: with its content, else (large ones) as a reference to
+        where it lies.
+
+        Nothing where tracking.samples is false: such files name models, and hold what was learnt
+        from texts.
+        """
         if not self.samples:
             return
         artifact = wandb.Artifact(name, kind)
@@ -63,14 +96,21 @@ class Tracker:
         self.run.log_artifact(artifact)
 
     def report(self, folder: Path) -> None:
-        """The pictures of a finished report, and its page, which shows a text, where tracking.samples allows it."""
-        shown = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+        """The pictures of a finished report, and its page, which shows a text, where
+        tracking.samples allows it.
+        """
+        shown = {
+            f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))
+        }
         if self.samples:
             shown["report"] = wandb.Html((folder / "index.html").read_text(), inject=False)
         self.run.log(shown)
 
     def uses(self, names: Iterable[str]) -> None:
-        """Name artifacts that this stage reads. W&B takes that only online; artifacts that were never logged are skipped."""
+        """Name artifacts that this stage reads.
+
+        W&B takes that only online; artifacts that were never logged are skipped.
+        """
         if self.run.disabled or self.run.offline:
             return
         for name in names:
@@ -79,7 +119,10 @@ class Tracker:
 
 
 class Curves(CSVLogger):
-    """A CSV of metrics that a resumed training goes on with. Rows up to the step where it resumes stay."""
+    """A CSV of metrics that a resumed training goes on with.
+
+    Rows up to the step where it resumes stay.
+    """
 
     @property
     @rank_zero_experiment
@@ -96,10 +139,15 @@ class _Rows(ExperimentWriter):
         self._earlier = _rows(Path(self.metrics_file_path))
 
     def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
-        """Write a row. The first one drops the earlier rows of its step and later: they are made again."""
+        """Write a row.
+
+        The first one drops the earlier rows of its step and later: they are made again.
+        """
         if self._earlier and step is not None:
             before = [row for row in self._earlier if int(float(row["step"])) < step]
-            self.metrics = [{name: value for name, value in row.items() if value != ""} for row in before]
+            self.metrics = [
+                {name: value for name, value in row.items() if value != ""} for row in before
+            ]
             Path(self.metrics_file_path).unlink()
             self._earlier = []
         super().log_metrics(metrics_dict, step)
@@ -110,7 +158,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(newline="") as stream:
-        return [row for row in csv.DictReader(stream) if row.get("step") and None not in row and None not in row.values()]
+        return [
+            row
+            for row in csv.DictReader(stream)
+            if row.get("step") and None not in row and None not in row.values()
+        ]
 
 
 @contextmanager
@@ -128,8 +180,14 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         dir=str(root),
         config=asdict(config) if own else without_texts(asdict(config)),
         reinit="finish_previous",
-        # Progress bars would be recorded line by line. The metadata are the command, its folder, host and user.
-        settings=wandb.Settings(console="off", disable_git=not own, x_disable_meta=not own, x_disable_machine_info=not own),
+        # Progress bars would be recorded line by line. The metadata are the command, its folder,
+        # host and user.
+        settings=wandb.Settings(
+            console="off",
+            disable_git=not own,
+            x_disable_meta=not own,
+            x_disable_machine_info=not own,
+        ),
     )
     tracker = Tracker(run, folder, own)
     tracker.uses(f"{config.base or config.run}-{name}" for name in READS.get(stage, ()))
@@ -146,7 +204,9 @@ def without_texts(settings: dict[str, Any]) -> dict[str, Any]:
     kept = {}
     for group, value in settings.items():
         if isinstance(value, dict) and group not in TEXTS:
-            kept[group] = {name: own for name, own in value.items() if f"{group}.{name}" not in TEXTS}
+            kept[group] = {
+                name: own for name, own in value.items() if f"{group}.{name}" not in TEXTS
+            }
         elif group not in TEXTS:
             kept[group] = value
     return kept
@@ -166,5 +226,9 @@ def _flat(metrics: dict, prefix: str = "") -> dict[str, float | str]:
     """Nested metrics as one dictionary, with keys such as "overlap/1.0"."""
     flat = {}
     for key, value in metrics.items():
-        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}{key}/")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat

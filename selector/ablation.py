@@ -1,6 +1,9 @@
-"""What a selector loses without a part: variants of its inputs, labels, objective and amount of data. Pure tensors.
+"""What a selector loses without a part: variants of its inputs, labels, objective and amount of
+data.
 
-`pipelines.ablations` trains them, `evaluation` shows the results.
+Pure tensors.
+
+`nde_talf.pipelines.ablations` trains them, `evaluation` shows the results.
 """
 
 from collections.abc import Callable
@@ -11,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selector.roots import Roots
-from selector.settings import NDE_PAPER
+from nde_talf.selector.roots import Roots
+from nde_talf.selector.settings import NDE_PAPER
 
 Change = Callable[[Roots], Roots]
 FULL = "full"  # the variant that leaves nothing out
@@ -34,8 +37,8 @@ class Variant:
         training: what is done to the training roots.
         validation: what is done to the held-out roots.
         value: position on a curve.
-        exchanged: trained on the held-out prompts, which may have more super-trees a root, and evaluated on the training
-            prompts.
+        exchanged: trained on the held-out prompts, which may have more super-trees a root, and
+            evaluated on the training prompts.
     """
 
     name: str
@@ -60,18 +63,24 @@ def without_scalars(roots: Roots) -> Roots:
 
 def fewer_samples(roots: Roots, samples: int) -> Roots:
     """Labels from the first `samples` super-trees of every root."""
-    return replace(roots, samples={name: labels[:][:, :samples] for name, labels in roots.samples.items()})
+    return replace(
+        roots, samples={name: labels[:][:, :samples] for name, labels in roots.samples.items()}
+    )
 
 
 def fewer_prompts(roots: Roots, fraction: float) -> Roots:
     """The roots of a fraction of the prompts, one in every so many."""
     prompts = roots.prompt.unique()
-    some = prompts[(torch.arange(len(prompts)) * fraction).floor().diff(prepend=torch.tensor([-1.0])) > 0]
+    some = prompts[
+        (torch.arange(len(prompts)) * fraction).floor().diff(prepend=torch.tensor([-1.0])) > 0
+    ]
     return roots.where(torch.isin(roots.prompt, some))
 
 
 def shrunk_labels(roots: Roots) -> Roots:
-    """Labels moved towards their setting's mean by as much as their noise suggests (James-Stein, action by action)."""
+    """Labels moved towards their setting's mean by as much as their noise suggests (James-Stein,
+    action by action).
+    """
     samples = {name: labels[:].clone() for name, labels in roots.samples.items()}
     for labels in samples.values():
         for setting in roots.setting.unique():
@@ -91,11 +100,14 @@ def _shrunk(labels: Tensor) -> Tensor:
 
 
 def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> list[Variant]:
-    """All variants, the full selector first. A name says what differs: a setting of `selector.*`, or what is done to the roots.
+    """All variants, the full selector first.
+
+    A name says what differs: a setting of `selector.*`, or what is done to the roots.
 
     Args:
         samples: super-trees at a training root.
-        held_out_samples: super-trees at a held-out root. How many a root needs is measured on the split that has more.
+        held_out_samples: super-trees at a held-out root. How many a root needs is measured on the
+            split that has more.
         prompts: training prompts. A fraction of them that leaves fewer than `folds` has no variant.
         folds: parts of the training prompts, see `SelectorConfig.folds`.
     """
@@ -122,11 +134,24 @@ def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> l
         *(_of(config) for config in settings),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
-            Variant(f"s = {s}{note}", "super-trees", {}, partial(fewer_samples, samples=s), value=s, exchanged=exchanged)
+            Variant(
+                f"s = {s}{note}",
+                "super-trees",
+                {},
+                partial(fewer_samples, samples=s),
+                value=s,
+                exchanged=exchanged,
+            )
             for s in counts
         ),
         *(
-            Variant(f"{part:.0%} of the prompts", "prompts", {}, partial(fewer_prompts, fraction=part), value=part)
+            Variant(
+                f"{part:.0%} of the prompts",
+                "prompts",
+                {},
+                partial(fewer_prompts, fraction=part),
+                value=part,
+            )
             for part in fractions
         ),
     ]
@@ -135,5 +160,8 @@ def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> l
 def _of(config: dict[str, Any]) -> Variant:
     """The variant of other settings, named by them as one would type them."""
     return Variant(
-        " ".join(f"{key}={value}".replace(".0", "").replace(" ", "") for key, value in config.items()), config=config
+        " ".join(
+            f"{key}={value}".replace(".0", "").replace(" ", "") for key, value in config.items()
+        ),
+        config=config,
     )

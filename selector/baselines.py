@@ -1,23 +1,26 @@
-"""Rules that a selector has to beat: the best static action, the best one of each domain, and a rule on the draft's entropy.
+"""Rules that a selector has to beat: the best static action, the best one of each domain, and a
+rule on the draft's entropy.
 
-Each is fitted on training roots and gives an action for every root. `EntropyRule` is also a `TreePolicy`."""
+Each is fitted on training roots and gives an action for every root. `EntropyRule` is also a
+`TreePolicy`.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decoding.actions import TREES, Action
-from decoding.device import upload
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.features import draft_rows
-from decoding.policies.base import DecodingState, Outlook
-from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
-from selector.objective import best_static
-from selector.roots import ROOT_SCALARS, PricedRoots
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.device import upload
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.features import draft_rows
+from nde_talf.decoding.policies.base import DecodingState, Outlook
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.selector.objective import best_static
+from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots
 
 ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 BINS = 6
@@ -25,12 +28,20 @@ MIN_ROOTS = 30  # that a group needs for an action of its own
 
 
 def static_by_domain(training: PricedRoots, validation: PricedRoots, table: int) -> Tensor:
-    """[R]: the best static action of each sampling setting and kind of prompt; that of the setting where a kind has too few
-    training roots."""
+    """[R]: the best static action of each sampling setting and kind of prompt; that of the setting
+    where a kind has too few training roots.
+    """
     fallback = training.static()[table].tolist()
-    best = [best_by_domain(training, table, setting) for setting in range(len(training.roots.settings))]
+    best = [
+        best_by_domain(training, table, setting) for setting in range(len(training.roots.settings))
+    ]
     roots = validation.roots
-    return torch.tensor([best[s].get(k, fallback[s]) for s, k in zip(roots.setting.tolist(), roots.kind, strict=True)])
+    return torch.tensor(
+        [
+            best[s].get(k, fallback[s])
+            for s, k in zip(roots.setting.tolist(), roots.kind, strict=True)
+        ]
+    )
 
 
 def best_by_domain(training: PricedRoots, table: int, setting: int) -> dict[str, int]:
@@ -45,17 +56,23 @@ def best_by_domain(training: PricedRoots, table: int, setting: int) -> dict[str,
 
 
 def by_entropy(training: PricedRoots, validation: PricedRoots, table: int) -> Tensor:
-    """[R]: the actions of the `EntropyRule` of each sampling setting, for a selector of one verifier."""
+    """[R]: the actions of the `EntropyRule` of each sampling setting, for a selector of one
+    verifier.
+    """
     chosen = torch.zeros(len(validation), dtype=torch.long)
     for setting in range(len(training.roots.settings)):
         here = validation.roots.setting == setting
-        chosen[here] = EntropyRule.fit(training, table, setting).choose(validation.roots.scalars[here, ENTROPY])
+        chosen[here] = EntropyRule.fit(training, table, setting).choose(
+            validation.roots.scalars[here, ENTROPY]
+        )
     return chosen
 
 
 @dataclass(frozen=True)
 class EntropyRule:
-    """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats; chosen_trees [bins]."""
+    """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats;
+    chosen_trees [bins].
+    """
 
     edges: list[float]
     chosen_trees: list[Action]
@@ -72,7 +89,11 @@ class EntropyRule:
         best = []
         for b in range(bins):
             here = own[index == b] if (index == b).any() else own
-            best.append(TREES[best_static(training.labels(here), training.priced(table, here)[1]) % len(TREES)])
+            best.append(
+                TREES[
+                    best_static(training.labels(here), training.priced(table, here)[1]) % len(TREES)
+                ]
+            )
         return cls(edges.tolist(), best)
 
     def choose(self, entropy: Tensor) -> Tensor:
@@ -89,4 +110,6 @@ class EntropyRule:
         return self._bins(-torch.xlogy(q, q).sum(-1, keepdim=True))
 
     def _bins(self, entropy: Tensor) -> Tensor:
-        return torch.bucketize(entropy.contiguous(), upload(torch.tensor(self.edges), entropy.device))
+        return torch.bucketize(
+            entropy.contiguous(), upload(torch.tensor(self.edges), entropy.device)
+        )

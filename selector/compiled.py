@@ -1,8 +1,10 @@
-"""One choice of a trained selector on a CPU, in as little time as it takes: what the decode loop calls at every step there.
+"""One choice of a trained selector on a CPU, in as little time as it takes: what the decode loop
+calls at every step there.
 
-`CompiledSelector` folds a selector into few arrays, and `_choose` is all of its arithmetic at one root as one compiled
-function: after the models' passes nothing of the selector is in cache, and what takes time is how much code runs, not how much
-it computes. An engine of vLLM cannot start in a process that has imported numba, so this module is imported where it is used.
+`CompiledSelector` folds a selector into few arrays, and `_choose` is all of its arithmetic at one
+root as one compiled function: after the models' passes nothing of the selector is in cache, and
+what takes time is how much code runs, not how much it computes. An engine of vLLM cannot start in a
+process that has imported numba, so this module is imported where it is used.
 """
 
 import math
@@ -14,9 +16,9 @@ import torch
 from numba import njit
 from torch import Tensor, nn
 
-from decoding.features import FLOOR, FROM_PRODUCTS
-from selector.latency import StepCosts
-from selector.selector import Selector
+from nde_talf.decoding.features import FLOOR, FROM_PRODUCTS
+from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.selector import Selector
 
 _SUMS = {"reassoc", "contract"}  # sums may be taken in any order, so that they are vectorised
 _F = np.float32
@@ -31,21 +33,28 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class CompiledSelector:
-    """The argmax of a `Selector` at one root, in evaluation mode, priced by `costs`; `logits` [C] are those of the last choice,
-    over the sharpness where there is one.
+    """The argmax of a `Selector` at one root, in evaluation mode, priced by `costs`; `logits` [C]
+    are those of the last choice, over the sharpness where there is one.
 
-    Standardisation, the layer norms' centring and scales, the linear part of the scalar features and all biases are folded
-    into the weights. Equal to the selector's own forward pass up to rounding.
+    Standardisation, the layer norms' centring and scales, the linear part of the scalar features
+    and all biases are folded into the weights. Equal to the selector's own forward pass up to
+    rounding.
     """
 
     @torch.no_grad()
     def __init__(self, selector: Selector, costs: StepCosts):
         network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
         first, second, third = _parts(network.mlp, nn.Linear)
-        projections, norms = _parts(network.projections, nn.Linear), _parts(network.projections, nn.LayerNorm)
+        projections, norms = (
+            _parts(network.projections, nn.Linear),
+            _parts(network.projections, nn.LayerNorm),
+        )
         width = schema.width
-        # A layer norm takes the mean over the outputs away; its root mean square is then the norm over sqrt(width).
-        centred = [[part - part.mean(0) for part in (p.weight, p.bias[:, None])] for p in projections]
+        # A layer norm takes the mean over the outputs away; its root mean square is then the norm
+        # over sqrt(width).
+        centred = [
+            [part - part.mean(0) for part in (p.weight, p.bias[:, None])] for p in projections
+        ]
         if not schema.target_hidden:
             centred.insert(0, [torch.zeros(0, 1)])  # of no state, to no outputs
 
@@ -63,19 +72,40 @@ class CompiledSelector:
         self._prices, self._passes = list(_array(prices)), costs.passes.tolist()
         self.logits = np.empty(prices.shape[1], np.float32)
         inputs = np.empty(layers[0].shape[1] - 1, np.float32)
-        folded = tuple(_array(torch.cat(own, 1) / width**0.5) for own in centred), tuple(map(_array, layers))
+        folded = (
+            tuple(_array(torch.cat(own, 1) / width**0.5) for own in centred),
+            tuple(map(_array, layers)),
+        )
         self._folded = norms[0].eps, *folded, inputs, self.logits
         row = torch.full((2,), 0.5)
-        self.choose((torch.zeros(schema.target_hidden), *[torch.zeros(schema.draft_hidden)] * 2), (row,) * 3, 1, 1.0, 1.0)
+        self.choose(
+            (torch.zeros(schema.target_hidden), *[torch.zeros(schema.draft_hidden)] * 2),
+            (row,) * 3,
+            1,
+            1.0,
+            1.0,
+        )
 
-    def choose(self, states: Iterable[Tensor], rows: Iterable[Tensor], context: int, temperature: float, top_p: float) -> int:
+    def choose(
+        self,
+        states: Iterable[Tensor],
+        rows: Iterable[Tensor],
+        context: int,
+        temperature: float,
+        top_p: float,
+    ) -> int:
         """The action's index.
 
         Args:
-            states: h_p_previous [H_p], or [0] where it does not look at the target, h_q_previous [H_q], h_q_root [H_q].
+            states: h_p_previous [H_p], or [0] where it does not look at the target, h_q_previous
+                [H_q], h_q_root [H_q].
             rows: p_prev, q_prev, q_root, each [V].
         """
-        (h0, h1, h2), (p0, q0, q1), at = map(_floats, states), map(_floats, rows), self._costs.row(context)
+        (h0, h1, h2), (p0, q0, q1), at = (
+            map(_floats, states),
+            map(_floats, rows),
+            self._costs.row(context),
+        )
         local = (float(context), float(temperature), float(top_p), *self._passes[at])
         return _choose((h0, h1, h2), (p0, q0, q1), local, self._prices[at], *self._folded)
 
@@ -95,7 +125,9 @@ def _array(tensor: Tensor) -> np.ndarray:
 def _compiled(function: Callable) -> Callable:
     try:
         return njit(fastmath=_SUMS, cache=True)(function)
-    except RuntimeError:  # no folder to keep it in may be written: compiled anew in every process, some seconds
+    except (
+        RuntimeError
+    ):  # no folder to keep it in may be written: compiled anew in every process, some seconds
         return njit(fastmath=_SUMS)(function)
 
 
@@ -111,7 +143,8 @@ def _choose(
     inputs: np.ndarray,
     logits: np.ndarray,
 ) -> int:
-    """The largest of `logits` [C], which are written: third(gelu(second(gelu(first(inputs))))) - prices.
+    """The largest of `logits` [C], which are written: third(gelu(second(gelu(first(inputs))))) -
+    prices.
 
     Every array is float32. Affine maps are [out, in + 1] with the bias as last column.
 
@@ -122,8 +155,8 @@ def _choose(
         prices: [C].
         projections: of the states, centred, to the width over its square root.
         layers: first, second, third.
-        inputs: written, the inputs of `first`: the normed projections, the nine sums of x log y, the sum of the larger of
-            p_prev and q_prev, local.
+        inputs: written, the inputs of `first`: the normed projections, the nine sums of x log y,
+            the sum of the larger of p_prev and q_prev, local.
     """
     at = 0
     for state, projection in zip(states, projections):  # noqa: B905 (numba knows no strict)
@@ -171,11 +204,17 @@ def _gelu(x: np.ndarray) -> None:
 
 @_compiled
 def _sums(rows: Arrays, out: np.ndarray) -> None:
-    """out [10]: the sums of x log y over all pairs (x, y) of rows, and of the larger entries of the first two."""
+    """Out [10]: the sums of x log y over all pairs (x, y) of rows, and of the larger entries of the
+    first two.
+    """
     out[:] = 0
     logs = np.empty((3, _CHUNK), np.float32)
     for start in range(0, len(rows[0]), _CHUNK):
-        a, b, c = rows[0][start : start + _CHUNK], rows[1][start : start + _CHUNK], rows[2][start : start + _CHUNK]
+        a, b, c = (
+            rows[0][start : start + _CHUNK],
+            rows[1][start : start + _CHUNK],
+            rows[2][start : start + _CHUNK],
+        )
         for i, row in enumerate((a, b, c)):
             _log(row, logs[i])
         for i, row in enumerate((a, b, c)):
@@ -195,8 +234,10 @@ def _sums(rows: Arrays, out: np.ndarray) -> None:
 
 @_compiled
 def _log(x: np.ndarray, out: np.ndarray) -> None:
-    """Natural logs of max(x, FLOOR), vectorised, which calls of math.log are not: x = 2^e m with m within sqrt(1/2) and
-    sqrt(2), log m = 2 artanh(s) with s = (m - 1) / (m + 1), of whose series the fifth term is below float32's rounding."""
+    """Natural logs of max(x, FLOOR), vectorised, which calls of math.log are not: x = 2^e m with m
+    within sqrt(1/2) and sqrt(2), log m = 2 artanh(s) with s = (m - 1) / (m + 1), of whose series
+    the fifth term is below float32's rounding.
+    """
     bits = out.view(np.int32)
     for i in range(len(x)):
         out[i] = max(x[i], _F(FLOOR))

@@ -1,16 +1,17 @@
-"""Offline evaluation of a selector: throughput on held-out roots against static actions, cheap rules and what choosing could
-win at most."""
+"""Offline evaluation of a selector: throughput on held-out roots against static actions, cheap
+rules and what choosing could win at most.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from decoding.actions import TREES
-from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
-from selector.baselines import ENTROPY, best_by_domain, by_entropy, static_by_domain
-from selector.objective import mean_step, split_half_choice, taken
-from selector.roots import PricedRoots, setting_title
-from selector.selector import Selector, action_at
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
+from nde_talf.selector.baselines import ENTROPY, best_by_domain, by_entropy, static_by_domain
+from nde_talf.selector.objective import mean_step, split_half_choice, taken
+from nde_talf.selector.roots import PricedRoots, setting_title
+from nde_talf.selector.selector import Selector, action_at
 
 TAIL = 0.05
 SHAPES = torch.tensor(TREES, dtype=torch.float32)
@@ -26,15 +27,17 @@ def evaluate_offline(
 ) -> dict:
     """Held-out figures under one latency table, for each sampling setting and over all of them.
 
-    Throughputs are 1 over the mean of the estimated seconds per token (`selector.objective.best_static` says why). Ratios are
-    to the best static action of the setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap
+    Throughputs are 1 over the mean of the estimated seconds per token
+    (`nde_talf.selector.objective.best_static` says why). Ratios are to the best static action of
+    the setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap
     intervals over prompts:
 
     - selector: its most probable action; selector_expected: the mean over its policy.
     - static_l1_0, static_domain: the best static trees with L1 = 0, and by domain.
     - entropy_rule: the rule on the draft's entropy.
-    - split_half: chooses root by root on one half of the super-trees and scores on the other, an underestimate of what
-      choosing can win, since labels are noisy; same_half: chooses and scores on the same labels, an overestimate.
+    - split_half: chooses root by root on one half of the super-trees and scores on the other, an
+      underestimate of what choosing can win, since labels are noisy; same_half: chooses and scores
+      on the same labels, an overestimate.
     - traversal_static: the `reference`'s best static action.
     - over_domain: the selector's throughput to static_domain's.
 
@@ -44,7 +47,8 @@ def evaluate_offline(
         validation: the roots that count.
         table: index of the latency table.
         reference: Traversal's training and validation roots.
-        seen: the validation roots as the selector sees them, where its prices are not those that count.
+        seen: the validation roots as the selector sees them, where its prices are not those that
+            count.
     """
     roots, static = validation.roots, training.static()[table]
     without_trunk = torch.tensor([tree.l1 == 0 for tree in TREES]).repeat(len(training.verifiers))
@@ -65,7 +69,9 @@ def evaluate_offline(
     tokens, times = split_half_choice(validation.samples, seconds)
     paces["split_half"] = (times / tokens).view(2, -1).mean(0)
     if reference is not None:
-        paces["traversal_static"] = reference[1].pace(reference[0].static()[table][roots.setting], table)
+        paces["traversal_static"] = reference[1].pace(
+            reference[0].static()[table][roots.setting], table
+        )
     committed = {name: taken(efficiency, actions[name]) for name in ("static", "selector")}
     settings = {}
     for index, setting in enumerate(roots.settings):
@@ -92,13 +98,16 @@ def evaluate_offline(
 
 @torch.inference_mode()
 def probabilities(selector: Selector, roots: PricedRoots, table: int) -> Tensor:
-    """pi [R, C] of a selector, in evaluation mode, under one latency table: softmax of its logits, or all on the best static
-    action under settings for which that was exported."""
+    """Pi [R, C] of a selector, in evaluation mode, under one latency table: softmax of its logits,
+    or all on the best static action under settings for which that was exported.
+    """
     policy = roots.logits(selector, table).softmax(-1)
     for index, setting in enumerate(roots.roots.settings):
         action = selector.static_action(*setting, roots.costs[table])
         if action is not None:
-            policy[roots.roots.setting == index] = one_hot(torch.tensor(action), policy.shape[-1]).to(policy)
+            policy[roots.roots.setting == index] = one_hot(
+                torch.tensor(action), policy.shape[-1]
+            ).to(policy)
     return policy
 
 
@@ -108,11 +117,15 @@ def _named(index: int, roots: PricedRoots) -> list:
 
 
 def _by_entropy(chosen: Tensor, entropy: Tensor, bins: int = 10) -> list[dict[str, float]]:
-    """Mean shape of the chosen trees by the draft's entropy at the root, in bins of equally many roots."""
+    """Mean shape of the chosen trees by the draft's entropy at the root, in bins of equally many
+    roots.
+    """
     k, l1, l2 = SHAPES[chosen % len(TREES)].unbind(-1)
     columns = {"entropy": entropy, "depth": l1 + l2, "trunk": l1, "nodes": l1 + k * l2}
     groups = [group for group in entropy.argsort().tensor_split(bins) if len(group)]
-    return [{name: float(column[group].mean()) for name, column in columns.items()} for group in groups]
+    return [
+        {name: float(column[group].mean()) for name, column in columns.items()} for group in groups
+    ]
 
 
 def _by_domain(
@@ -123,26 +136,35 @@ def _by_domain(
     actions: dict[str, Tensor],
     paces: dict[str, Tensor],
 ) -> dict[str, dict]:
-    """Where contexts differ: of every kind of prompt, validation roots, the best static tree of its own training roots (None
-    where they are few), tokens a step with the setting's best static tree, and tokens/s over that one's, with its own tree and
-    with the selector."""
+    """Where contexts differ: of every kind of prompt, validation roots, the best static tree of its
+    own training roots (None where they are few), tokens a step with the setting's best static tree,
+    and tokens/s over that one's, with its own tree and with the selector.
+    """
     best, found = best_by_domain(training, table, setting), {}
     for kind in sorted(set(validation.roots.kind)):
-        alike = torch.tensor([k == kind for k in validation.roots.kind]) & (validation.roots.setting == setting)
+        alike = torch.tensor([k == kind for k in validation.roots.kind]) & (
+            validation.roots.setting == setting
+        )
         if alike.any():
             static = paces["static"][alike].mean()
             found[kind] = {
                 "roots": int(alike.sum()),
                 "tree": _named(best[kind], validation) if kind in best else None,
-                "tokens": mean_step(taken(validation.efficiency, actions["static"])[alike], torch.ones(int(alike.sum())))[0],
+                "tokens": mean_step(
+                    taken(validation.efficiency, actions["static"])[alike],
+                    torch.ones(int(alike.sum())),
+                )[0],
                 "own_tree": float(static / paces["static_domain"][alike].mean()),
                 "selector": float(static / paces["selector"][alike].mean()),
             }
     return found
 
 
-def _compare(paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Tensor, here: Tensor) -> dict:
-    """Ratios of total throughput of the roots `here` [R] to the static action's, each [value, low, high].
+def _compare(
+    paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Tensor, here: Tensor
+) -> dict:
+    """Ratios of total throughput of the roots `here` [R] to the static action's, each [value, low,
+    high].
 
     Args:
         paces: by method, seconds per token [R].
@@ -159,7 +181,10 @@ def _compare(paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Ten
     worst = per_root.sort().values[: max(1, round(TAIL * len(per_root)))]
     return {
         "static_tps": float(1 / own["static"].mean()),
-        **{f"{name}_block_efficiency": mean_step(tokens[here], one)[0] for name, tokens in committed.items()},
+        **{
+            f"{name}_block_efficiency": mean_step(tokens[here], one)[0]
+            for name, tokens in committed.items()
+        },
         **{name: ratio(name) for name in own if name != "static"},
         "over_domain": ratio("selector", "static_domain"),
         "worst_5_percent": float(worst.mean()),

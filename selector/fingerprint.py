@@ -1,13 +1,17 @@
-"""By what a model is recognised, whatever files and number format it is loaded from: its sizes and a few of its weights."""
+"""By what a model is recognised, whatever files and number format it is loaded from: its sizes and
+a few of its weights.
+"""
 
 from collections.abc import Sequence
 
 import torch
 
-from decoding.model import CausalModel
+from nde_talf.decoding.model import CausalModel
 
 PROBES = 24  # tensors of which one weight each is remembered
-CLOSE = 0.1  # by which a weight may differ, as a fraction of its neighbours' mean size: rounding to 8 bits stays below it
+# by which a weight may differ, as a fraction of its neighbours' mean size: rounding to 8 bits stays
+# below it
+CLOSE = 0.1
 
 
 def sizes(model: CausalModel) -> list[int]:
@@ -17,13 +21,27 @@ def sizes(model: CausalModel) -> list[int]:
 
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
-    """Three sizes, then one weight of each of `PROBES` tensors in units of its neighbours' mean size."""
+    """Three sizes, then one weight of each of `PROBES` tensors in units of its neighbours' mean
+    size.
+    """
     names = [name for name, _ in model.module.named_parameters()]
-    found = [model.weight(names[i * (len(names) - 1) // (PROBES - 1)]).flatten() for i in range(PROBES)]
+    found = [
+        model.weight(names[i * (len(names) - 1) // (PROBES - 1)]).flatten() for i in range(PROBES)
+    ]
     middles = [tensor[len(tensor) // 2 :][:256].float() for tensor in found]
-    return [*map(float, sizes(model)), *(round(float(x[0] / x.abs().mean().clamp(min=1e-12)), 4) for x in middles)]
+    return [
+        *map(float, sizes(model)),
+        *(round(float(x[0] / x.abs().mean().clamp(min=1e-12)), 4) for x in middles),
+    ]
 
 
 def same_model(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two fingerprints are of one model. A copy in another number format has nearly the same one."""
-    return len(one) == len(other) and one[:3] == other[:3] and all(abs(a - b) <= CLOSE for a, b in zip(one, other, strict=True))
+    """Whether two fingerprints are of one model.
+
+    A copy in another number format has nearly the same one.
+    """
+    return (
+        len(one) == len(other)
+        and one[:3] == other[:3]
+        and all(abs(a - b) <= CLOSE for a, b in zip(one, other, strict=True))
+    )

@@ -1,8 +1,10 @@
-"""What a step costs: the times of its parts, measured or modelled, and the time of every tree from them.
+"""What a step costs: the times of its parts, measured or modelled, and the time of every tree from
+them.
 
-Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context, so the
-table has two dimensions: t_p(context, nodes) and t_q(context, width), in seconds, bilinearly interpolated. The first draft pass
-of a step has a time of its own: the target ran before it, so the draft's weights are not in the caches.
+Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at
+a longer context, so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
+seconds, bilinearly interpolated. The first draft pass of a step has a time of its own: the target
+ran before it, so the draft's weights are not in the caches.
 """
 
 import warnings
@@ -17,20 +19,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decoding.actions import K_MAX, L2_MAX, TREES
-from decoding.common.errors import Advice, UserError
-from decoding.common.files import write_sealed
-from decoding.common.formats import Format
-from decoding.common.typed import typed
-from decoding.model import CausalModel
-from selector.fingerprint import sizes
+from nde_talf.decoding.actions import K_MAX, L2_MAX, TREES
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.files import write_sealed
+from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel
+from nde_talf.selector.fingerprint import sizes
 
-FORMAT = Format("latency table", 5, 3, "measure it again (stage=latency force=true)", {2: dict, 3: dict, 4: dict})
+FORMAT = Format(
+    "latency table",
+    5,
+    3,
+    "measure it again (stage=latency force=true)",
+    {2: dict, 3: dict, 4: dict},
+)
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
-"""The largest relative difference of prices between two repeats of a measurement that is trusted."""
+"""The largest relative difference of prices between two repeats of a measurement that is trusted.
+"""
 _WIDEST = 1000.0
 """Above any relative difference that was ever measured."""
 SPACING = 16  # tokens between the contexts at which steps are priced
@@ -45,25 +54,32 @@ class LatencyTable:
     """Seconds of the parts of a step.
 
     Attributes:
-        contexts: committed tokens at which steps were timed, rising, as are `nodes`, `widths` and `sequences`.
+        contexts: committed tokens at which steps were timed, rising, as are `nodes`, `widths` and
+            `sequences`.
         nodes: sizes of the trees.
         widths: sizes of the levels.
         target: [contexts][nodes], a pass over a tree.
-        draft: [contexts][widths], a pass over one level and the draws from it. If `first` is given, with warm caches.
+        draft: [contexts][widths], a pass over one level and the draws from it. If `first` is given,
+            with warm caches.
         verify: by verifier, [nodes], all else in a step: warping, the rule, commits.
-        models: sizes of the pair that it was measured on; empty in a table of no pair in particular.
+        models: sizes of the pair that it was measured on; empty in a table of no pair in
+            particular.
         machine: what it was measured on, and with what.
-        first: [contexts], the step's first draft pass, which commits the root; empty: as a pass over one token.
-        second: [contexts], what the first later draft pass takes more than the others; empty: nothing.
-        autoregressive: [contexts], a step of plain decoding; empty: the target's pass over one token and verification.
-        branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2, ...; empty: K, since equal
-            draws are not merged.
+        first: [contexts], the step's first draft pass, which commits the root; empty: as a pass
+            over one token.
+        second: [contexts], what the first later draft pass takes more than the others; empty:
+            nothing.
+        autoregressive: [contexts], a step of plain decoding; empty: the target's pass over one
+            token and verification.
+        branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2,
+            ...; empty: K, since equal draws are not merged.
         sequences: numbers of sequences in a batch.
-        target_batch: [sequences][contexts][nodes], a pass over one tree of each sequence, padded to so many nodes. For engines
-            that decode in batches; the loop decodes one sequence.
+        target_batch: [sequences][contexts][nodes], a pass over one tree of each sequence, padded to
+            so many nodes. For engines that decode in batches; the loop decodes one sequence.
         draft_batch: [sequences][contexts][widths], likewise.
         spread: interquartile range of a step's time over its median, at a typical tree.
-        disagreement: the largest relative difference of prices between the last two repeats of the measurement.
+        disagreement: the largest relative difference of prices between the last two repeats of the
+            measurement.
     """
 
     contexts: list[int]
@@ -89,24 +105,43 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "LatencyTable":
-        """Raises UserError naming `path` if it holds no complete table, or one that is not as it was written. A table by hand
-        is of format 2, which has no checksum."""
-        content = FORMAT.load(Path(path), notice=lambda found: bool(found.get("models")))  # of a pair: not written by hand
+        """Raises UserError naming `path` if it holds no complete table, or one that is not as it
+        was written.
+
+        A table by hand is of format 2, which has no checksum.
+        """
+        content = FORMAT.load(
+            Path(path), notice=lambda found: bool(found.get("models"))
+        )  # of a pair: not written by hand
         content.pop("format")
         try:
             table: LatencyTable = typed(content, cls)
             table._check()
         except ValueError as error:
-            raise UserError(f"{path}: it is no complete latency table ({error}); measure it again (stage=latency).") from error
+            raise UserError(
+                f"{path}: it is no complete latency table ({error}); measure it again"
+                " (stage=latency)."
+            ) from error
         return table
 
     def _check(self) -> None:
         for name in ("contexts", "nodes", "widths", "sequences"):
             axis = getattr(self, name)
-            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis) or min(axis, default=0) < 0:
+            if (
+                (not axis and name != "sequences")
+                or sorted(set(axis)) != list(axis)
+                or min(axis, default=0) < 0
+            ):
                 raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
-        if self.spread < 0 or self.disagreement < 0 or max(self.spread, self.disagreement) > _WIDEST:
-            raise ValueError(f"'spread' is {self.spread} and 'disagreement' {self.disagreement}: no fractions of a step's time")
+        if (
+            self.spread < 0
+            or self.disagreement < 0
+            or max(self.spread, self.disagreement) > _WIDEST
+        ):
+            raise ValueError(
+                f"'spread' is {self.spread} and 'disagreement' {self.disagreement}: no fractions of"
+                " a step's time"
+            )
         _check_grid("target", self.target, len(self.contexts), len(self.nodes))
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
@@ -117,134 +152,202 @@ class LatencyTable:
         if self.branches:
             _check_grid("branches", self.branches, K_MAX, L2_MAX)
         if self.sequences:
-            _check_grid("target_batch", self.target_batch, len(self.sequences), len(self.contexts), len(self.nodes))
-            _check_grid("draft_batch", self.draft_batch, len(self.sequences), len(self.contexts), len(self.widths))
+            _check_grid(
+                "target_batch",
+                self.target_batch,
+                len(self.sequences),
+                len(self.contexts),
+                len(self.nodes),
+            )
+            _check_grid(
+                "draft_batch",
+                self.draft_batch,
+                len(self.sequences),
+                len(self.contexts),
+                len(self.widths),
+            )
 
     def check_quiet(self, path: str | Path, key: str = "latency.accept_noise=true") -> None:
-        """Raise UserError if two repeats of the measurement disagreed. key: what accepts the table as it is."""
+        """Raise UserError if two repeats of the measurement disagreed. key: what accepts the table
+        as it is.
+        """
         if self.disagreement > AGREE:
             raise UserError(
-                f"{path}: the latency table was measured on a machine under load: two repeats of it disagree by "
-                f"{self.disagreement:.0%}, and a selector would learn that noise. Measure it again when nothing else runs "
-                f"(stage=latency force=true), or take it as it is with {key}."
+                f"{path}: the latency table was measured on a machine under load: two repeats of it"
+                f" disagree by {self.disagreement:.0%}, and a selector would learn that noise."
+                " Measure it again when nothing else runs (stage=latency force=true), or take it"
+                f" as it is with {key}."
             )
 
     def disagreement_with(self, other: "LatencyTable") -> float:
-        """The largest relative difference between two tables' prices of a tree, means over the contexts, under a verifier."""
+        """The largest relative difference between two tables' prices of a tree, means over the
+        contexts, under a verifier.
+        """
         at = torch.tensor(self.contexts)
-        pairs = [[table.steps(at, name).mean(0) for table in (self, other)] for name in self.verify or (None,)]
+        pairs = [
+            [table.steps(at, name).mean(0) for table in (self, other)]
+            for name in self.verify or (None,)
+        ]
         return max(float(((one - two).abs() / torch.minimum(one, two)).max()) for one, two in pairs)
 
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
-        """Raise UserError if the table was measured on a pair of other sizes. Warn where it was with other forward passes: one
-        that does not say is from before there were native ones."""
+        """Raise UserError if the table was measured on a pair of other sizes.
+
+        Warn where it was with other forward passes: one that does not say is from before there were
+        native ones.
+        """
         for name, model in (("target", target), ("draft", draft)):
             if name in self.models and self.models[name] != sizes(model):
                 raise UserError(
-                    f"{path}: its {name} has (hidden size, layers, vocabulary) {tuple(self.models[name])} and the pair's "
-                    f"{tuple(sizes(model))}: it is of another pair. Measure this one: stage=latency."
+                    f"{path}: its {name} has (hidden size, layers, vocabulary)"
+                    f" {tuple(self.models[name])} and the pair's {tuple(sizes(model))}: it is of"
+                    " another pair. Measure this one: stage=latency."
                 )
             known, now = self.machine.get(f"{name} forward", "transformers"), forward_of(model)
             if name in self.models and known != now:
                 warnings.warn(
-                    f"{path}: it was measured with the {known} forward pass of the {name}, and this run takes the {now} "
-                    "one, so its prices are of other steps, and the trees chosen by them may be poor ones. The text stays "
-                    "lossless. Measure it again: stage=latency force=true.",
+                    f"{path}: it was measured with the {known} forward pass of the {name}, and this"
+                    f" run takes the {now} one, so its prices are of other steps, and the trees"
+                    " chosen by them may be poor ones. The text stays lossless. Measure it again:"
+                    " stage=latency force=true.",
                     Advice,
                     stacklevel=2,
                 )
 
     def passes(self, context: Tensor) -> Tensor:
-        """[R, 2] seconds of one draft and one target pass over one token at `context` [R]: the selector's features."""
+        """[R, 2] seconds of one draft and one target pass over one token at `context` [R]: the
+        selector's features.
+        """
         one = torch.ones_like(context)
         return torch.stack([self._draft(context, one), self._target(context, one)], -1)
 
     def steps(self, context: Tensor, verifier: str | None = None) -> Tensor:
         """[R, 233] seconds of a step with each tree of `TREES` at `context` [R] committed tokens.
 
-        A first draft pass at the root, which also feeds the selector, then one for every trunk token and every level of
-        branches but the last; one target pass over all nodes; and what `verifier` takes, if the table knows it. Draws that
-        coincide are merged as often as in `branches`. Example without merging: (4, 3, 2) takes a first and four later draft
-        passes and a target pass over 12 nodes.
+        A first draft pass at the root, which also feeds the selector, then one for every trunk
+        token and every level of branches but the last; one target pass over all nodes; and what
+        `verifier` takes, if the table knows it. Draws that coincide are merged as often as in
+        `branches`. Example without merging: (4, 3, 2) takes a first and four later draft passes and
+        a target pass over 12 nodes.
         """
         context = context.double()[:, None]
         l1, l2 = SHAPES[:, 1:].to(context).unbind(-1)
-        merged = torch.tensor(self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype)
+        merged = torch.tensor(
+            self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype
+        )
         deepest = int((l1 + l2).max())
         wide_by_k = F.pad(merged, (0, deepest - L2_MAX), value=1.0)  # a path is 1 wide
         width = wide_by_k[SHAPES[:, 0] - 1]  # [233, depth after the trunk]
         rows = F.pad(width.cumsum(-1), (1, 0))
-        first = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
+        first = (
+            self._line(self.first, context)
+            if self.first
+            else self._draft(context, torch.ones_like(context))
+        )
         draft = first + (l1 + l2 > 1) * (self._line(self.second, context) if self.second else 0.0)
         for step in range(1, deepest):
             # Pass number `step` runs a trunk token (up to L1), or a level of branches.
             below = (step - l1).clamp(min=0).long()[:, None]
             wide = torch.where(step > l1, width.gather(1, (below - 1).clamp(min=0))[:, 0], 1.0)
             there = l1.clamp(max=step) + rows.gather(1, below)[:, 0]
-            draft += torch.where(step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0)
+            draft += torch.where(
+                step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0
+            )
         nodes = (1 + l1 + rows.gather(1, SHAPES[:, 2:])[:, 0]).expand_as(draft)
         seconds = draft + self._target(context.expand_as(draft), nodes)
         if verifier in self.verify:
-            seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
+            seconds = seconds + bilinear(
+                [0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes
+            )
         return seconds
 
     def paths(self, context: Tensor, longest: int, verifier: str | None = None) -> Tensor:
-        """[R, longest + 1]: `steps` of the paths of 0 to `longest` tokens alone, at least 1 and of any number."""
+        """[R, longest + 1]: `steps` of the paths of 0 to `longest` tokens alone, at least 1 and of
+        any number.
+        """
         context, length = context.double()[:, None], torch.arange(longest + 1)
         later = context + torch.arange(1, longest)
         later = self._draft(later, torch.ones_like(later)).cumsum(-1)
-        draft = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
+        draft = (
+            self._line(self.first, context)
+            if self.first
+            else self._draft(context, torch.ones_like(context))
+        )
         second = self._line(self.second, context) if self.second else torch.zeros_like(context)
         draft = draft + (length > 1) * second + F.pad(later, (2, 0))
         nodes = (length + 1.0).expand_as(draft)
         seconds = draft + self._target(context.expand_as(draft), nodes)
         if verifier in self.verify:
-            seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
+            seconds = seconds + bilinear(
+                [0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes
+            )
         return seconds
 
     def plain(self, context: Tensor) -> Tensor:
-        """[R] seconds of a step of plain decoding: measured, or the target's pass over the root, and verification as cheap as
-        any."""
+        """[R] seconds of a step of plain decoding: measured, or the target's pass over the root,
+        and verification as cheap as any.
+        """
         if self.autoregressive:
             return self._line(self.autoregressive, context.double())
         verify = min((times[0] for times in self.verify.values()), default=0.0)
         return self._target(context.double(), torch.ones_like(context)) + verify
 
     def batched(self, sequences: int) -> "LatencyTable":
-        """The prices of a step in which so many sequences draft and verify together, as in an engine that batches.
+        """The prices of a step in which so many sequences draft and verify together, as in an
+        engine that batches.
 
-        Passes were measured over several sequences (`target_batch`, `draft_batch`); between two measured numbers prices are
-        linear. What is known of one sequence alone is taken to grow as a pass over one token of each sequence does: the first
-        draft passes as the draft's, verification and plain decoding as the target's.
+        Passes were measured over several sequences (`target_batch`, `draft_batch`); between two
+        measured numbers prices are linear. What is known of one sequence alone is taken to grow as
+        a pass over one token of each sequence does: the first draft passes as the draft's,
+        verification and plain decoding as the target's.
 
         Raises:
             UserError: so many were not measured.
         """
         known = self.sequences or [1]
         if not 1 <= sequences <= known[-1]:
-            raise UserError(f"{sequences} sequences: this latency table knows 1 to {known[-1]}. Measure it: stage=latency.")
+            raise UserError(
+                f"{sequences} sequences: this latency table knows 1 to {known[-1]}. Measure it:"
+                " stage=latency."
+            )
         if sequences == 1:
             return self
         at = float(np.interp(sequences, known, range(len(known))))
         low, high = int(at), min(int(at) + 1, len(known) - 1)
         grids = [np.array(grid) for grid in (self.target_batch, self.draft_batch)]
         target, draft = (grid[low] + (at - low) * (grid[high] - grid[low]) for grid in grids)
-        of_target, of_draft = ((new / np.array(old))[:, 0] for new, old in ((target, self.target), (draft, self.draft)))
+        of_target, of_draft = (
+            (new / np.array(old))[:, 0] for new, old in ((target, self.target), (draft, self.draft))
+        )
         return replace(
             self,
             target=target.tolist(),
             draft=draft.tolist(),
-            verify={name: (of_target.mean() * np.array(times)).tolist() for name, times in self.verify.items()},
-            first=[factor * seconds for factor, seconds in zip(of_draft.tolist(), self.first, strict=False)],
-            second=[factor * seconds for factor, seconds in zip(of_draft.tolist(), self.second, strict=False)],
-            autoregressive=[factor * seconds for factor, seconds in zip(of_target.tolist(), self.autoregressive, strict=False)],
+            verify={
+                name: (of_target.mean() * np.array(times)).tolist()
+                for name, times in self.verify.items()
+            },
+            first=[
+                factor * seconds
+                for factor, seconds in zip(of_draft.tolist(), self.first, strict=False)
+            ],
+            second=[
+                factor * seconds
+                for factor, seconds in zip(of_draft.tolist(), self.second, strict=False)
+            ],
+            autoregressive=[
+                factor * seconds
+                for factor, seconds in zip(of_target.tolist(), self.autoregressive, strict=False)
+            ],
             sequences=[],
             target_batch=[],
             draft_batch=[],
         )
 
     def steps_eq11(self, context: Tensor) -> Tensor:
-        """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""
+        """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a
+        longer context.
+        """
         context = context.double()[:, None]
         k, l1, l2 = SHAPES.to(context).unbind(-1)
         seconds = self._target((context + l1 + k * l2), torch.ones(len(context), len(TREES)))
@@ -255,7 +358,9 @@ class LatencyTable:
         return seconds
 
     def _line(self, values: list[float], context: Tensor) -> Tensor:
-        return bilinear(self.contexts, [1], [[x] for x in values], context, torch.ones_like(context))
+        return bilinear(
+            self.contexts, [1], [[x] for x in values], context, torch.ones_like(context)
+        )
 
     def _target(self, context: Tensor, nodes: Tensor) -> Tensor:
         return bilinear(self.contexts, self.nodes, self.target, context, nodes)
@@ -265,13 +370,16 @@ class LatencyTable:
 
 
 class StepCosts:
-    """A table's prices of a selector's actions (verifier, tree), at every `SPACING` tokens of context up to `longest`.
+    """A table's prices of a selector's actions (verifier, tree), at every `SPACING` tokens of
+    context up to `longest`.
 
-    seconds: [G, C] float32, C = verifiers x 233; passes: [G, 2], see `LatencyTable.passes`. `rule` is "table", or "eq11" for
-    the NDE paper's.
+    seconds: [G, C] float32, C = verifiers x 233; passes: [G, 2], see `LatencyTable.passes`. `rule`
+    is "table", or "eq11" for the NDE paper's.
     """
 
-    def __init__(self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"):
+    def __init__(
+        self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"
+    ):
         self.table, self.verifiers, self.rule = table, tuple(verifiers), rule
         contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
         self.seconds = self._price(contexts).float()
@@ -284,7 +392,9 @@ class StepCosts:
         return torch.cat([table.steps(contexts, name) for name in self.verifiers], -1)
 
     def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds [R, C] and one-token passes [R, 2] at `context` [R]; beyond `longest` the last ones."""
+        """Seconds [R, C] and one-token passes [R, 2] at `context` [R]; beyond `longest` the last
+        ones.
+        """
         row = self.row(context)
         return self.seconds[row], self.passes[row]
 
@@ -311,12 +421,16 @@ def grid_context(row: Tensor) -> Tensor:
 
 
 def context_counts(context: Tensor) -> Tensor:
-    """[G]: how many of the contexts [R] are nearest to each row of the grid: what `StepCosts.mean` takes the mean over."""
+    """[G]: how many of the contexts [R] are nearest to each row of the grid: what `StepCosts.mean`
+    takes the mean over.
+    """
     return ((context + SPACING // 2) // SPACING).bincount()
 
 
 def _check_grid(name: str, values: object, *shape: int) -> None:
-    """Raise ValueError unless `values` are lists of positive numbers of this shape; the message says where a hole is."""
+    """Raise ValueError unless `values` are lists of positive numbers of this shape; the message
+    says where a hole is.
+    """
     for index in product(*map(range, shape)):
         value, at = values, name
         for position in index:
@@ -327,15 +441,21 @@ def _check_grid(name: str, values: object, *shape: int) -> None:
             raise ValueError(f"'{at}' is {value}, and not a positive number: a hole in the table")
 
 
-def bilinear(rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor) -> Tensor:
-    """Bilinear interpolation of values [rows][columns] at (x, y), both of one shape; outside the grid, its edge counts."""
+def bilinear(
+    rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor
+) -> Tensor:
+    """Bilinear interpolation of values [rows][columns] at (x, y), both of one shape; outside the
+    grid, its edge counts.
+    """
     table = torch.tensor(values, dtype=torch.float64)
 
     def locate(grid: list[int], at: Tensor) -> tuple[Tensor, Tensor]:
         knots = torch.tensor(grid, dtype=torch.float64)
         if len(grid) == 1:
             return torch.zeros_like(at, dtype=torch.long), torch.zeros_like(at, dtype=torch.float64)
-        low = (torch.searchsorted(knots, at.double().contiguous(), right=True) - 1).clamp(0, len(grid) - 2)
+        low = (torch.searchsorted(knots, at.double().contiguous(), right=True) - 1).clamp(
+            0, len(grid) - 2
+        )
         return low, ((at - knots[low]) / (knots[low + 1] - knots[low])).clamp(0, 1)
 
     (i, u), (j, v) = locate(rows, x), locate(columns, y)

@@ -1,5 +1,8 @@
-"""Rules that learn while they decode, which a selector has to beat: acceptance estimated and priced by the token, and a bandit
-over a few trees. What is learned of a sequence is its own (`DecodingState.memory`)."""
+"""Rules that learn while they decode, which a selector has to beat: acceptance estimated and priced
+by the token, and a bandit over a few trees.
+
+What is learned of a sequence is its own (`DecodingState.memory`).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,16 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decoding.actions import Action, tree_index
-from decoding.common.errors import UserError
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_positive
-from decoding.policies.delayed import draft_delayed
-from decoding.policies.stopping import draft_path
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
-from selector.latency import LONGEST, LatencyTable, StepCosts
+from nde_talf.decoding.actions import Action, tree_index
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, require_positive
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.policies.stopping import draft_path
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
 
 Prices = Callable[[Action, int], float]
 """Seconds of a step with a tree after so many committed tokens."""
@@ -32,7 +35,9 @@ def prices(table: LatencyTable, verifier: str) -> Prices:
 
 @dataclass
 class Learned:
-    """What `OnlineAcceptance` knows of one sequence: its weights, and what it saw at each node of the last path."""
+    """What `OnlineAcceptance` knows of one sequence: its weights, and what it saw at each node of
+    the last path.
+    """
 
     weights: list[float]
     seen: list[list[float]] = field(default_factory=list)
@@ -41,33 +46,43 @@ class Learned:
 class OnlineAcceptance:
     """Draft a path while its next token is worth its price, by an online estimate of acceptance.
 
-    A logistic regression predicts whether the next token will be accepted, from the draft's distribution there: its largest
-    log-probability, its entropy, and the depth. After every step it learns which tokens were. With a the estimate at the end
-    of the path, c the estimated probability that the path is accepted, and s(L) the seconds of a step with L drafted tokens,
-    the path goes on while
+    A logistic regression predicts whether the next token will be accepted, from the draft's
+    distribution there: its largest log-probability, its entropy, and the depth. After every step it
+    learns which tokens were. With a the estimate at the end of the path, c the estimated
+    probability that the path is accepted, and s(L) the seconds of a step with L drafted tokens, the
+    path goes on while
 
         c a / (s(L + 1) - s(L)) >= (expected tokens so far) / s(L),
 
-    that is while the next token brings more tokens a second than the step has. One token is always drafted, since nothing
-    would be learned otherwise.
+    that is while the next token brings more tokens a second than the step has. One token is always
+    drafted, since nothing would be learned otherwise.
 
     Args:
         prices: s, by the path (1, 0, L) and the context.
         longest: the largest number of drafted tokens, at most 16.
         rate: the step size of the gradient.
-        weights: [4] of a constant, the log-probability, the entropy (nats) and the depth, where every sequence begins.
+        weights: [4] of a constant, the log-probability, the entropy (nats) and the depth, where
+            every sequence begins.
 
     Attributes:
-        last: the weights [4] that the last step of any sequence ended with; for example those to begin with after some
-            training prompts.
+        last: the weights [4] that the last step of any sequence ended with; for example those to
+            begin with after some training prompts.
     """
 
     trees = "path"
 
-    def __init__(self, prices: Prices, longest: int = 16, rate: float = 0.1, weights: Sequence[float] = (1.5, 1.0, 0.0, 0.0)):
+    def __init__(
+        self,
+        prices: Prices,
+        longest: int = 16,
+        rate: float = 0.1,
+        weights: Sequence[float] = (1.5, 1.0, 0.0, 0.0),
+    ):
         require_positive(longest=longest)
         if longest > 16:
-            raise UserError(f"longest={longest}: it must be at most 16, the longest path of the action space.")
+            raise UserError(
+                f"longest={longest}: it must be at most 16, the longest path of the action space."
+            )
         if not 0 <= rate < math.inf:
             raise UserError(f"rate={rate}: it must be at least 0.")
         if len(weights) != 4:
@@ -99,7 +114,9 @@ class OnlineAcceptance:
         return tree
 
     def _learn(self, learned: Learned, tau: int) -> None:
-        """One step of gradient for every drafted token that was looked at: the accepted ones, and the first rejected one."""
+        """One step of gradient for every drafted token that was looked at: the accepted ones, and
+        the first rejected one.
+        """
         weights = learned.weights
         for depth, at in enumerate(learned.seen[: tau + 1]):
             error = (depth < tau) - sigmoid(weights, at)
@@ -108,7 +125,9 @@ class OnlineAcceptance:
 
 
 def observed(q: Tensor, depth: int) -> list[float]:
-    """What `OnlineAcceptance` looks at: 1, the largest log-probability of q [V], its entropy, and the depth."""
+    """What `OnlineAcceptance` looks at: 1, the largest log-probability of q [V], its entropy, and
+    the depth.
+    """
     entropy = -torch.xlogy(q, q).sum()
     return [1.0, *torch.stack([q.max().log(), entropy]).tolist(), float(depth)]
 
@@ -121,7 +140,9 @@ def sigmoid(weights: Sequence[float], at: Sequence[float]) -> float:
 
 @dataclass
 class Arms:
-    """What `Bandit` knows of one sequence: how often each tree was taken, its tokens and its seconds, and the last one."""
+    """What `Bandit` knows of one sequence: how often each tree was taken, its tokens and its
+    seconds, and the last one.
+    """
 
     taken: list[int]
     tokens: list[float]
@@ -130,8 +151,9 @@ class Arms:
 
 
 class Bandit:
-    """Upper confidence bounds over a few trees, in tokens a second: each tree once, then always the one whose mean, plus
-    `width` sqrt(log t / n) times the best mean after n of t steps, is largest (after BanditSpec's UCB).
+    """Upper confidence bounds over a few trees, in tokens a second: each tree once, then always the
+    one whose mean, plus `width` sqrt(log t / n) times the best mean after n of t steps, is largest
+    (after BanditSpec's UCB).
 
     Args:
         prices: seconds of a step by tree and context.
@@ -154,14 +176,20 @@ class Bandit:
         if state.tau is not None:
             arms.taken[arms.last] += 1
             arms.tokens[arms.last] += state.tau + 1
-            arms.seconds[arms.last] += self.prices(self.arms[arms.last], state.context - state.tau - 1)
+            arms.seconds[arms.last] += self.prices(
+                self.arms[arms.last], state.context - state.tau - 1
+            )
         arms.last = self._best(arms)
         return draft_delayed(self.arms[arms.last], state, drafter, rng)
 
     def _best(self, arms: Arms) -> int:
         if 0 in arms.taken:
             return arms.taken.index(0)
-        rates = [tokens / seconds for tokens, seconds in zip(arms.tokens, arms.seconds, strict=True)]
+        rates = [
+            tokens / seconds for tokens, seconds in zip(arms.tokens, arms.seconds, strict=True)
+        ]
         hope = self.width * max(rates) * math.sqrt(math.log(sum(arms.taken)))
-        bounds = [rate + hope / math.sqrt(count) for rate, count in zip(rates, arms.taken, strict=True)]
+        bounds = [
+            rate + hope / math.sqrt(count) for rate, count in zip(rates, arms.taken, strict=True)
+        ]
         return bounds.index(max(bounds))

@@ -1,4 +1,6 @@
-"""NDE in the decode loop: a `TreePolicy` that asks the selector for (K, L1, L2), and perhaps the verifier, at every step."""
+"""NDE in the decode loop: a `TreePolicy` that asks the selector for (K, L1, L2), and perhaps the
+verifier, at every step.
+"""
 
 import time
 import warnings
@@ -10,21 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.actions import TREES, Action
-from decoding.common.errors import Advice, UserError
-from decoding.device import asynchronous, upload
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.features import draft_rows, scalar_features
-from decoding.model import CausalModel
-from decoding.policies.base import DecodingState, Outlook
-from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.tree import DraftTree, Verdict
-from decoding.verification import DELAYED, Verifier
-from selector.fingerprint import fingerprint, same_model
-from selector.latency import LONGEST, LatencyTable, StepCosts
-from selector.selector import Selector, selectable
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.device import asynchronous, upload
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.features import draft_rows, scalar_features
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import DecodingState, Outlook
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.rules import DELAYED, Verifier
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.selector.fingerprint import fingerprint, same_model
+from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
+from nde_talf.selector.selector import Selector, selectable
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -35,8 +37,9 @@ class NeuralPolicy:
     It holds no state of a sequence, so several sequences may share it.
 
     Attributes:
-        verifier: for the decoder. The selector's only one, or a `Verifier` that applies the rule chosen for the step. That
-            choice is made before anything is drafted, so each step is lossless by the proof of its own rule.
+        verifier: for the decoder. The selector's only one, or a `Verifier` that applies the rule
+            chosen for the step. That choice is made before anything is drafted, so each step is
+            lossless by the proof of its own rule.
         counts: how often each option was taken, over all sequences since they were cleared.
         seconds: the part of the last draft that choosing took.
         rules: the selector's verifiers.
@@ -44,12 +47,12 @@ class NeuralPolicy:
 
     Args:
         selector: as trained or loaded.
-        table: prices the steps; None: the table that the selector was exported with. They are priced by the rule that it was
-            trained under.
+        table: prices the steps; None: the table that the selector was exported with. They are
+            priced by the rule that it was trained under.
 
     Raises:
-        UserError: there is no table; a verifier does not take delayed trees; or, at the first step, the models' hidden sizes
-            are not the selector's.
+        UserError: there is no table; a verifier does not take delayed trees; or, at the first step,
+            the models' hidden sizes are not the selector's.
     """
 
     trees = "delayed"
@@ -58,8 +61,9 @@ class NeuralPolicy:
         table = table or selector.table
         if table is None:
             raise UserError(
-                "selector: it has no latency table, since an earlier version exported it: give NeuralPolicy one "
-                "(LatencyTable.load), or train it again with stage=selector force=true."
+                "selector: it has no latency table, since an earlier version exported it: give"
+                " NeuralPolicy one (LatencyTable.load), or train it again with stage=selector"
+                " force=true."
             )
         self.selector = selector.eval()
         self.seconds = 0.0
@@ -67,9 +71,13 @@ class NeuralPolicy:
         self._counting = Lock()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST, selector.schema.pricing)
         # Compiled here, before any clock runs.
-        on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
+        on_cpu = any(selector.schema.learned) and not any(
+            map(asynchronous, {x.device for x in selector.parameters()})
+        )
         if on_cpu:
-            from selector.compiled import CompiledSelector  # not above: an engine of vLLM cannot start once numba is imported
+            from nde_talf.selector.compiled import (
+                CompiledSelector,
+            )  # not above: an engine of vLLM cannot start once numba is imported
         self._fast = CompiledSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
         self.rules = selectable(selector.schema.verifiers, "selector")
@@ -78,29 +86,43 @@ class NeuralPolicy:
 
     @property
     def draft_setting(self) -> SamplingSetting | None:
-        """What drafts were warped with in training, for `SpeculativeDecoder`; None: as the target is."""
+        """What drafts were warped with in training, for `SpeculativeDecoder`; None: as the target
+        is.
+        """
         if not (own := self.selector.schema.draft_setting):
             return None
         temperature, top_p = own
         return SamplingSetting(temperature, top_p)
 
-    def check_decoder(self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None) -> None:
-        """Warn where a decoder differs from what the selector was trained with: its text stays lossless, but the trees are
-        chosen for others."""
+    def check_decoder(
+        self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None
+    ) -> None:
+        """Warn where a decoder differs from what the selector was trained with: its text stays
+        lossless, but the trees are chosen for others.
+        """
         schema = self.selector.schema
         for role, model in (("target", target), ("draft", getattr(drafter, "model", None))):
-            if role in schema.pair and model is not None and not same_model(schema.pair[role], fingerprint(model)):
+            if (
+                role in schema.pair
+                and model is not None
+                and not same_model(schema.pair[role], fingerprint(model))
+            ):
                 warnings.warn(
-                    f"selector: it was trained for another {role} than {model.name}, so the trees it chooses may be poor ones. "
-                    "The text stays lossless. Load the selector of this pair, or train one (stage=selector).",
+                    f"selector: it was trained for another {role} than {model.name}, so the trees"
+                    " it chooses may be poor ones. The text stays lossless. Load the selector of"
+                    " this pair, or train one (stage=selector).",
                     Advice,
                     stacklevel=3,
                 )
         if schema.draft_setting != () and draft_setting != self.draft_setting:
-            asked, known = (f"at {own}" if own else "as the target is" for own in (draft_setting, self.draft_setting))
+            asked, known = (
+                f"at {own}" if own else "as the target is"
+                for own in (draft_setting, self.draft_setting)
+            )
             warnings.warn(
-                f"selector: it was trained on drafts warped {known}, and this decoder warps them {asked}, so the trees it "
-                "chooses may be poor. The text stays lossless. Give SpeculativeDecoder draft_setting=policy.draft_setting.",
+                f"selector: it was trained on drafts warped {known}, and this decoder warps them"
+                f" {asked}, so the trees it chooses may be poor. The text stays lossless. Give"
+                " SpeculativeDecoder draft_setting=policy.draft_setting.",
                 Advice,
                 stacklevel=3,
             )
@@ -112,7 +134,9 @@ class NeuralPolicy:
             self.counts[index] += 1
         self.seconds = time.perf_counter() - started
         tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
-        tree.rule = self.rules[index // len(TREES)]  # the verifier finds it there, whatever was drafted in between
+        tree.rule = self.rules[
+            index // len(TREES)
+        ]  # the verifier finds it there, whatever was drafted in between
         return tree
 
     def actions(self) -> Counter[Action]:
@@ -123,25 +147,37 @@ class NeuralPolicy:
         return found
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
-        """The most probable option of pi(. | root features); see `selector.selector.action_at`."""
-        opening = state.memory.get(self) or state.memory.setdefault(self, self._open(state, drafter))
+        """The most probable option of pi(. | root features); see
+        `nde_talf.selector.selector.action_at`.
+        """
+        opening = state.memory.get(self) or state.memory.setdefault(
+            self, self._open(state, drafter)
+        )
         return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
-        """The same as a tensor [1], before the host knows the root; None where there is nothing to choose."""
+        """The same as a tensor [1], before the host knows the root; None where there is nothing to
+        choose.
+        """
         opening = self._open(outlook, drafter)
         return self._on_device(outlook, drafter, opening) if opening.static is None else None
 
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             setting = state.setting
-            return self._fast.choose(*self._inputs(state, drafter), state.context, setting.temperature, setting.top_p)
+            return self._fast.choose(
+                *self._inputs(state, drafter), state.context, setting.temperature, setting.top_p
+            )
         return int(self._on_device(state, drafter, opening))
 
-    def _on_device(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
+    def _on_device(
+        self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening"
+    ) -> Tensor:
         device, setting, at = state.p_previous.device, state.setting, state.context
         context = at if isinstance(at, Tensor) else upload(torch.tensor([at]), device)
-        return self._forward(*self._inputs(state, drafter), context, setting.temperature, setting.top_p, opening)
+        return self._forward(
+            *self._inputs(state, drafter), context, setting.temperature, setting.top_p, opening
+        )
 
     def _forward(
         self,
@@ -157,27 +193,39 @@ class NeuralPolicy:
         setting = upload(torch.tensor([temperature, top_p]), context.device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
-        return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
+        return self.selector(
+            *(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)
+        ).argmax(-1)
 
     def _inputs(self, state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
         """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
         seen = state.h_previous[: self.selector.schema.target_hidden]
-        return (seen, drafter.previous.hidden, drafter.root.hidden), (state.p_previous, *draft_rows(drafter))
+        return (seen, drafter.previous.hidden, drafter.root.hidden), (
+            state.p_previous,
+            *draft_rows(drafter),
+        )
 
     def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "Opening":
-        """What stays the same for a sampling setting on a device, after a look whether the models are the selector's."""
+        """What stays the same for a sampling setting on a device, after a look whether the models
+        are the selector's.
+        """
         device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
         if found := self._openings.get((state.setting, device, sizes)):
             return found
         schema = self.selector.schema
         if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
             raise UserError(
-                f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
-                f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
+                f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and"
+                f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"
+                " load the selector of this pair."
             )
-        static = self.selector.static_action(state.setting.temperature, state.setting.top_p, self._costs)
+        static = self.selector.static_action(
+            state.setting.temperature, state.setting.top_p, self._costs
+        )
         self.selector.to(device)
-        opening = Opening(static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes)))
+        opening = Opening(
+            static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes))
+        )
         self._openings[state.setting, device, sizes] = opening
         return opening
 
@@ -195,7 +243,9 @@ class OfTheStep(Verifier):
 
 
 class Opening(NamedTuple):
-    """static: the one option of a setting, None where the network chooses; seconds, passes: `StepCosts`, on the device."""
+    """static: the one option of a setting, None where the network chooses; seconds, passes:
+    `StepCosts`, on the device.
+    """
 
     static: int | None
     seconds: Tensor

@@ -1,11 +1,14 @@
 """Profiling: what a step costs with a pair on this machine, measured in the decode loop.
 
-Steps are run as the loop runs them: real drafter, target, caches and verification, warping included. Each of `PROBES` is
-drafted in every round, in random order, at every context, twice in a row, since a step's time also depends on the tree before
-it: the loop times the phases of the second one. `selector.step_parts` splits these times into the parts of a `LatencyTable`.
-Plain decoding, whose steps are quicker than those that draft no token, is timed apart.
+Steps are run as the loop runs them: real drafter, target, caches and verification, warping
+included. Each of `PROBES` is drafted in every round, in random order, at every context, twice in a
+row, since a step's time also depends on the tree before
+it: the loop times the phases of the second one. `nde_talf.selector.step_parts` splits these times
+into the parts of a `LatencyTable`. Plain decoding, whose steps are quicker than those that draft no
+token, is timed apart.
 
-Rounds come in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
+Rounds come in batches. Two batches have to give the same prices up to `AGREE`; until two do, more
+are run.
 """
 
 import platform
@@ -20,32 +23,37 @@ from typing import cast
 import numpy as np
 import torch
 
-from decoding.actions import Action
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.device import asynchronous
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter, drafter_of
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Autoregressive, draft_delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.stats import Step
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
-from selector.fingerprint import sizes
-from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, forward_of
-from selector.policy import OfTheStep
-from selector.step_parts import PROBES, Probed, fit_table, rising
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device import asynchronous
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter, drafter_of
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.stats import Step
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.selector.fingerprint import sizes
+from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, forward_of
+from nde_talf.selector.policy import OfTheStep
+from nde_talf.selector.step_parts import PROBES, Probed, fit_table, rising
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
 PLAIN_STEPS = 12
 ROOM = 96
-"""Tokens of context after the longest one that profiling needs: as far as a stream may go before it starts again."""
-BATCH_ROUNDS, BATCH_TOKENS = 4, 1 << 15  # passes over many sequences are timed up to so many tokens of context together
+"""Tokens of context after the longest one that profiling needs: as far as a stream may go before it
+starts again.
+"""
+BATCH_ROUNDS, BATCH_TOKENS = (
+    4,
+    1 << 15,
+)  # passes over many sequences are timed up to so many tokens of context together
 
 Clock = Callable[[], float]
 
@@ -63,8 +71,10 @@ def measure_latency(
     draft_setting: SamplingSetting | None = None,
     max_batches: int = MAX_BATCHES,
 ) -> LatencyTable:
-    """The latency table of a pair on this machine. Example: 16 probes, 3 contexts, repeats=9: two batches of 864 steps, and
-    15 s where a step takes 7 ms.
+    """The latency table of a pair on this machine.
+
+    Example: 16 probes, 3 contexts, repeats=9: two batches of 864 steps, and 15 s where a step takes
+    7 ms.
 
     Args:
         target: the large model.
@@ -76,11 +86,17 @@ def measure_latency(
         static: shapes of all passes.
         settings: sampling settings, which the rounds take in turn.
         draft_setting: what drafts are warped with; None: like the target.
-        max_batches: how many batches are run at most until two agree; then those that agree best are taken.
+        max_batches: how many batches are run at most until two agree; then those that agree best
+            are taken.
     """
-    ceiling = min(target.max_context, draft.max_context, *([static.context] if static else [])) - ROOM
+    ceiling = (
+        min(target.max_context, draft.max_context, *([static.context] if static else [])) - ROOM
+    )
     if ceiling < 1:
-        raise UserError(f"profiling needs a context of {ROOM + 1} tokens, and these models hold {ceiling + ROOM}.")
+        raise UserError(
+            f"profiling needs a context of {ROOM + 1} tokens, and these models hold"
+            f" {ceiling + ROOM}."
+        )
     contexts = sorted({min(c, ceiling) for c in contexts})
     bench = _Bench(target, draft, text, contexts, verifiers, static, settings, draft_setting)
     list(bench.round(0, contexts))  # warm-up
@@ -89,16 +105,29 @@ def measure_latency(
     disagreement, one, other = float("inf"), 0, 0
     while len(tables) < 2 or (disagreement > AGREE and len(tables) < max_batches):
         first = len(batches) * repeats
-        batches.append([step for number in range(first, first + repeats) for step in bench.round(number, contexts)])
+        batches.append(
+            [
+                step
+                for number in range(first, first + repeats)
+                for step in bench.round(number, contexts)
+            ]
+        )
         tables.append(fit_table(batches[-1], contexts, verifiers, bench.probe.levels))
         if len(tables) > 1:
             disagreement, one, other = min(
-                (tables[i].disagreement_with(tables[j]), i, j) for i, j in combinations(range(len(tables)), 2)
+                (tables[i].disagreement_with(tables[j]), i, j)
+                for i, j in combinations(range(len(tables)), 2)
             )
     table = fit_table(batches[one] + batches[other], contexts, verifiers, bench.probe.levels)
-    autoregressive = rising(np.array([np.median(bench.plain[context]) for context in contexts])).tolist()
+    autoregressive = rising(
+        np.array([np.median(bench.plain[context]) for context in contexts])
+    ).tolist()
     machine = {
-        "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor() or "cpu",
+        "device": (
+            torch.cuda.get_device_name(target.device)
+            if target.device.type == "cuda"
+            else platform.processor() or "cpu"
+        ),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "dtype": str(target.dtype),
@@ -141,14 +170,18 @@ class _Probe:
             depth: list[int] = []
             for parent in tree.topology:
                 depth.append(depth[parent] + 1 if parent >= 0 else 0)
-            self.levels[self.action.k].append([depth.count(self.action.l1 + d) for d in range(1, self.action.l2 + 1)])
+            self.levels[self.action.k].append(
+                [depth.count(self.action.l1 + d) for d in range(1, self.action.l2 + 1)]
+            )
         return tree
 
 
 class _Bench:
-    """The pair's decoders, one that waits for the device after every phase and, on a device, one that does not.
+    """The pair's decoders, one that waits for the device after every phase and, on a device, one
+    that does not.
 
-    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the same core do not add.
+    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the
+    same core do not add.
     """
 
     def __init__(
@@ -163,36 +196,57 @@ class _Bench:
         draft_setting: SamplingSetting | None,
     ):
         on_device = asynchronous(target.device)
-        self.clock = time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
+        self.clock = (
+            time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
+        )
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers or ("specinfer",)
         self.probe = _Probe(self.verifiers)
         drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
         self.decoders = {
             timed: SpeculativeDecoder(
-                target, drafter, self.probe, rule, draft_setting, static, timed, on_device, clock=self.clock
+                target,
+                drafter,
+                self.probe,
+                rule,
+                draft_setting,
+                static,
+                timed,
+                on_device,
+                clock=self.clock,
             )
             for timed in ((True, False) if on_device else (True,))
         }
-        self.alone = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"], static=static, clock=self.clock)
+        self.alone = SpeculativeDecoder(
+            target, None, Autoregressive(), VERIFIERS["nss"], static=static, clock=self.clock
+        )
         self.plain: dict[int, list[float]] = defaultdict(list)
 
     def round(self, number: int, contexts: Sequence[int]) -> Iterator[Probed]:
-        """Every probe once at each context, under verifiers that change from step to step, and a few plain steps."""
+        """Every probe once at each context, under verifiers that change from step to step, and a
+        few plain steps.
+        """
         streams = list(product(contexts, (*self.decoders, None)))
         for context, timed in self.random.sample(streams, len(streams)):
             if timed is None:
                 self._plain_stream(context, number)
                 continue
             turn = number // len(self.settings)
-            probes = [(probe, self.verifiers[(turn + i) % len(self.verifiers)]) for i, probe in enumerate(PROBES)]
+            probes = [
+                (probe, self.verifiers[(turn + i) % len(self.verifiers)])
+                for i, probe in enumerate(PROBES)
+            ]
             yield from self._stream(context, timed, self.random.sample(probes, len(probes)), number)
 
     def _plain_stream(self, context: int, number: int) -> None:
         start = max(1, context - PLAIN_STEPS // 2)
-        steps = self.alone.stream(self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM)
+        steps = self.alone.stream(
+            self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM
+        )
         # The prefill and four steps, whose caches are still cold, are left out.
-        own = [sum(cast("Step", step).seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)]
+        own = [
+            sum(cast("Step", step).seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)
+        ]
         self.plain[context] += own if number else []
         cast("Generator", steps).close()
 
@@ -202,11 +256,17 @@ class _Bench:
     def _setting(self, number: int) -> SamplingSetting:
         return self.settings[number % len(self.settings)]
 
-    def _stream(self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int) -> Iterator[Probed]:
-        start = max(1, context - ROOM // 3)  # streams move on until they are `ROOM` longer, so their mean is about `context`
+    def _stream(
+        self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int
+    ) -> Iterator[Probed]:
+        start = max(
+            1, context - ROOM // 3
+        )  # streams move on until they are `ROOM` longer, so their mean is about `context`
         probe = self.probe
         while todo:
-            steps = self.decoders[timed].stream(self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM)
+            steps = self.decoders[timed].stream(
+                self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM
+            )
             next(steps)
             at = start
             while todo and at + 3 * MAX_DEPTH < start + ROOM:
@@ -216,27 +276,40 @@ class _Bench:
                 step = cast("Step", next(steps))
                 draft, passed = step.seconds["draft"], step.seconds["target"]
                 seconds = draft, passed, sum(step.seconds.values()) - draft - passed
-                yield Probed(self.contexts.index(context), probe.action, verifier, timed, step.nodes, seconds)
+                yield Probed(
+                    self.contexts.index(context), probe.action, verifier, timed, step.nodes, seconds
+                )
                 at = probe.context
             cast("Generator", steps).close()
 
 
 def _batched(
-    model: CausalModel, text: Sequence[int], table: LatencyTable, rows: Sequence[int], single: list[list[float]], clock: Clock
+    model: CausalModel,
+    text: Sequence[int],
+    table: LatencyTable,
+    rows: Sequence[int],
+    single: list[list[float]],
+    clock: Clock,
 ) -> list[list[list[float]]]:
-    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences, from `single` [contexts][rows].
+    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences, from
+    `single` [contexts][rows].
 
-    The passes are those of an engine that calls `verify_batch`: B trees padded to the same number of rows, one mask for each.
-    They are timed at the longest context that fits; what they take over a pass of one sequence there counts at all contexts.
+    The passes are those of an engine that calls `verify_batch`: B trees padded to the same number
+    of rows, one mask for each. They are timed at the longest context that fits; what they take over
+    a pass of one sequence there counts at all contexts.
     """
-    context = max([c for c in table.contexts if c * max(SEQUENCES) <= BATCH_TOKENS] or table.contexts[:1])
+    context = max(
+        [c for c in table.contexts if c * max(SEQUENCES) <= BATCH_TOKENS] or table.contexts[:1]
+    )
     prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)
     positions = torch.arange(context, device=model.device)
     caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]
     for cache, count in zip(caches, SEQUENCES, strict=True):
         model.hidden(prompt.expand(count, -1), positions.expand(count, -1), None, cache)
     seconds = np.zeros((BATCH_ROUNDS, len(SEQUENCES), len(rows)))
-    for number, (b, count), (r, size) in product(range(BATCH_ROUNDS), enumerate(SEQUENCES), enumerate(rows)):
+    for number, (b, count), (r, size) in product(
+        range(BATCH_ROUNDS), enumerate(SEQUENCES), enumerate(rows)
+    ):
         tokens = prompt[:, :1].expand(count, size)
         mask = torch.zeros(count, 1, size, context + size, dtype=model.dtype, device=model.device)
         _wait(model)

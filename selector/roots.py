@@ -1,7 +1,10 @@
-"""What a selector is trained and evaluated on: labelled roots, and what every action costs there. Pure tensors.
+"""What a selector is trained and evaluated on: labelled roots, and what every action costs there.
 
-A root is a position of a traced text at which a draft tree could start. `Roots` holds the traces of R of them, on any
-machine; `PricedRoots` adds latency tables, and with them the seconds of every action.
+Pure tensors.
+
+A root is a position of a traced text at which a draft tree could start. `Roots` holds the traces of
+R of them, on any machine; `PricedRoots` adds latency tables, and with them the seconds of every
+action.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.features import SCALARS
-from selector.latency import LatencyTable, StepCosts, context_counts
-from selector.objective import best_static, taken
-from selector.rows import Column, Rows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.features import SCALARS
+from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.objective import best_static, taken
+from nde_talf.selector.rows import Column, Rows
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
-"""The scalars of a root that do not depend on the machine, in order. Units: nats (entropies, divergences), probability (l1),
-tokens (context)."""
+"""The scalars of a root that do not depend on the machine, in order.
+
+Units: nats (entropies, divergences), probability (l1), tokens (context).
+"""
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
-"""The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context."""
+"""The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass
+at its context.
+"""
 OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
 """Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
@@ -45,7 +52,8 @@ class Roots:
         context: [R], committed tokens.
         setting: [R], index into `settings`.
         prompt: [R], which prompt a root belongs to.
-        samples: by verifier, [R, s, A]: the labels, an estimate of E[tau + 1] of every tree from each of s super-trees.
+        samples: by verifier, [R, s, A]: the labels, an estimate of E[tau + 1] of every tree from
+            each of s super-trees.
         settings: (temperature, top-p).
         kind: domain of each root's prompt.
     """
@@ -74,7 +82,13 @@ class Roots:
         index = _indices(chosen)
 
         def part(value: Any) -> Any:
-            return value[index] if isinstance(value, Tensor) else value.where(index) if isinstance(value, Rows) else value
+            return (
+                value[index]
+                if isinstance(value, Tensor)
+                else value.where(index)
+                if isinstance(value, Rows)
+                else value
+            )
 
         values = {f.name: part(getattr(self, f.name)) for f in fields(self)}
         values["samples"] = {name: part(labels) for name, labels in self.samples.items()}
@@ -83,12 +97,14 @@ class Roots:
 
 @dataclass
 class PricedRoots:
-    """R roots with labels and costs of C actions. An action is a verifier and a tree: C = verifiers x 233, the trees of the
-    first verifier first.
+    """R roots with labels and costs of C actions.
+
+    An action is a verifier and a tree: C = verifiers x 233, the trees of the first verifier first.
 
     Attributes:
         costs: one for each latency table.
-        origin: others, and at which of their indices [R] these roots are: labels are looked up there, and not copied.
+        origin: others, and at which of their indices [R] these roots are: labels are looked up
+            there, and not copied.
     """
 
     roots: Roots
@@ -97,9 +113,19 @@ class PricedRoots:
     origin: tuple["PricedRoots", Tensor] | None = None
 
     @classmethod
-    def of(cls, roots: Roots, verifiers: Sequence[str], tables: Sequence[LatencyTable], rule: str = "table") -> "PricedRoots":
+    def of(
+        cls,
+        roots: Roots,
+        verifiers: Sequence[str],
+        tables: Sequence[LatencyTable],
+        rule: str = "table",
+    ) -> "PricedRoots":
         longest = int(roots.context.max())
-        return cls(roots, tuple(verifiers), [StepCosts(table, verifiers, longest, rule) for table in tables])
+        return cls(
+            roots,
+            tuple(verifiers),
+            [StepCosts(table, verifiers, longest, rule) for table in tables],
+        )
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -140,10 +166,15 @@ class PricedRoots:
         """`inputs` [B, 11] and seconds [B, C] of the roots `index` under one latency table."""
         return self.inputs(table, index), self.costs[table].at(self.roots.context[index])[0]
 
-    def logits(self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None) -> Tensor:
+    def logits(
+        self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
+    ) -> Tensor:
         """[B, C]: what a selector says of the roots `index` (all of them) under one latency table."""
         index = torch.arange(len(self)) if index is None else index
-        parts = [selector(*(h[i] for h in self.roots.states), *self.priced(table, i)) for i in index.split(PART)]
+        parts = [
+            selector(*(h[i] for h in self.roots.states), *self.priced(table, i))
+            for i in index.split(PART)
+        ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
@@ -156,14 +187,18 @@ class PricedRoots:
         return torch.cat(tokens), torch.cat(seconds)
 
     def pace(self, action: Tensor, table: int) -> Tensor:
-        """[R]: seconds per token at every root with its `action` [R]. The mean over roots is that over a text: see
-        `selector.objective.best_static`."""
+        """[R]: seconds per token at every root with its `action` [R].
+
+        The mean over roots is that over a text: see `nde_talf.selector.objective.best_static`.
+        """
         tokens, seconds = self.steps(action, table)
         return seconds / tokens
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        return len(index) / torch.stack([(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]).sum(0)
+        return len(index) / torch.stack(
+            [(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]
+        ).sum(0)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""
@@ -171,8 +206,11 @@ class PricedRoots:
         return replace(self, roots=self.roots.where(index), origin=(self, index))
 
     def static(self, allowed: Tensor | None = None) -> Tensor:
-        """The action that is best used throughout, for each table and sampling setting: [M, settings]; `allowed` [C] restricts
-        it. Raises UserError for a setting without roots."""
+        """The action that is best used throughout, for each table and sampling setting: [M,
+        settings]; `allowed` [C] restricts it.
+
+        Raises UserError for a setting without roots.
+        """
         best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
         for setting, pair in enumerate(self.roots.settings):
             index = (self.roots.setting == setting).nonzero()[:, 0]
@@ -195,8 +233,10 @@ def _indices(chosen: Tensor) -> Tensor:
 
 
 def draft_only(roots: Roots) -> Roots:
-    """Roots without the target's hidden states: [R, 0]. A selector made for these sees no feature of the target, see
-    `Selector.standardise`."""
+    """Roots without the target's hidden states: [R, 0].
+
+    A selector made for these sees no feature of the target, see `Selector.standardise`.
+    """
     return replace(roots, h_p_previous=torch.empty(len(roots), 0))
 
 
@@ -206,9 +246,11 @@ def roots_from_traces(
     say: Callable[[str], object] = print,
     large: Mapping[str, Column] = {},
 ) -> Roots:
-    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for every sampling setting with
-    few roots. large: columns that are not in `traces` but in files. Raises UserError if labels are missing or not finite (those
-    of a file: when they are read)."""
+    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for
+    every sampling setting with few roots. large: columns that are not in `traces` but in files.
+
+    Raises UserError if labels are missing or not finite (those of a file: when they are read).
+    """
     every = torch.arange(len(traces["context"]))
 
     def column(name: str) -> Tensor | Rows:
@@ -218,26 +260,32 @@ def roots_from_traces(
     for verifier in verifiers:
         if verifier not in traces and verifier not in large:
             raise UserError(
-                f"the traces hold no labels for {verifier}: add it to traces.verifiers and run stage=traces force=true."
+                f"the traces hold no labels for {verifier}: add it to traces.verifiers and run"
+                " stage=traces force=true."
             )
         samples[verifier] = labels = column(verifier)
         if isinstance(labels, Tensor) and not torch.isfinite(labels).all():
-            raise UserError(f"the labels of {verifier} hold NaN or infinite values; make the traces again (force=true).")
+            raise UserError(
+                f"the labels of {verifier} hold NaN or infinite values; make the traces again"
+                " (force=true)."
+            )
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
     settings = sorted(set(pairs))
     for pair in settings:
         if (count := pairs.count(pair)) < FEW_ROOTS:
             say(
-                f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than {FEW_ROOTS}: "
-                "its best static tree and its figures are mostly noise. Raise traces.train_prompts / validation_prompts, or "
-                "lower traces.stride."
+                f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than"
+                f" {FEW_ROOTS}: its best static tree and its figures are mostly noise. Raise"
+                " traces.train_prompts / validation_prompts, or lower traces.stride."
             )
     ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(traces["prompt_id"].tolist()))}
     return Roots(
         column("h_p_previous"),
         column("h_q_previous"),
         column("h_q_root"),
-        scalars=torch.stack([torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS], -1),
+        scalars=torch.stack(
+            [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS], -1
+        ),
         context=torch.from_numpy(traces["context"].copy()),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in traces["prompt_id"].tolist()]),

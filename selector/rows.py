@@ -1,7 +1,8 @@
-"""Columns of traced roots that are larger than memory: written once to a temporary file, and read from there by row.
+"""Columns of traced roots that are larger than memory: written once to a temporary file, and read
+from there by row.
 
-At the NDE paper's scale, 448,000 training roots, hidden states in half precision take 6 to 15 GB and labels 10 GB. A training
-step needs 128 rows of them.
+At the NDE paper's scale, 448,000 training roots, hidden states in half precision take 6 to 15 GB
+and labels 10 GB. A training step needs 128 rows of them.
 """
 
 import math
@@ -19,21 +20,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.units import size
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.units import size
 
 if TYPE_CHECKING:
-    from data.traces.store import TraceStore
+    from nde_talf.data.traces.store import TraceStore
 
 Batches = Callable[[], Iterator[np.ndarray]]
 WINDOW = 1 << 30
-"""Bytes of a file that this process holds mapped at once. More of it may stay in the system's cache, which gives way."""
+"""Bytes of a file that this process holds mapped at once.
+
+More of it may stay in the system's cache, which gives way.
+"""
 MAPPED = 1 << 16
 """Bytes that the system maps at most for one row that is read."""
 
 
 class Column:
-    """Rows [R, ...] of one column, in a file that is written when a row is first read and deleted with this object.
+    """Rows [R, ...] of one column, in a file that is written when a row is first read and deleted
+    with this object.
 
     Args:
         batches: yields arrays [r, ...] whose rows are those of the column, in order.
@@ -75,21 +80,29 @@ class Column:
             try:
                 with self.path.open("wb") as file:
                     for batch in self.batches():
-                        batch.astype("float16" if self.dtype == torch.half else "float32", copy=False).tofile(file)
+                        batch.astype(
+                            "float16" if self.dtype == torch.half else "float32", copy=False
+                        ).tofile(file)
             except BaseException:
                 remove()
                 raise
         with self.path.open("rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants memory that it could write to
+            mapping = mmap.mmap(
+                file.fileno(), 0, access=mmap.ACCESS_COPY
+            )  # torch wants memory that it could write to
         return mapping, torch.frombuffer(mapping, dtype=self.dtype).view(-1, *self.shape)
 
     def _check_disk(self) -> None:
         """Raise UserError, with the numbers, where the file does not fit the disk."""
-        needed, free = self.count * math.prod(self.shape) * self.dtype.itemsize, shutil.disk_usage(self.path.parent).free
+        needed, free = (
+            self.count * math.prod(self.shape) * self.dtype.itemsize,
+            shutil.disk_usage(self.path.parent).free,
+        )
         if needed > free:
             raise UserError(
-                f"{self.path.parent}: a column of the traces needs a temporary file of {size(needed)}, and its disk has "
-                f"{size(free)} left. Free some space, or set paths.checkpoints to another disk."
+                f"{self.path.parent}: a column of the traces needs a temporary file of"
+                f" {size(needed)}, and its disk has {size(free)} left. Free some space, or set"
+                " paths.checkpoints to another disk."
             )
 
     def __getstate__(self) -> dict:
@@ -125,21 +138,31 @@ class Rows:
         return self.column.mean()[self.index]
 
 
-def columns(store: "TraceStore", split: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
-    """The columns of one split: numbers and strings [R] in memory; hidden states and labels in files of `folder`, with names
-    that `remove_temporaries` knows if this process is killed. None of either if the split has no roots."""
+def columns(
+    store: "TraceStore", split: str, folder: Path
+) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
+    """The columns of one split: numbers and strings [R] in memory; hidden states and labels in
+    files of `folder`, with names that `remove_temporaries` knows if this process is killed.
+
+    None of either if the split has no roots.
+    """
     first = next(store.batches(split), {})
     large, names = {}, [name for name, values in first.items() if values.ndim > 1]
     small = store.read(split, [name for name in first if name not in names]) if first else {}
     for name in names:
         path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         dtype = torch.half if name.startswith("h_") else torch.float32
-        large[name] = Column(partial(_batches, store, split, name), path, dtype, len(small["context"]))
+        large[name] = Column(
+            partial(_batches, store, split, name), path, dtype, len(small["context"])
+        )
     return small, large
 
 
 def _batches(store: "TraceStore", split: str, name: str) -> Iterator[np.ndarray]:
     for batch in store.batches(split, [name]):
         if not np.isfinite(batch[name]).all():
-            raise UserError(f"{store.folder}: {name} holds NaN or infinite values; make the traces again (force=true).")
+            raise UserError(
+                f"{store.folder}: {name} holds NaN or infinite values; make the traces again"
+                " (force=true)."
+            )
         yield batch[name]

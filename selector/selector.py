@@ -1,4 +1,6 @@
-"""The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and JSON."""
+"""The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and
+JSON.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,20 +11,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoding.actions import TREES, Action
-from decoding.common.card import write_card
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, reading, write_atomically, write_json
-from decoding.common.formats import Format
-from decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
-from decoding.common.typed import typed
-from decoding.verification import VERIFIERS, Verifier
-from selector.latency import LatencyTable, StepCosts, context_counts
-from selector.objective import best_static
-from selector.roots import INPUT_SCALARS, OF_TARGET
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.card import write_card
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
+from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.rules import VERIFIERS, Verifier
+from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.objective import best_static
+from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
-UPGRADES = {4: dict, 5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}}}
+UPGRADES = {
+    4: dict,
+    5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}},
+}
 FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
@@ -38,9 +43,14 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 
 
 def selectable(names: Sequence[str], where: str) -> list[Verifier]:
-    """The rules called `names`, among which a selector may choose. Raises UserError, naming the key or file `where`, for one
-    that is not lossless on every delayed tree at every temperature: a selector drafts these, whichever rule it chooses."""
-    fitting = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
+    """The rules called `names`, among which a selector may choose.
+
+    Raises UserError, naming the key or file `where`, for one that is not lossless on every delayed
+    tree at every temperature: a selector drafts these, whichever rule it chooses.
+    """
+    fitting = [
+        name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"
+    ]
     if not names:
         raise UserError(f"{where}: it names no verifier; choose from {', '.join(fitting)}.")
     for name in names:
@@ -52,7 +62,9 @@ def selectable(names: Sequence[str], where: str) -> list[Verifier]:
         elif name in VERIFIERS:
             kinds = ", ".join(sorted(VERIFIERS[name].trees))
             why = f"it takes trees of kind {kinds}, but a selector drafts 'delayed' trees"
-        raise UserError(f"{where}: a selector cannot choose {name}: {why}. Choose from {', '.join(fitting)}.")
+        raise UserError(
+            f"{where}: a selector cannot choose {name}: {why}. Choose from {', '.join(fitting)}."
+        )
     return [VERIFIERS[name] for name in names]
 
 
@@ -63,22 +75,27 @@ def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
 
 @dataclass(frozen=True)
 class SelectorSchema:
-    """What a selector was made for. Raises UserError for a verifier that does not take delayed trees.
+    """What a selector was made for.
+
+    Raises UserError for a verifier that does not take delayed trees.
 
     Attributes:
-        target_hidden: size of the target's hidden states; 0: it looks at the draft's features alone.
+        target_hidden: size of the target's hidden states; 0: it looks at the draft's features
+            alone.
         draft_hidden: size of the draft's hidden states.
         verifiers: among which it chooses, or the one whose trees it chooses.
         settings: (temperature, top-p) it was trained under.
-        learned: for each of the settings, whether the network chooses; if not, choosing did not win there in cross-validation,
-            and the best static action is taken.
+        learned: for each of the settings, whether the network chooses; if not, choosing did not win
+            there in cross-validation, and the best static action is taken.
         sharpness: see `Selector`.
         width: of the projections of the hidden states.
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
         pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
-        draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is; empty: not known.
-        pair: fingerprints of the models, "target" and "draft", see `selector.fingerprint`; empty: not known.
+        draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is;
+            empty: not known.
+        pair: fingerprints of the models, "target" and "draft", see `nde_talf.selector.fingerprint`;
+            empty: not known.
     """
 
     target_hidden: int
@@ -99,19 +116,30 @@ class SelectorSchema:
 
     def check(self) -> None:
         """Raise ValueError for numbers that no training gives: where a schema was read from a file."""
-        sizes = {"target_hidden": self.target_hidden, "draft_hidden": self.draft_hidden, "width": self.width}
+        sizes = {
+            "target_hidden": self.target_hidden,
+            "draft_hidden": self.draft_hidden,
+            "width": self.width,
+        }
         for name, size in {**sizes, "hidden": min(self.hidden)}.items():
             if size < (smallest := int(name != "target_hidden")):
                 raise ValueError(f"'{name}' is {size}, and has to be at least {smallest}")
         if not self.settings or len(self.learned) != len(self.settings):
-            raise ValueError(f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}")
-        for temperature, top_p in [*self.settings, *([self.draft_setting] if self.draft_setting else [])]:
+            raise ValueError(
+                f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}"
+            )
+        for temperature, top_p in [
+            *self.settings,
+            *([self.draft_setting] if self.draft_setting else []),
+        ]:
             if temperature < 0 or not 0 < top_p <= 1:
                 raise ValueError(f"({temperature}, {top_p}) is no pair of temperature and top-p")
         if any(len(own) <= 3 for own in self.pair.values()):
             raise ValueError("'pair' holds a fingerprint without numbers")
         if self.pricing not in ("table", "eq11") or self.sharpness < 0 or not 0 <= self.dropout < 1:
-            raise ValueError("'pricing', 'sharpness' or 'dropout' is none that a selector is trained with")
+            raise ValueError(
+                "'pricing', 'sharpness' or 'dropout' is none that a selector is trained with"
+            )
 
     @property
     def actions(self) -> int:
@@ -120,7 +148,8 @@ class SelectorSchema:
 
 
 class SelectorNetwork(nn.Module):
-    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) -> one logit for each action.
+    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) ->
+    one logit for each action.
 
     Without target features (`SelectorSchema.target_hidden`) the first part is left out.
     """
@@ -128,8 +157,14 @@ class SelectorNetwork(nn.Module):
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         width, (first, second) = schema.width, schema.hidden
-        sizes = [size for size in (schema.target_hidden, schema.draft_hidden, schema.draft_hidden) if size]
-        self.projections = nn.ModuleList(nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes)
+        sizes = [
+            size
+            for size in (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+            if size
+        ]
+        self.projections = nn.ModuleList(
+            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes
+        )
         self.mlp = nn.Sequential(
             nn.Linear(len(sizes) * width + len(INPUT_SCALARS), first),
             nn.GELU(),
@@ -155,11 +190,12 @@ class SelectorNetwork(nn.Module):
 class Selector(nn.Module):
     """Raw features and the actions' seconds in, logits over actions (verifier, tree) out.
 
-    The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of how many tokens an action will
-    yield, the machine's latency table says what it costs. With sharpness 0 they are the network's alone, as in the NDE paper,
-    and a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_contexts` [settings,
-    G] are every action's mean E[tau + 1] and the contexts of the training roots (`context_counts`), which give the best static
-    action on any machine.
+    The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of
+    how many tokens an action will yield, the machine's latency table says what it costs. With
+    sharpness 0 they are the network's alone, as in the NDE paper, and a machine is known by its
+    one-token latencies only. `static_efficiency` [settings, C] and `static_contexts` [settings, G]
+    are every action's mean E[tau + 1] and the contexts of the training roots (`context_counts`),
+    which give the best static action on any machine.
 
     table: the latency table that it was trained under, if it is known; exported with it.
     """
@@ -176,19 +212,33 @@ class Selector(nn.Module):
         self.network = SelectorNetwork(schema)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
-        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), schema.actions, dtype=torch.float64))
-        self.register_buffer("static_contexts", torch.ones(len(schema.settings), 1, dtype=torch.long))
+        self.register_buffer(
+            "static_efficiency",
+            torch.ones(len(schema.settings), schema.actions, dtype=torch.float64),
+        )
+        self.register_buffer(
+            "static_contexts", torch.ones(len(schema.settings), 1, dtype=torch.long)
+        )
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred. Without target features, those
-        that need the target become 0, whatever they are."""
+        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred.
+
+        Without target features, those that need the target become 0, whatever they are.
+        """
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
         if not self.schema.target_hidden:
             self.scale[OF_TARGET] = 0
 
-    def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
+    def forward(
+        self,
+        h_p_previous: Tensor,
+        h_q_previous: Tensor,
+        h_q_root: Tensor,
+        scalars: Tensor,
+        seconds: Tensor,
+    ) -> Tensor:
         """Logits [B, C].
 
         Args:
@@ -198,13 +248,16 @@ class Selector(nn.Module):
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
             seconds: [B, C] of every action.
         """
-        outputs = self.network((h_p_previous, h_q_previous, h_q_root), (scalars - self.mean) * self.scale)
+        outputs = self.network(
+            (h_p_previous, h_q_previous, h_q_root), (scalars - self.mean) * self.scale
+        )
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
     def static_action(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
-        """The one action that is taken under this sampling setting, the best static one, where choosing did not win under the
-        nearest setting trained under; else None."""
+        """The one action that is taken under this sampling setting, the best static one, where
+        choosing did not win under the nearest setting trained under; else None.
+        """
         settings, pair = torch.tensor(self.schema.settings), torch.tensor([temperature, top_p])
         nearest = int((settings - pair).abs().sum(-1).argmin())
         if self.schema.learned[nearest]:
@@ -213,13 +266,23 @@ class Selector(nn.Module):
         return best_static(self.static_efficiency[nearest].cpu()[None], seconds[None])
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write weights, `config.json`, the latency table and their `checksums.json` into `folder`, all or nothing."""
+        """Write weights, `config.json`, the latency table and their `checksums.json` into `folder`,
+        all or nothing.
+        """
         selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
             temporary.mkdir(parents=True)
-            save_file({k: v.contiguous() for k, v in self.state_dict().items()}, temporary / "model.safetensors")
-            config = {"format": FORMAT.number, **asdict(self.schema), "scalars": INPUT_SCALARS, "trees": TREES}
+            save_file(
+                {k: v.contiguous() for k, v in self.state_dict().items()},
+                temporary / "model.safetensors",
+            )
+            config = {
+                "format": FORMAT.number,
+                **asdict(self.schema),
+                "scalars": INPUT_SCALARS,
+                "trees": TREES,
+            }
             write_json(temporary / "config.json", config)
             if self.table is not None:
                 self.table.save(temporary / TABLE)
@@ -229,38 +292,70 @@ class Selector(nn.Module):
         write_atomically(Path(folder), write)
 
     def write_card(
-        self, folder: Path, facts: Mapping[str, Any] | None = None, figures: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        facts: Mapping[str, Any] | None = None,
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the model card of an export (`decoding.common.card`). facts: what it was trained on. figures: of held-out
-        roots."""
+        """Write the model card of an export (`nde_talf.decoding.common.card`). facts: what it was
+        trained on. figures: of held-out roots.
+        """
         schema = self.schema
         known = {
             "verifiers": schema.verifiers,
             "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
-            "chooses by context there": ["yes" if learned else "no: the best static tree" for learned in schema.learned],
-            "hidden sizes of target and draft": (schema.target_hidden or "not looked at", schema.draft_hidden),
+            "chooses by context there": [
+                "yes" if learned else "no: the best static tree" for learned in schema.learned
+            ],
+            "hidden sizes of target and draft": (
+                schema.target_hidden or "not looked at",
+                schema.draft_hidden,
+            ),
         }
         about = (
-            "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree Expansion): at every step "
-            "it chooses the tree that gives most tokens a second. The text, or its law, does not depend on it. It fits the "
-            "pair of models that it was trained beside, and prices trees by the latency table in this folder."
+            "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
+            " Expansion): at every step it chooses the tree that gives most tokens a second. The"
+            " text, or its law, does not depend on it. It fits the pair of models that it was"
+            " trained beside, and prices trees by the latency table in this folder."
         )
         title = f"Selector of draft trees ({', '.join(schema.verifiers)})"
-        write_card(folder, title, about, USE, ["speculative-decoding", "selector"], None, {**known, **(facts or {})}, figures)
+        write_card(
+            folder,
+            title,
+            about,
+            USE,
+            ["speculative-decoding", "selector"],
+            None,
+            {**known, **(facts or {})},
+            figures,
+        )
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Selector":
-        """Load an exported selector. Raises UserError if `folder` holds none, one of another input schema, one that is not as
-        it was written, or one with a verifier that does not take delayed trees."""
+        """Load an exported selector.
+
+        Raises UserError if `folder` holds none, one of another input schema, one that is not as it
+        was written, or one with a verifier that does not take delayed trees.
+        """
         folder = Path(folder)
         path, weights = folder / "config.json", folder / "model.safetensors"
         if not path.exists():
-            raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
+            raise UserError(
+                f"{folder}: it holds no selector (config.json is missing); run stage=selector"
+                " first."
+            )
         config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
-        ours = {"format": FORMAT.number, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
+        ours = {
+            "format": FORMAT.number,
+            "scalars": list(INPUT_SCALARS),
+            "trees": [list(tree) for tree in TREES],
+        }
         for key, value in ours.items():
             if config.pop(key, None) != value:
-                raise UserError(f"{folder}: its selector was exported with other {key} than this version reads: retrain it.")
+                raise UserError(
+                    f"{folder}: its selector was exported with other {key} than this version reads:"
+                    " retrain it."
+                )
         with reading(path, FORMAT.again):
             selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
             schema: SelectorSchema = typed(config, SelectorSchema)
@@ -270,13 +365,25 @@ class Selector(nn.Module):
         settings = len(schema.settings)
         found = read_tensors(weights, FORMAT.again)
         old = found.get("static_context")  # up to format 5: one context, the mean
-        if old is not None and not old.is_floating_point() and 0 <= old.min() <= old.max() < 1 << 24:
-            found["static_contexts"] = torch.stack([context_counts(x[None]) for x in found.pop("static_context")])
-        fault = mismatch(likes(found), declared | {"static_contexts": Like((settings, None), INTEGER)})
-        if not fault and (found["static_contexts"].min() < 0 or not found["static_contexts"].any(-1).all()):
+        if (
+            old is not None
+            and not old.is_floating_point()
+            and 0 <= old.min() <= old.max() < 1 << 24
+        ):
+            found["static_contexts"] = torch.stack(
+                [context_counts(x[None]) for x in found.pop("static_context")]
+            )
+        fault = mismatch(
+            likes(found), declared | {"static_contexts": Like((settings, None), INTEGER)}
+        )
+        if not fault and (
+            found["static_contexts"].min() < 0 or not found["static_contexts"].any(-1).all()
+        ):
             fault = "its tensor static_contexts counts nothing"
         if fault:
-            raise UserError(f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}.")
+            raise UserError(
+                f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}."
+            )
         selector = cls(schema)
         selector.static_contexts = found["static_contexts"]
         selector.load_state_dict(found)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from math import inf
 
-from decoding.common.errors import UserError
-from decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
-from decoding.names import LABELLED, ON_PATHS
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
+from nde_talf.decoding.names import LABELLED, ON_PATHS
 
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
 """Keys that an earlier version had, and what they are called now."""
@@ -36,43 +36,61 @@ class SelectorConfig:
     Raises UserError, naming the key, for a value that cannot work.
     """
 
-    verifiers: list[str] = choice(["traversal", "specinfer"], (*LABELLED, *ON_PATHS), entries=(1, inf))
+    verifiers: list[str] = choice(
+        ["traversal", "specinfer"], (*LABELLED, *ON_PATHS), entries=(1, inf)
+    )
     """A selector is trained for each of these verification rules, on its labels."""
     across: bool = False
     """Train one more selector, which chooses the verifier too."""
     tables: list[str] = allowed(["measured"], replace(TEXT, entries=(1, inf)))
-    """Latency tables to train on and evaluate under: "measured" (stage=latency), names of configs/latency, or files."""
+    """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
+    configs/latency, or files.
+    """
     pricing: str = choice("table", PRICING)
-    """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11", Eq. 11 of the NDE paper."""
+    """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11",
+    Eq. 11 of the NDE paper.
+    """
     features: str = choice("both", FEATURES)
-    """Whose hidden states and distributions the network sees: "both" models', or "draft", the draft's alone, for engines that
-    do not hand out the target's, such as vLLM."""
+    """Whose hidden states and distributions the network sees: "both" models', or "draft", the
+    draft's alone, for engines that do not hand out the target's, such as vLLM.
+    """
     width: int | None = number(None, 1, 65_536, example=128)
-    """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's hidden size, 32 to 128,
-    which is the NDE paper's."""
+    """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
+    hidden size, 32 to 128, which is the NDE paper's.
+    """
     hidden: list[int] | None = number(None, 1, 65_536, entries=(2, 2), example=[512, 32])
-    """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has 512 and 32."""
+    """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has
+    512 and 32.
+    """
     dropout: float = number(0.1, 0, 1, below=True)
     """Dropout after each hidden layer, in training."""
     initialisation: str = choice("static", INITIALISATIONS)
-    """Which policy training starts from: "static", the trees that are best over all training roots, or "random", torch's own
-    initial weights, as in the NDE paper."""
+    """Which policy training starts from: "static", the trees that are best over all training roots,
+    or "random", torch's own initial weights, as in the NDE paper.
+    """
     sharpness: float = number(20.0, 0, 1e6)
-    """Logits are sharpness x (network - log seconds). With 0 they are the network's own, as in the NDE paper, and
-    regression_weight has no effect."""
+    """Logits are sharpness x (network - log seconds).
+
+    With 0 they are the network's own, as in the NDE paper, and regression_weight has no effect.
+    """
     policy_weight: float = number(1.0, 0, 1e6)
     """Weight of all of Eq. 12."""
     tail_weight: float = number(1.0, 0, 1e6)
-    """lambda of Eq. 12: weight of the roots where the policy loses most against the best static tree. 0: without that term."""
+    """lambda of Eq. 12: weight of the roots where the policy loses most against the best static
+    tree. 0: without that term.
+    """
     tail_fraction: float = number(0.05, 0, 1, above=True)
     """alpha of Eq. 12: the fraction of a batch's roots in that term."""
     regression_weight: float = number(4.0, 0, 1e6)
-    """Weight of the deviance of the expected tokens that the network predicts. 0: without that term."""
+    """Weight of the deviance of the expected tokens that the network predicts. 0: without that
+    term.
+    """
     entropy_weight: float = number(0.003, 0, 1e6)
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
     weighting: str = choice("visits", WEIGHTINGS)
-    """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best static tree starts a step
-    there, or "roots", all the same, as in the NDE paper."""
+    """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best
+    static tree starts a step there, or "roots", all the same, as in the NDE paper.
+    """
     lr: float = number(1e-3, 0, 10, above=True)
     """Peak learning rate; it falls to zero along a cosine."""
     weight_decay: float = number(0.1, 0, 1000)
@@ -84,21 +102,28 @@ class SelectorConfig:
     patience: int = number(5, 1, 1_000_000)
     """Epochs without better held-out throughput before a fold's training stops."""
     folds: int = number(4, 2, 1000)
-    """Parts of the training prompts; each is held out once, to find how long to train and where choosing wins."""
+    """Parts of the training prompts; each is held out once, to find how long to train and where
+    choosing wins.
+    """
     fallback: bool = True
-    """Export the best static tree for a sampling setting where choosing does not win by min_gain. false: always the network,
-    as in the NDE paper."""
+    """Export the best static tree for a sampling setting where choosing does not win by min_gain.
+    false: always the network, as in the NDE paper.
+    """
     min_gain: float = number(0.02, -1, 10)
-    """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not, the best static tree is
-    exported for that setting. 0.02 is about what choosing costs."""
+    """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not,
+    the best static tree is exported for that setting. 0.02 is about what choosing costs.
+    """
     devices: int = number(1, 1, 1024)
     """Processes that share the batches (DDP)."""
     seed: int = number(0, 0, SEED)
     """Of the initial weights, the order of the roots and dropout."""
 
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
-        """`width` and `hidden` for a draft of this hidden size. For example 32 and (128, 32) for 128, and the paper's 128 and
-        (512, 32) from 512 on. The paper's models are thousands of units wide; beside a small pair its network is slow."""
+        """`width` and `hidden` for a draft of this hidden size.
+
+        For example 32 and (128, 32) for 128, and the paper's 128 and (512, 32) from 512 on. The
+        paper's models are thousands of units wide; beside a small pair its network is slow.
+        """
         width = self.width or max(32, min(128, draft_hidden // 4))
         first, second = self.hidden or (4 * width, 32)
         return width, (first, second)
@@ -108,6 +133,6 @@ class SelectorConfig:
         for name in self.verifiers:
             if name in ON_PATHS:
                 raise UserError(
-                    f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
-                    f"{ON_PATHS[name]}, which is the same on a path."
+                    f"selector.verifiers: {name} verifies single paths, and a selector chooses"
+                    f" among trees: use {ON_PATHS[name]}, which is the same on a path."
                 )

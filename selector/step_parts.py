@@ -1,9 +1,12 @@
-"""The parts of a step from measured steps: least squares and isotonic fits, pure functions of times.
+"""The parts of a step from measured steps: least squares and isotonic fits, pure functions of
+times.
 
-draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target ran before it, so the
-                                                      draft's weights are cold.
-what deeper trees take more                       ->  draft: a later pass, warm, by the width of its level, and
-                                                      second: what the first of them takes more than the others
+draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target
+                                                      ran before it, so the draft's weights are
+                                                      cold.
+what deeper trees take more                       ->  draft: a later pass, warm, by the width of its
+                                                      level, and second: what the first of them
+                                                      takes more than the others
 target phase                                      ->  target: a pass over n nodes
 all else                                          ->  verify: warping, the rule, commits
 """
@@ -14,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decoding.actions import L2_MAX, Action
-from selector.latency import NODES, WIDTHS, LatencyTable
+from nde_talf.decoding.actions import L2_MAX, Action
+from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable
 
 PROBES = tuple(
     Action(*action)
@@ -28,8 +31,9 @@ PROBES = tuple(
 
 
 class Probed(NamedTuple):
-    """One step. context: index of its context; seconds: of the phases draft, target and all else; timed: whether the decoder
-    waited for the device at the end of every phase."""
+    """One step. context: index of its context; seconds: of the phases draft, target and all else;
+    timed: whether the decoder waited for the device at the end of every phase.
+    """
 
     context: int
     action: Action
@@ -39,20 +43,31 @@ class Probed(NamedTuple):
     seconds: tuple[float, float, float]
 
 
-def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]) -> LatencyTable:
-    """The parts whose sums are closest to what `steps` took, none of which falls with tokens or with context.
+def fit_table(
+    steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]
+) -> LatencyTable:
+    """The parts whose sums are closest to what `steps` took, none of which falls with tokens or
+    with context.
 
-    levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its branches; empty where equal
-    draws are not merged.
+    levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
+    branches; empty where equal draws are not merged.
     """
     cells: dict[tuple, list[Probed]] = defaultdict(list)
     for step in steps:
         if step.timed:
             cells[step.context, step.action].append(step)
     means = {key: _middle([step.seconds for step in own]) for key, own in cells.items()}
-    nodes = {action: float(np.mean([step.nodes for step in steps if step.action == action])) for action in PROBES}
-    branches = [[_mean([own[d] for own in levels.get(k, ()) if len(own) > d], k) for d in range(L2_MAX)] for k in WIDTHS]
-    shallow, deep = ([action for action in PROBES if (action.depth > 1) == is_deep] for is_deep in (False, True))
+    nodes = {
+        action: float(np.mean([step.nodes for step in steps if step.action == action]))
+        for action in PROBES
+    }
+    branches = [
+        [_mean([own[d] for own in levels.get(k, ()) if len(own) > d], k) for d in range(L2_MAX)]
+        for k in WIDTHS
+    ]
+    shallow, deep = (
+        [action for action in PROBES if (action.depth > 1) == is_deep] for is_deep in (False, True)
+    )
     rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
     first, second, draft, target = [], [], [], []
     for index in range(len(contexts)):
@@ -72,11 +87,14 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
         for step in steps:
             if step.timed and step.verifier == name:
                 took[step.action].append(step.seconds[2])
-        verify[name] = _at([nodes[a] for a in took], [float(_middle(own)) for own in took.values()], NODES)
+        verify[name] = _at(
+            [nodes[a] for a in took], [float(_middle(own)) for own in took.values()], NODES
+        )
     factor = _untimed_factor(steps)
     parts = {"first": first, "second": second, "draft": draft, "target": target}
     spread = [
-        np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / means[key].sum() for key, own in cells.items()
+        np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / means[key].sum()
+        for key, own in cells.items()
     ]
     return LatencyTable(
         contexts,
@@ -85,13 +103,19 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
         verify={name: (factor * times).tolist() for name, times in verify.items()},
         branches=branches if levels else [],
         spread=float(np.median(spread)),
-        **{name: (factor * np.maximum(rising(np.array(part)), 1e-9)).tolist() for name, part in parts.items()},
+        **{
+            name: (factor * np.maximum(rising(np.array(part)), 1e-9)).tolist()
+            for name, part in parts.items()
+        },
     )
 
 
 def rising(values: np.ndarray) -> np.ndarray:
-    """Isotonic regression by pooling adjacent violators: the closest sequence, in least squares, that does not fall along the
-    first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4]. Rows that rise on their own still do afterwards."""
+    """Isotonic regression by pooling adjacent violators: the closest sequence, in least squares,
+    that does not fall along the first axis.
+
+    Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4]. Rows that rise on their own still do afterwards.
+    """
     if values.ndim > 1:
         return np.stack([rising(column) for column in values.T], -1)
     blocks: list[tuple[float, int]] = []
@@ -105,7 +129,9 @@ def rising(values: np.ndarray) -> np.ndarray:
 
 
 def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
-    """Seconds at `knots`, from an isotonic fit to the points; beyond the largest point along the fit's overall slope."""
+    """Seconds at `knots`, from an isotonic fit to the points; beyond the largest point along the
+    fit's overall slope.
+    """
     order = np.argsort(nodes, kind="stable")
     x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
     slope = (y[-1] - y[0]) / max(1.0, x[-1] - x[0])
@@ -113,7 +139,9 @@ def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.nd
 
 
 def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
-    """[widths]: how many later draft passes of each width an action takes, those between two widths shared out."""
+    """[widths]: how many later draft passes of each width an action takes, those between two widths
+    shared out.
+    """
     trunk = min(action.l1, action.depth - 1)
     below = action.depth - 1 - trunk
     levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
@@ -122,7 +150,10 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
 
 def _untimed_factor(steps: Sequence[Probed]) -> float:
     """What a step takes over what it takes where the host waits for the device after every phase."""
-    totals: dict[bool, dict[tuple, list[float]]] = {True: defaultdict(list), False: defaultdict(list)}
+    totals: dict[bool, dict[tuple, list[float]]] = {
+        True: defaultdict(list),
+        False: defaultdict(list),
+    }
     for step in steps:
         totals[step.timed][step.context, step.action].append(sum(step.seconds))
     ratios = [np.median(own) / np.median(totals[True][key]) for key, own in totals[False].items()]

@@ -1,4 +1,6 @@
-"""Training a selector with Lightning: Eq. 12 on labelled roots, early stopping on held-out throughput."""
+"""Training a selector with Lightning: Eq. 12 on labelled roots, early stopping on held-out
+throughput.
+"""
 
 import math
 import time
@@ -15,32 +17,60 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, check_inputs, fingerprint, resumable, sampled, save
-from decoding.common.errors import UserError
-from decoding.common.files import remove
-from decoding.common.training_bar import TrainingBar
-from selector.latency import context_counts
-from selector.objective import deviance, policy_throughput, selector_loss, visits
-from selector.roots import PricedRoots
-from selector.selector import Selector, SelectorSchema
-from selector.settings import SelectorConfig
+from nde_talf.decoding.common.checkpoint import (
+    BEFORE,
+    CHECKPOINT,
+    WholeFile,
+    check_inputs,
+    fingerprint,
+    resumable,
+    sampled,
+    save,
+)
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import remove
+from nde_talf.decoding.common.training_bar import TrainingBar
+from nde_talf.selector.latency import context_counts
+from nde_talf.selector.objective import deviance, policy_throughput, selector_loss, visits
+from nde_talf.selector.roots import PricedRoots
+from nde_talf.selector.selector import Selector, SelectorSchema
+from nde_talf.selector.settings import SelectorConfig
 
-UNPRICED_SHARPNESS = 20.0  # how strongly a network that has to learn prices prefers, at first, what is best throughout
-CHECKPOINT_SECONDS = 2.0  # a checkpoint is written after the first epoch that ends this long after the last one
+# how strongly a network that has to learn prices prefers, at first, what is best throughout
+UNPRICED_SHARPNESS = 20.0
+CHECKPOINT_SECONDS = (
+    2.0  # a checkpoint is written after the first epoch that ends this long after the last one
+)
 GAIN = "held_out_log_tps_argmax"  # of the actions that decoding takes; what stops a training
 
 
 def cosine(step: int, steps: int) -> float:
-    """The fraction of the peak learning rate at a step: 1 at the first, 0 at the last, a cosine between."""
+    """The fraction of the peak learning rate at a step: 1 at the first, 0 at the last, a cosine
+    between.
+    """
     return (1 + math.cos(math.pi * step / steps)) / 2
 
 
 class SelectorModule(pl.LightningModule):
-    """Lightning's view of a training. Batches are (index,) into the roots, whose tensors it holds."""
+    """Lightning's view of a training.
 
-    def __init__(self, selector: Selector, config: SelectorConfig, training: PricedRoots, validation: PricedRoots):
+    Batches are (index,) into the roots, whose tensors it holds.
+    """
+
+    def __init__(
+        self,
+        selector: Selector,
+        config: SelectorConfig,
+        training: PricedRoots,
+        validation: PricedRoots,
+    ):
         super().__init__()
-        self.selector, self.config, self.training_roots, self.validation_roots = selector, config, training, validation
+        self.selector, self.config, self.training_roots, self.validation_roots = (
+            selector,
+            config,
+            training,
+            validation,
+        )
         self._static = training.static()  # [tables, settings]
         self._weights: list[Tensor] = []  # by table, of the training roots; empty: all 1
         if config.weighting == "visits":
@@ -49,28 +79,50 @@ class SelectorModule(pl.LightningModule):
 
     @cached_property
     def inputs(self) -> str:
-        """Fingerprint of the settings, the roots and their prices: a checkpoint of others is not resumed from."""
+        """Fingerprint of the settings, the roots and their prices: a checkpoint of others is not
+        resumed from.
+        """
         parts = [
-            (each.verifiers, each.roots.scalars, each.roots.setting, each.roots.prompt, each.labels(sampled(len(each))))
+            (
+                each.verifiers,
+                each.roots.scalars,
+                each.roots.setting,
+                each.roots.prompt,
+                each.labels(sampled(len(each))),
+            )
             for each in (self.training_roots, self.validation_roots)
         ]
-        return fingerprint(self.config, parts, [(costs.rule, costs.table) for costs in self.training_roots.costs])
+        return fingerprint(
+            self.config, parts, [(costs.rule, costs.table) for costs in self.training_roots.costs]
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["inputs"] = self.inputs
 
-    def _policy(self, roots: PricedRoots, index: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _policy(
+        self, roots: PricedRoots, index: Tensor, table: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
-        static, seconds = self._static[table, roots.roots.setting[index]], roots.priced(table, index)[1]
+        static, seconds = (
+            self._static[table, roots.roots.setting[index]],
+            roots.priced(table, index)[1],
+        )
         return roots.logits(self.selector, table, index), roots.labels(index), seconds, static
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
-        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
+        torch.manual_seed(
+            self.config.seed * 1_000_003 + self.global_step
+        )  # dropout, the same after a resume
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        loss = torch.stack([self._loss(batch[0], table) for table in range(len(self.training_roots.costs))]).mean()
+        loss = torch.stack(
+            [self._loss(batch[0], table) for table in range(len(self.training_roots.costs))]
+        ).mean()
         if not torch.isfinite(loss):
-            raise UserError(f"selector: the loss became {float(loss)} at step {self.global_step}; lower selector.lr.")
+            raise UserError(
+                f"selector: the loss became {float(loss)} at step {self.global_step}; lower"
+                " selector.lr."
+            )
         self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
@@ -80,23 +132,40 @@ class SelectorModule(pl.LightningModule):
         logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
         weights = self._weights[table][index] if self._weights else None
         loss = config.policy_weight * selector_loss(
-            logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight, weights
+            logits,
+            efficiency,
+            seconds,
+            base,
+            config.tail_weight,
+            config.tail_fraction,
+            config.entropy_weight,
+            weights,
         )
         if config.regression_weight and config.sharpness:
-            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency, weights)
+            loss = loss + config.regression_weight * deviance(
+                logits / config.sharpness + seconds.log(), efficiency, weights
+            )
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        """Log throughput against the best static actions, by sampling setting and table, of the policy and of its argmax."""
+        """Log throughput against the best static actions, by sampling setting and table, of the
+        policy and of its argmax.
+        """
         roots, index = self.validation_roots, batch[0]
         setting = roots.roots.setting[index]
         gains: dict[str, list[Tensor]] = {"held_out_log_tps": [], GAIN: []}
         for table in range(len(roots.costs)):
             logits, efficiency, seconds, base = self._policy(roots, index, table)
             soft = logits.softmax(-1)
-            hard, static = (torch.zeros_like(soft).scatter_(-1, a[:, None], 1.0) for a in (logits.argmax(-1), base))
+            hard, static = (
+                torch.zeros_like(soft).scatter_(-1, a[:, None], 1.0)
+                for a in (logits.argmax(-1), base)
+            )
             for own in (setting == s for s in setting.unique()):
-                *rates, plain = (total_throughput(x[own], efficiency[own], seconds[own]) for x in (soft, hard, static))
+                *rates, plain = (
+                    total_throughput(x[own], efficiency[own], seconds[own])
+                    for x in (soft, hard, static)
+                )
                 for values, rate in zip(gains.values(), rates, strict=True):
                     values.append((rate / plain).log())
         for name, values in gains.items():
@@ -104,28 +173,41 @@ class SelectorModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW; the learning rate falls to zero at the last step."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
+        )
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second over the texts of B roots (a scalar): Eq. 4 at every root, whose seconds per token add up."""
+    """Tokens per second over the texts of B roots (a scalar): Eq. 4 at every root, whose seconds
+    per token add up.
+    """
     return 1 / (1 / policy_throughput(policy, efficiency, seconds)).mean()
 
 
 def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     """An untrained selector that knows its inputs' scales and the static actions.
 
-    With initialisation="static" it prefers what is best over all training roots: of every action the network predicts the
-    tokens a step over their texts, or, where it has to know prices too, the throughput. Training then learns where to deviate.
-    With "random" the network is as torch initialises it.
+    With initialisation="static" it prefers what is best over all training roots: of every action
+    the network predicts the tokens a step over their texts, or, where it has to know prices too,
+    the throughput. Training then learns where to deviate. With "random" the network is as torch
+    initialises it.
     """
     roots, settings = training.roots, tuple(training.roots.settings)
     sizes, learned = (roots.h_p_previous.shape[1], roots.h_q_root.shape[1]), (True,) * len(settings)
     schema = SelectorSchema(
-        *(*sizes, training.verifiers, settings, learned, config.sharpness, *config.widths(sizes[1]), config.dropout),
+        *(
+            *sizes,
+            training.verifiers,
+            settings,
+            learned,
+            config.sharpness,
+            *config.widths(sizes[1]),
+            config.dropout,
+        ),
         pricing=training.costs[0].rule,
     )
     selector = Selector(schema)
@@ -145,7 +227,10 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         here = roots.setting == setting
         selector.static_efficiency[setting] = training.mean_tokens(here.nonzero()[:, 0])
         counts[setting] = context_counts(roots.context[here])
-    selector.static_contexts, selector.table = pad_sequence(counts, batch_first=True), training.costs[0].table
+    selector.static_contexts, selector.table = (
+        pad_sequence(counts, batch_first=True),
+        training.costs[0].table,
+    )
     return selector
 
 
@@ -158,9 +243,12 @@ def fit_selector(
     progress: bool = True,
     stop_early: bool = True,
 ) -> tuple[Selector, int]:
-    """Train on `training`; the selector and the epochs it has seen. With stop_early, those of the epoch with the best
-    throughput on `validation`; else the last. `folder` receives checkpoints; a killed training resumes from the last one and
-    ends with the weights it would have had."""
+    """Train on `training`; the selector and the epochs it has seen.
+
+    With stop_early, those of the epoch with the best throughput on `validation`; else the last.
+    `folder` receives checkpoints; a killed training resumes from the last one and ends with the
+    weights it would have had.
+    """
     pl.seed_everything(config.seed, verbose=False)
     selector = new_selector(training, config)
     module = SelectorModule(selector, config, training, validation)
@@ -191,7 +279,8 @@ def fit_selector(
     found = best.stored(resumed) if resumed else None
     if not (found and found["ended"]):
         indices, batch = _indices(training), -(-config.batch // config.devices)
-        # With one replica this sampler is a plain shuffle whose order is a pure function of (seed, epoch).
+        # With one replica this sampler is a plain shuffle whose order is a pure function of (seed,
+        # epoch).
         order: DistributedSampler | None = None
         if config.devices == 1:
             order = DistributedSampler(indices, num_replicas=1, rank=0, seed=config.seed)
@@ -209,8 +298,10 @@ def fit_selector(
 
 
 class BestEpoch(Checkpoint):
-    """Writes `path` after the last epoch, and after one every so many seconds; and in it the weights of the epoch that a
-    training returns: that with the highest `monitor` so far, or the last."""
+    """Writes `path` after the last epoch, and after one every so many seconds; and in it the
+    weights of the epoch that a training returns: that with the highest `monitor` so far, or the
+    last.
+    """
 
     def __init__(self, path: Path, monitor: str | None):
         self.path, self.monitor = path, monitor
@@ -219,7 +310,9 @@ class BestEpoch(Checkpoint):
 
     @property
     def state_key(self) -> str:
-        return f"BestEpoch[{self.monitor}], static_contexts"  # a checkpoint without these is of an earlier version
+        return (  # a checkpoint without these is of an earlier version
+            f"BestEpoch[{self.monitor}], static_contexts"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return self.found
@@ -235,7 +328,9 @@ class BestEpoch(Checkpoint):
         """After validation, and after the callback that stops early."""
         score = float(trainer.callback_metrics[self.monitor]) if self.monitor else None
         if score is None or self.found["score"] is None or score > self.found["score"]:
-            weights = {name: value.detach().cpu().clone() for name, value in pl_module.state_dict().items()}
+            weights = {
+                name: value.detach().cpu().clone() for name, value in pl_module.state_dict().items()
+            }
             self.found |= {"score": score, "epoch": trainer.current_epoch, "weights": weights}
         self.found["ended"] = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         due = self.found["ended"] or time.monotonic() - self._written >= CHECKPOINT_SECONDS

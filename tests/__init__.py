@@ -1,4 +1,7 @@
-"""The tests, and helpers that several of them share. A module of tests imports helpers, never another module of tests."""
+"""The tests, and helpers that several of them share.
+
+A module of tests imports helpers, never another module of tests.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""README and docs run as printed: a page's python blocks in order in one namespace, beside a finished run; its command lines
-are configurations that pass every check made before work starts."""
+"""README and docs run as printed: a page's python blocks in order in one namespace, beside a
+finished run; its command lines are configurations that pass every check made before work starts.
+"""
 
 import importlib.util
 import re
@@ -11,17 +12,21 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import pipelines.run
-from pipelines.aliases import OLD_KEYS, OLD_PRESETS, new_key
-from pipelines.checks import check_config
-from pipelines.config import Config
-from pipelines.generate import OLD_KEYS as OLD_GENERATE_KEYS
-from pipelines.generate import GenerateConfig, current, without_prompt
-from pipelines.help import NAME, keys, presets
-from pipelines.recommend import RecommendConfig
+import nde_talf.pipelines.run
+from nde_talf.pipelines.aliases import OLD_KEYS, OLD_PRESETS, new_key
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.generate import OLD_KEYS as OLD_GENERATE_KEYS
+from nde_talf.pipelines.generate import GenerateConfig, current, without_prompt
+from nde_talf.pipelines.help import NAME, keys, presets
+from nde_talf.pipelines.recommend import RecommendConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
-PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "checkpoints" / "README.md",
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
 MAX_README = 120  # lines
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PLACEHOLDERS = {"FOLDER_OR_HUB_NAME": "org/model", "PROMPTS": "prompts.jsonl"}
@@ -39,17 +44,27 @@ def configured(arguments: list[str], config: str = "config"):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A folder with a finished run called default, as far as pages use it, and the files that commands name."""
+    """A folder with a finished run called default, as far as pages use it, and the files that
+    commands name.
+    """
     home = tmp_path_factory.mktemp("home")
     write_corpus(home / "corpus.jsonl")
-    here = [f"data.source={home}/corpus.jsonl", f"paths.checkpoints={home}/checkpoints", "tracking=disabled"]
+    here = [
+        f"data.source={home}/corpus.jsonl",
+        f"paths.checkpoints={home}/checkpoints",
+        "tracking=disabled",
+    ]
     for stage in ("pair", "latency", "traces", "selector", "draft"):
-        pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
+        nde_talf.pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
     (home / "checkpoints/mine/pair").mkdir(parents=True)  # the pages' name of a run to build on
     (home / "checkpoints/eagle/draft/export").mkdir(parents=True)  # and of a head to start from
     (home / "checkpoints/mine/pair/manifest.json").write_text("{}")
     table = (home / "checkpoints/default/latency/table.json").read_text()
-    for file, text in (("my_table.json", table), ("chats.jsonl", "{}\n"), ("prompts.jsonl", "{}\n")):
+    for file, text in (
+        ("my_table.json", table),
+        ("chats.jsonl", "{}\n"),
+        ("prompts.jsonl", "{}\n"),
+    ):
         (home / file).write_text(text)
     return home
 
@@ -57,7 +72,11 @@ def home(tmp_path_factory) -> Path:
 def blocks(page: Path) -> list[str]:
     """Its python blocks, each moved down to its line on the page, so that an error names that line."""
     text = page.read_text()
-    found = [(match, text[: match.start(2)].count("\n")) for match in BLOCK.finditer(text) if match[1] == "python"]
+    found = [
+        (match, text[: match.start(2)].count("\n"))
+        for match in BLOCK.finditer(text)
+        if match[1] == "python"
+    ]
     return ["\n" * line + match[2] for match, line in found]
 
 
@@ -77,7 +96,15 @@ def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys)
 
 
 def test_the_pages_with_code_are_found():
-    pages = ("tutorial", "decoding", "selector", "traces", "verification", "write_a_policy", "prove_a_rule")
+    pages = (
+        "tutorial",
+        "decoding",
+        "selector",
+        "traces",
+        "verification",
+        "write_a_policy",
+        "prove_a_rule",
+    )
     assert {"README.md", *(f"docs/{page}.md" for page in pages)} <= set(map(name, WITH_CODE))
 
 
@@ -86,13 +113,21 @@ def commands(page: Path) -> list[str]:
     text = page.read_text()
     shown = [match[2] for match in BLOCK.finditer(text) if match[1] != "python"]
     inline = re.findall(r"`(python -m (?:pipelines|benchmarks)[^`]*)`", BLOCK.sub("", text))
-    lines = chain.from_iterable(block.replace("\\\n", " ").splitlines() for block in [*shown, *inline])
+    lines = chain.from_iterable(
+        block.replace("\\\n", " ").splitlines() for block in [*shown, *inline]
+    )
     lines = [line.removeprefix(".venv/bin/") for line in lines]
-    return [line.split("  #")[0].strip() for line in lines if re.match(r"python -m (pipelines|benchmarks)\.", line)]
+    return [
+        line.split("  #")[0].strip()
+        for line in lines
+        if re.match(r"python -m (pipelines|benchmarks)\.", line)
+    ]
 
 
 def variants(line: str) -> list[list[str]]:
-    """The arguments of a command line: as it stands without what is in [brackets], with all of it, and with each a|b|c."""
+    """The arguments of a command line: as it stands without what is in [brackets], with all of it,
+    and with each a|b|c.
+    """
     for placeholder, value in PLACEHOLDERS.items():
         line = line.replace(placeholder, value)
     line = line.replace('="..."', "=text")
@@ -106,8 +141,20 @@ def variants(line: str) -> list[list[str]]:
         rest, line = rest + line[: match.start()] + " ", line[end:]
     words = [without_prompt(current(word)) for word in shlex.split(rest + line)]
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
-    choices = [(key, values.split("|")) for key, _, values in (option.partition("=") for option in options) if "|" in values]
-    every = [plain, *([*plain, f"{key}={value}"] for key, values in choices for value in values if value != "...")]
+    choices = [
+        (key, values.split("|"))
+        for key, _, values in (option.partition("=") for option in options)
+        if "|" in values
+    ]
+    every = [
+        plain,
+        *(
+            [*plain, f"{key}={value}"]
+            for key, values in choices
+            for value in values
+            if value != "..."
+        ),
+    ]
     return [*every, [*plain, *(option for option in options if "|" not in option)]]
 
 
@@ -117,16 +164,22 @@ COMMANDS = [(name(page), line) for page in PAGES for line in commands(page)]
 @pytest.mark.slow
 @pytest.mark.parametrize("page,line", COMMANDS, ids=lambda x: re.sub(r"\W+", "-", x)[:60])
 def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
-    """As far as it can be seen without work: with vLLM and Ray taken as there, and nothing loaded from a hub."""
+    """As far as it can be seen without work: with vLLM and Ray taken as there, and nothing loaded
+    from a hub.
+    """
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module in ("pipelines.generate", "pipelines.recommend"):
+    if module in ("nde_talf.pipelines.generate", "nde_talf.pipelines.recommend"):
         for arguments in variants(line):
             configured(arguments, module.removeprefix("pipelines."))
-    if module == "pipelines.run":
+    if module == "nde_talf.pipelines.run":
         find = importlib.util.find_spec
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name in ("vllm", "ray") or find(name, *rest))
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name, *rest: name in ("vllm", "ray") or find(name, *rest),
+        )
         for arguments in variants(line):
             if any(word.startswith("+sweep=") for word in arguments):
                 arguments = [*arguments, "run=sweep-0"]  # a job's number, which Hydra gives
@@ -136,13 +189,16 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 def test_the_commands_of_the_pages_are_found():
     found = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {
-        ("README.md", "pipelines.run"),
-        ("README.md", "pipelines.generate"),
-        ("docs/tutorial.md", "pipelines.generate"),
-        ("docs/stages.md", "pipelines.generate"),
-        ("docs/selector.md", "pipelines.run"),
+        ("README.md", "nde_talf.pipelines.run"),
+        ("README.md", "nde_talf.pipelines.generate"),
+        ("docs/tutorial.md", "nde_talf.pipelines.generate"),
+        ("docs/stages.md", "nde_talf.pipelines.generate"),
+        ("docs/selector.md", "nde_talf.pipelines.run"),
     } <= found
-    line = "python -m pipelines.run run=x [engine.name=vllm] [selector.verifiers=[gbv,nss]] ... [policy=a|b]"
+    line = (
+        "python -m pipelines.run run=x [engine.name=vllm] [selector.verifiers=[gbv,nss]] ..."
+        " [policy=a|b]"
+    )
     assert variants(line) == [
         ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm", "selector.verifiers=[gbv,nss]"]
     ]  # fmt: skip
@@ -176,7 +232,9 @@ def test_links_and_named_files_are_there(page):
 def test_a_make_target_exists(page):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
     text = page.read_text()
-    named = re.findall(r"`make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text) + re.findall(r"^make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text, re.M)
+    named = re.findall(r"`make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text) + re.findall(
+        r"^make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text, re.M
+    )
     assert not [words for words in named if words.split()[-1] not in targets]
 
 
@@ -191,7 +249,11 @@ def test_every_page_is_on_the_site():
     site = (ROOT / "mkdocs.yml").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in site]
     decisions = (ROOT / "docs/decisions/index.md").read_text()
-    assert not [page.name for page in (ROOT / "docs/decisions").glob("0*.md") if f"]({page.name})" not in decisions]
+    assert not [
+        page.name
+        for page in (ROOT / "docs/decisions").glob("0*.md")
+        if f"]({page.name})" not in decisions
+    ]
 
 
 KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig)]
@@ -201,45 +263,81 @@ PRESETS = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
 
 
 def is_key(name: str) -> bool:
-    """Whether a configuration has this key, as in `data.sets.file.source`, or this group, as in `model.draft_lm.*`."""
-    patterns = [(re.escape(key.name).replace(NAME, r"[\w-]+"), key.annotation.startswith("dict")) for key in KEYS]
-    return any(re.fullmatch(rf"{key}(\.\w+){{0,2}}" if is_open else key, name.removesuffix(".*")) for key, is_open in patterns)
+    """Whether a configuration has this key, as in `data.sets.file.source`, or this group, as in
+    `model.draft_lm.*`.
+    """
+    patterns = [
+        (re.escape(key.name).replace(NAME, r"[\w-]+"), key.annotation.startswith("dict"))
+        for key in KEYS
+    ]
+    return any(
+        re.fullmatch(rf"{key}(\.\w+){{0,2}}" if is_open else key, name.removesuffix(".*"))
+        for key, is_open in patterns
+    )
 
 
 def is_code(name: str) -> bool:
-    """Whether a dotted name is that of a module, or of something in one: `data.engines.vllm_speculation`, `data.text`."""
+    """Whether a dotted name is that of a module, or of something in one:
+    `nde_talf.data.engines.vllm_speculation`, `nde_talf.data.text`.
+    """
     folder, _, inner = name.partition(".")
     path = ROOT / folder / inner.split(".")[0]
     return path.is_dir() or path.with_suffix(".py").exists() or inner == "safetensors"
 
 
 def unknown(span: str, old: bool = False) -> list[str]:
-    """The keys and presets in a code span or command line that are none. old: those of an earlier version count too."""
+    """The keys and presets in a code span or command line that are none. old: those of an earlier
+    version count too.
+    """
     dotted = re.findall(r"(?<![\w./])[a-z_]+(?:\.[\w*]+)+", span)
-    assigned = [] if "(" in span else re.findall(r"(?<![\w.])([a-z_]+)=(?!True|False|None)([^\s\"'`]*)", span)
-    wrong = [name for name in dotted if name.split(".")[0] in GROUPS and not is_key(name) and not is_code(name)]
+    assigned = (
+        []
+        if "(" in span
+        else re.findall(r"(?<![\w.])([a-z_]+)=(?!True|False|None)([^\s\"'`]*)", span)
+    )
+    wrong = [
+        name
+        for name in dotted
+        if name.split(".")[0] in GROUPS and not is_key(name) and not is_code(name)
+    ]
     wrong += [key for key, _ in assigned if key not in TOP | PRESETS]
     wrong = [key for key in wrong if not (old and new_key(key, {**OLD_KEYS, **OLD_GENERATE_KEYS}))]
     for group, value in assigned:
         known = [*presets(group), *OLD_PRESETS.get(group, {}), NAME] if group in PRESETS else []
-        wrong += [f"{group}={preset}" for preset in re.findall(r"[\w-]+(?:\.[\w-]+)*", value) if known and preset not in known]
+        wrong += [
+            f"{group}={preset}"
+            for preset in re.findall(r"[\w-]+(?:\.[\w-]+)*", value)
+            if known and preset not in known
+        ]
     return wrong
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name)
 def test_keys_and_presets_are_there(page):
-    """In code spans and in command lines, as far as [optional] parts of these too. A changelog may name old ones."""
+    """In code spans and in command lines, as far as [optional] parts of these too.
+
+    A changelog may name old ones.
+    """
     text = page.read_text()
     spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
     shown = [
-        line for match in BLOCK.finditer(text) if match[1] != "python" for line in match[2].replace("\\\n", " ").splitlines()
+        line
+        for match in BLOCK.finditer(text)
+        if match[1] != "python"
+        for line in match[2].replace("\\\n", " ").splitlines()
     ]
-    lines = [line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)]
-    assert not [wrong for span in [*spans, *lines] for wrong in unknown(span, page.name == "CHANGELOG.md")]
+    lines = [
+        line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)
+    ]
+    assert not [
+        wrong for span in [*spans, *lines] for wrong in unknown(span, page.name == "CHANGELOG.md")
+    ]
 
 
 def test_a_wrong_key_or_preset_is_found():
     assert unknown("draft.depth=3 traces.sample draft=paper000 data=[gsm8k,gsm9k] lenght=3 run=mine") == [
         "draft.depth", "traces.sample", "lenght", "draft=paper000", "data=gsm9k"
     ]  # fmt: skip
-    assert not unknown("draft.depth=3", old=True) and not unknown("data=[nde,file] model.target_lm.steps=2 options.k=2")
+    assert not unknown("draft.depth=3", old=True) and not unknown(
+        "data=[nde,file] model.target_lm.steps=2 options.k=2"
+    )

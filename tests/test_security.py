@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from decoding.common.errors import UserError
-from decoding.common.files import remove
-from decoding.common.schema import ALLOWED, TEXT
-from pipelines.checks import check_config
-from pipelines.config import Config
-from pipelines.finished import Run
-from pipelines.tracking import TEXTS, Tracker, without_texts
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import remove
+from nde_talf.decoding.common.schema import ALLOWED, TEXT
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.tracking import TEXTS, Tracker, without_texts
 from tests.pipelines.fields import every_field
 
 ROOT = Path(__file__).parents[1]
@@ -38,15 +38,27 @@ def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
     loads, pretrained = 0, 0
     for path, call in CALLS:
         name = ast.unparse(call.func)
-        assert name not in ("eval", "exec", "pickle.load", "np.load", "numpy.load", "yaml.load", "joblib.load"), (path, name)
-        if name.endswith(("pickle.loads", "pickle.dumps")):  # the class of Ray's workers, which this process has made
+        assert name not in (
+            "eval",
+            "exec",
+            "pickle.load",
+            "np.load",
+            "numpy.load",
+            "yaml.load",
+            "joblib.load",
+        ), (path, name)
+        if name.endswith(
+            ("pickle.loads", "pickle.dumps")
+        ):  # the class of Ray's workers, which this process has made
             assert path == Path("decoding/common/parallel.py"), path
         if name == "torch.load":
             loads += 1
             assert named(call, "weights_only") == "True", path
         if re.search(r"\.from_pretrained$|\bLLM$", name) and re.search(r"Auto|auto|LLM", name):
             pretrained += 1
-            own = path == Path("pipelines/pair.py") and ast.unparse(call.args[0]) == "out"  # a model that was just trained here
+            own = (
+                path == Path("pipelines/pair.py") and ast.unparse(call.args[0]) == "out"
+            )  # a model that was just trained here
             assert own or named(call, "trust_remote_code") == "False", (path, name)
         assert named(call, "trust_remote_code") in (None, "False"), path
     assert loads > 3 and pretrained > 5
@@ -61,7 +73,12 @@ def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
     with pytest.raises(UserError, match="run="):
         Config(run=name, force=True, stage="pair")
     config = Config()
-    config.run, config.force, config.stage, config.paths.checkpoints = name, True, "pair", str(victim.parent)
+    config.run, config.force, config.stage, config.paths.checkpoints = (
+        name,
+        True,
+        "pair",
+        str(victim.parent),
+    )
     with pytest.raises(UserError, match="run="):
         check_config(config)
     with pytest.raises(UserError, match="run="):
@@ -83,9 +100,12 @@ def test_force_does_not_delete_what_a_link_points_to(tmp_path):
     assert (tmp_path / "elsewhere/file").exists() and not (tmp_path / "stage").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["../pair/pair.json", "/etc/hostname", "traces-00000-of-00001.json", "x/../../y.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    ["../pair/pair.json", "/etc/hostname", "traces-00000-of-00001.json", "x/../../y.parquet"],
+)
 def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
-    from data.traces.store import INDEX, TraceStore
+    from nde_talf.data.traces.store import INDEX, TraceStore
 
     (tmp_path / "pair").mkdir()
     (tmp_path / "pair/pair.json").write_text("{}")
@@ -100,7 +120,11 @@ def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
 
 def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path):
     config = Config()
-    config.model.target, config.data.source, config.paths.checkpoints = "/secret/a", "/secret/b.txt", "/secret/c"
+    config.model.target, config.data.source, config.paths.checkpoints = (
+        "/secret/a",
+        "/secret/b.txt",
+        "/secret/c",
+    )
     config.dialogues.source, config.draft.warm_start = "/secret/d.jsonl", "/secret/e"
     config.dialogues.chat_template = "secret {{ x }}"
     kept = json.dumps(without_texts(asdict(config)))
@@ -113,7 +137,11 @@ def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path):
             and field.name not in ("name", "device", "draft_device")
         ):
             group = key.split(".")[0]
-            assert key in public or group in TEXTS or any(key == own or key.startswith(f"{own}.") for own in TEXTS), key
+            assert (
+                key in public
+                or group in TEXTS
+                or any(key == own or key.startswith(f"{own}.") for own in TEXTS)
+            ), key
 
     class Recorder:
         """A W&B run's side that the tracker calls."""
@@ -130,17 +158,26 @@ def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path):
         tracker.report(tmp_path)
         tracker.artifact("table", "latency-table", tmp_path / "table.json")
         assert ("first_prompt/code" in tracker.run.summary) == samples
-        assert ("report" in tracker.run.logged[0]) == samples and len(tracker.run.logged) == 1 + samples
+        assert ("report" in tracker.run.logged[0]) == samples and len(
+            tracker.run.logged
+        ) == 1 + samples
 
 
 def test_the_projects_own_name_is_nowhere_a_bare_requirement():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert not [line for lines in (project["dependencies"], *extras.values()) for line in lines if line.startswith("nde")]
+    assert not [
+        line
+        for lines in (project["dependencies"], *extras.values())
+        for line in lines
+        if line.startswith("nde")
+    ]
     missing = {*extras["tp"], *extras["docs"]} - {*extras["dev"]}
     assert not missing, f"dev includes tp and docs: {missing}"
     installs = re.compile(r"pip install[^\n`]*\bnde[-_]talf")
-    files = [path for kind in ("*.md", "*.txt", "*.yml", "Makefile", "*.py") for path in ROOT.glob(kind)]
+    files = [
+        path for kind in ("*.md", "*.txt", "*.yml", "Makefile", "*.py") for path in ROOT.glob(kind)
+    ]
     files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").glob("*.py"), ROOT / ".ci/run"]
     assert not [path for path in files if installs.search(path.read_text())]
     assert not re.search(r"^nde", (ROOT / "constraints.txt").read_text(), re.M)

@@ -23,18 +23,28 @@ def imported(source: str) -> set[str]:
 
 
 def test_imports_are_found_in_every_form():
-    source = "import a.test_b\nfrom c.test_d import e\nfrom f import test_g as h\ndef i():\n    from .test_j import k"
+    source = (
+        "import a.test_b\nfrom c.test_d import e\nfrom f import test_g as h\ndef i():\n    from"
+        " .test_j import k"
+    )
     assert imported(source) >= {"test_b", "test_d", "test_g", "test_j"}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT / "tests")))
+@pytest.mark.parametrize(
+    "module", MODULES, ids=lambda module: str(module.relative_to(ROOT / "tests"))
+)
 def test_a_module_of_tests_imports_no_other(module):
     others = {other.stem for other in MODULES} | {"conftest"}
-    assert not imported(module.read_text()) & others, "move what is shared to a helper module beside the tests"
+    assert not imported(module.read_text()) & others, (
+        "move what is shared to a helper module beside the tests"
+    )
 
 
 def test_shipped_packages_are_marked_as_typed():
-    shipped = {pattern.rstrip("*") for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    shipped = {
+        pattern.rstrip("*")
+        for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
     data = PYPROJECT["tool"]["setuptools"]["package-data"]
     for package in shipped - {"configs"}:
         assert (ROOT / package / "py.typed").is_file() and "py.typed" in data[package], package

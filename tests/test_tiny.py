@@ -1,7 +1,10 @@
-"""A first tour of speculative decoding, on models small enough to check everything by hand. Read it from top to bottom.
+"""A first tour of speculative decoding, on models small enough to check everything by hand.
 
-A small model, the draft, guesses a tree of tokens. A large model, the target, looks at all of them in one pass. A verifier
-accepts some of them such that what comes out is distributed exactly as the target alone would have written it.
+Read it from top to bottom.
+
+A small model, the draft, guesses a tree of tokens. A large model, the target, looks at all of them
+in one pass. A verifier accepts some of them such that what comes out is distributed exactly as the
+target alone would have written it.
 """
 
 from itertools import product
@@ -9,8 +12,6 @@ from itertools import product
 import pytest
 import torch
 
-from decoding.super_tree import super_tree_layout
-from decoding.testing import exact_law
 from nde_talf import (
     VERIFIERS,
     Action,
@@ -27,6 +28,8 @@ from nde_talf import (
     verifier,
     warp,
 )
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.selector.examples import TABLE, schema
@@ -37,15 +40,22 @@ PROMPT = [7, 3, 11, 2]
 
 @pytest.fixture(scope="module")
 def pair():
-    """Two Llamas with random weights over 32 tokens. The draft is the target plus a little noise: it often guesses right."""
+    """Two Llamas with random weights over 32 tokens.
+
+    The draft is the target plus a little noise: it often guesses right.
+    """
     return tiny_pair(32, noise=0.02, hidden=32, layers=2)
 
 
-# 1. Draft. A policy says which tree to draft; `Action(k, l1, l2)` is a trunk of l1 tokens, then k branches of l2 tokens each.
+# 1. Draft. A policy says which tree to draft; `Action(k, l1, l2)` is a trunk of l1 tokens, then k
+# branches of l2 tokens each.
 
 
 class Watched:
-    """A policy is anything with `trees` and `draft`. This one drafts as another does and remembers the trees."""
+    """A policy is anything with `trees` and `draft`.
+
+    This one drafts as another does and remembers the trees.
+    """
 
     def __init__(self, policy):
         self.policy, self.trees, self.drafted = policy, policy.trees, []
@@ -60,21 +70,27 @@ def test_a_policy_drafts_a_tree(pair):
     watched = Watched(Delayed(Action(3, 1, 2)))
     decoder = SpeculativeDecoder(target, LMDrafter(draft), watched, VERIFIERS["specinfer"])
     text = decoder.generate(PROMPT, 12, WARM, Rng.seeded(0))
-    assert len(text.tokens) == 12 and len(text.steps) == len(watched.drafted) < 12  # fewer passes of the target than tokens
+    assert (
+        len(text.tokens) == 12 and len(text.steps) == len(watched.drafted) < 12
+    )  # fewer passes of the target than tokens
 
     tree = watched.drafted[0]
-    assert tree.tokens[0] == text.tokens[0]  # node 0, the root, is the last token that is certain; the prompt gave the first
+    assert (
+        tree.tokens[0] == text.tokens[0]
+    )  # node 0, the root, is the last token that is certain; the prompt gave the first
     assert list(tree.parents[:2]) == [-1, 0]  # then the trunk
     assert len(tree) <= 1 + 1 + 3 * 2  # branches that begin with the same tokens share their nodes
-    assert all(parent < node for node, parent in enumerate(tree.parents))  # parents come before their children
+    assert all(
+        parent < node for node, parent in enumerate(tree.parents)
+    )  # parents come before their children
 
 
-# 2. Score. The target computes all nodes in one pass, as each node sees only its ancestors and itself.
+# 2. Score. The target computes all nodes in one pass, as each node sees only its ancestors and
+# itself.
 
 #   0 ── 1 ── 4
-#   │    └─── 5      two tokens of trunk (0 is the root), and at both of them two branches of one token
-#   ├─── 2
-#   └─── 3
+# │    └─── 5      two tokens of trunk (0 is the root), and at both of them two branches of one
+# token ├─── 2 └─── 3
 MASK = [
     [1, 0, 0, 0, 0, 0],
     [1, 1, 0, 0, 0, 0],
@@ -102,8 +118,9 @@ def test_one_pass_with_a_mask_computes_every_path_of_a_tree(pair):
         torch.testing.assert_close(at_once[node], alone[-1], atol=1e-5, rtol=1e-5)
 
 
-# 3. Verify. SpecInfer accepts a drafted token x with probability min(1, p(x) / q(x)). If it rejects x, it goes on with the
-# residual, max(p - q, 0) made to sum to 1. `exact_law` runs code once for every outcome of its random decisions.
+# 3. Verify. SpecInfer accepts a drafted token x with probability min(1, p(x) / q(x)). If it rejects
+# x, it goes on with the residual, max(p - q, 0) made to sum to 1. `exact_law` runs code once for
+# every outcome of its random decisions.
 
 
 def test_a_rejected_token_is_replaced_from_the_residual():
@@ -117,24 +134,32 @@ def test_a_rejected_token_is_replaced_from_the_residual():
         tree.p = torch.stack([p, after_0])
         return verifier("specinfer")(tree, rng).token
 
-    # Accepted (0.5): the target's own token after 0 is 0. Rejected (0.5): the residual is [0, 0.6, 0.4].
+    # Accepted (0.5): the target's own token after 0 is 0. Rejected (0.5): the residual is [0, 0.6,
+    # 0.4].
     assert exact_law(verify) == pytest.approx({0: 0.5, 1: 0.3, 2: 0.2})
 
 
 @pytest.mark.parametrize("rule", ["specinfer", "nss", "traversal"])
 def test_speculative_text_has_exactly_the_law_of_the_target(rule):
-    target, draft = tiny_pair(3, noise=0.3)  # a vocabulary of three: every text of two tokens can be enumerated
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 0, 1)), VERIFIERS[rule])
+    target, draft = tiny_pair(
+        3, noise=0.3
+    )  # a vocabulary of three: every text of two tokens can be enumerated
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(2, 0, 1)), VERIFIERS[rule]
+    )
     law = exact_law(lambda rng: tuple(decoder.generate([0, 2, 1], 2, WARM, rng).tokens))
 
     for text in product(range(3), repeat=2):
         with torch.inference_mode():
             logits = target.module(torch.tensor([[0, 2, 1, *text]])).logits[0]
         first, second = warp(logits[2].double(), WARM), warp(logits[3].double(), WARM)
-        assert law.get(text, 0.0) == pytest.approx(float(first[text[0]] * second[text[1]]), abs=1e-6)
+        assert law.get(text, 0.0) == pytest.approx(
+            float(first[text[0]] * second[text[1]]), abs=1e-6
+        )
 
 
-# 4. Choose. The NDE selector looks at the context and picks the tree whose tokens are expected to come fastest.
+# 4. Choose. The NDE selector looks at the context and picks the tree whose tokens are expected to
+# come fastest.
 
 
 def test_a_selector_chooses_trees_by_context(pair):
@@ -149,23 +174,32 @@ def test_a_selector_chooses_trees_by_context(pair):
     assert len(text.tokens) == 40 and len(policy.actions()) > 1  # several different trees
 
 
-# 5. Draft with a head. An EAGLE head is one layer on top of the target's own features; it takes the place of a draft model.
+# 5. Draft with a head. An EAGLE head is one layer on top of the target's own features; it takes the
+# place of a draft model.
 
 
 def test_a_head_drafts(pair):
     target, _ = pair
-    decoder = SpeculativeDecoder(target, EagleDrafter(random_head(target)), Delayed(Action(2, 0, 2)), VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(
+        target, EagleDrafter(random_head(target)), Delayed(Action(2, 0, 2)), VERIFIERS["specinfer"]
+    )
     assert decoder.generate(PROMPT, 20, GREEDY, Rng.seeded(0)).tokens == greedy(target, 20)
 
 
-# 6. At temperature 0 the law of the target is one text, so that speculative decoding writes exactly this text.
+# 6. At temperature 0 the law of the target is one text, so that speculative decoding writes exactly
+# this text.
 
 
 def greedy(target, count: int) -> list[int]:
     """What transformers itself generates."""
     ids = torch.tensor([PROMPT])
     everything = target.module.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     return everything[0, len(PROMPT) :].tolist()
 
@@ -173,7 +207,9 @@ def greedy(target, count: int) -> list[int]:
 def test_at_temperature_0_speculative_text_is_greedy_text(pair):
     target, draft = pair
     alone = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"], WARM)
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"], WARM
+    )
     plain, fast = (each.generate(PROMPT, 60, GREEDY, Rng.seeded(0)) for each in (alone, decoder))
     assert fast.tokens == plain.tokens == greedy(target, 60)
     assert fast.block_efficiency > 1.5 > plain.block_efficiency == 1  # tokens a pass of the target

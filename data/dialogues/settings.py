@@ -1,11 +1,14 @@
-"""Which dialogues a head learns from: the settings of `dialogues.*`. Imports no library that reads data."""
+"""Which dialogues a head learns from: the settings of `dialogues.*`.
+
+Imports no library that reads data.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.common.errors import UserError
-from decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
-from decoding.setting import SamplingSetting
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
+from nde_talf.decoding.setting import SamplingSetting
 
 KEY = "dialogues"
 ADDED_KEYS = ("dialogues.top_k", "dialogues.min_p")
@@ -16,13 +19,19 @@ class DialogueConfig:
     """The dialogues that a draft head is trained on, in place of the pair's text."""
 
     source: str | None = None
-    """A .jsonl, .json or .parquet file, or a hub dataset; null: no dialogues, the head learns from the pair's text."""
+    """A .jsonl, .json or .parquet file, or a hub dataset; null: no dialogues, the head learns from
+    the pair's text.
+    """
     split: str = "train"
     """Split of a hub dataset."""
     column: str | None = None
-    """Column with the list of turns; null: the first of conversations, conversation, messages and turns that exists."""
+    """Column with the list of turns; null: the first of conversations, conversation, messages and
+    turns that exists.
+    """
     user: str | None = allowed(None, LONG_TEXT)
-    """For sets of single questions: format string over a row's columns that gives the question, such as "{question}"."""
+    """For sets of single questions: format string over a row's columns that gives the question,
+    such as "{question}".
+    """
     assistant: str | None = allowed(None, LONG_TEXT)
     """Format string that gives the answer to `user`."""
     count: int | None = number(None, 2, MANY, example=1000)
@@ -56,11 +65,14 @@ class DialogueConfig:
             _ = self.setting
             if self.new_tokens >= self.length:
                 raise UserError(
-                    f"{KEY}.new_tokens={self.new_tokens} leaves a question no room in {KEY}.length={self.length}: lower it, or "
-                    f"raise {KEY}.length."
+                    f"{KEY}.new_tokens={self.new_tokens} leaves a question no room in"
+                    f" {KEY}.length={self.length}: lower it, or raise {KEY}.length."
                 )
 
     @property
     def setting(self) -> SamplingSetting:
-        """What the answers are sampled under. Raises UserError for values that cannot be sampled with."""
+        """What the answers are sampled under.
+
+        Raises UserError for values that cannot be sampled with.
+        """
         return SamplingSetting(self.temperature, self.top_p, self.top_k, self.min_p)

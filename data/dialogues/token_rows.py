@@ -1,4 +1,6 @@
-"""Rows of token ids to train on, with the tokens that count and the packed document that each belongs to."""
+"""Rows of token ids to train on, with the tokens that count and the packed document that each
+belongs to.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decoding.common.files import reading, write_atomically
-from decoding.common.tensors import BOOL, INTEGER, Like, read_tensors
+from nde_talf.decoding.common.files import reading, write_atomically
+from nde_talf.decoding.common.tensors import BOOL, INTEGER, Like, read_tensors
 
 PADDING = -1
 """The document of a padding token."""
@@ -16,11 +18,14 @@ PADDING = -1
 
 @dataclass
 class TokenRows:
-    """N rows of L tokens. Attention and positions never cross documents; a document's tokens are neighbours.
+    """N rows of L tokens.
+
+    Attention and positions never cross documents; a document's tokens are neighbours.
 
     Attributes:
         tokens: ids [N, L], int64.
-        loss: [N, L], bool: True where the prediction of this token counts, as in an assistant's turn.
+        loss: [N, L], bool: True where the prediction of this token counts, as in an assistant's
+            turn.
         document: [N, L], int64: number of the packed document in its row; -1 (PADDING) for padding.
 
     Raises:
@@ -34,7 +39,9 @@ class TokenRows:
     def __post_init__(self) -> None:
         shapes = {tuple(part.shape) for part in (self.tokens, self.loss, self.document)}
         if len(shapes) != 1 or self.tokens.ndim != 2:
-            raise ValueError(f"tokens, loss and document must be of one shape [N, L]; got {sorted(shapes)}")
+            raise ValueError(
+                f"tokens, loss and document must be of one shape [N, L]; got {sorted(shapes)}"
+            )
 
     @classmethod
     def plain(cls, tokens: Tensor) -> "TokenRows":
@@ -63,7 +70,11 @@ class TokenRows:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file atomically; ids as 32-bit integers."""
-        parts = {"tokens": self.tokens.int(), "loss": self.loss.bool(), "document": self.document.int()}
+        parts = {
+            "tokens": self.tokens.int(),
+            "loss": self.loss.bool(),
+            "document": self.document.int(),
+        }
         parts = {name: part.cpu().contiguous() for name, part in parts.items()}
         write_atomically(path, lambda temporary: save_file(parts, temporary))
 
@@ -71,6 +82,8 @@ class TokenRows:
     def load(cls, path: Path) -> "TokenRows":
         """Read what `save` wrote. Raises UserError naming `path` if it is no such file."""
         kinds = {"tokens": INTEGER, "loss": BOOL, "document": INTEGER}
-        parts = read_tensors(path, "make it again", {name: Like((None, None), kind) for name, kind in kinds.items()})
+        parts = read_tensors(
+            path, "make it again", {name: Like((None, None), kind) for name, kind in kinds.items()}
+        )
         with reading(path, "make it again"):
             return cls(parts["tokens"].long(), parts["loss"].bool(), parts["document"].long())

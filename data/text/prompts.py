@@ -1,7 +1,8 @@
 """Prompts, tagged by kind: the contexts on which decoding is traced and measured.
 
-This module cuts prompts from held-out documents: in Python sources they end in a function's body or in a docstring, in other
-text between two words. It knows tokenizers only as a measure of length, and no models.
+This module cuts prompts from held-out documents: in Python sources they end in a function's body or
+in a docstring, in other text between two words. It knows tokenizers only as a measure of length,
+and no models.
 """
 
 import ast
@@ -14,16 +15,20 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError
 
 if TYPE_CHECKING:
     import datasets
 
 CODE, PROSE, TEXT = "code", "prose", "text"
-"""Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text of no known kind."""
+"""Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text
+of no known kind.
+"""
 
 CHARACTERS_PER_TOKEN = 8
-"""No tokenizer here packs more characters into a token on average: how much text to cut before counting tokens."""
+"""No tokenizer here packs more characters into a token on average: how much text to cut before
+counting tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class Prompt:
         kind: domain that it is reported under, such as "code".
         text: as the model gets it.
         tokens: its token ids; empty before it is encoded.
-        split: "train" or "validation" (its roots are traced) or "test" (only the evaluation decodes it). `Pair` files the two
-            traced splits as "trace".
+        split: "train" or "validation" (its roots are traced) or "test" (only the evaluation decodes
+            it). `Pair` files the two traced splits as "trace".
         chat: whether a chat template has put the special tokens in already.
     """
 
@@ -56,12 +61,14 @@ def prompts_from_documents(
     tokens: tuple[int, int] = (32, 96),
     per_document: int = 4,
 ) -> list[Prompt]:
-    """Cut `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give equal prompts.
+    """Cut `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give
+    equal prompts.
 
-    Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a function or class
-    (at a line's end), and *prose* prompts, which end inside a docstring between two words. Other documents give prompts
-    that end between two words, of the kind in the column `kind` if there is one, else "text". Every kind has the same number of
-    prompts as far as possible, and any part of the list has about the same mixture. No text occurs twice.
+    Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a
+    function or class (at a line's end), and *prose* prompts, which end inside a docstring between
+    two words. Other documents give prompts that end between two words, of the kind in the column
+    `kind` if there is one, else "text". Every kind has the same number of prompts as far as
+    possible, and any part of the list has about the same mixture. No text occurs twice.
 
     Args:
         documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
@@ -80,13 +87,19 @@ def prompts_from_documents(
         if document["name"].endswith(".py"):
             cuts = _python_cuts(document["text"], generator)
         else:
-            cuts = {str(document.get("kind") or TEXT): _word_cuts(document["text"], generator, 8 * per_document)}
+            cuts = {
+                str(document.get("kind") or TEXT): _word_cuts(
+                    document["text"], generator, 8 * per_document
+                )
+            }
         for kind, ends in cuts.items():
             taken = 0
             for end in ends:
                 if taken == per_document // len(cuts):
                     break
-                text = _last_tokens(document["text"][:end], tokenizer, generator.randint(*tokens), tokens[0])
+                text = _last_tokens(
+                    document["text"][:end], tokenizer, generator.randint(*tokens), tokens[0]
+                )
                 if text is not None and text not in seen:
                     seen.add(text)
                     pools.setdefault(kind, []).append(make_prompt(kind, text))
@@ -99,9 +112,16 @@ def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
     return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)
 
 
-def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[Prompt]:
-    """The prompts with their token ids; special: with the tokenizer's special tokens where no chat template put them in."""
-    return [replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"]) for p in prompts]
+def encode_prompts(
+    prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool
+) -> list[Prompt]:
+    """The prompts with their token ids; special: with the tokenizer's special tokens where no chat
+    template put them in.
+    """
+    return [
+        replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"])
+        for p in prompts
+    ]
 
 
 def in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
@@ -110,26 +130,43 @@ def in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
 
 
 def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
-    """`count` prompts, equally many of each kind; where a kind has too few, more of the others. Each kind is spread evenly over
-    the list."""
+    """`count` prompts, equally many of each kind; where a kind has too few, more of the others.
+
+    Each kind is spread evenly over the list.
+    """
     mixed = in_turn([pools[kind] for kind in sorted(pools)])
     if count < 1 or len(mixed) < count:
         raise UserError(
-            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one and at most {len(mixed)}, "
-            "use a larger source (or hold out more documents), or widen the range of lengths."
+            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one"
+            f" and at most {len(mixed)}, use a larger source (or hold out more documents), or widen"
+            " the range of lengths."
         )
     own = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
-    placed = [((at + 0.5) / len(those), prompt) for those in own.values() for at, prompt in enumerate(those)]
+    placed = [
+        ((at + 0.5) / len(those), prompt)
+        for those in own.values()
+        for at, prompt in enumerate(those)
+    ]
     return [prompt for _, prompt in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
 
 
-def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int) -> str | None:
-    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens; None if
-    these have fewer than `shortest` tokens."""
+def _last_tokens(
+    text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int
+) -> str | None:
+    """The last full lines of `text` (or, within one long line, the last full words) that fit into
+    `length` tokens; None if these have fewer than `shortest` tokens.
+    """
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
         start = 0 if len(window) == len(text) else window.find(boundary) + 1
-        while len(ids := tokenizer(window[start:], add_special_tokens=False, verbose=False)["input_ids"]) > length:
+        while (
+            len(
+                ids := tokenizer(window[start:], add_special_tokens=False, verbose=False)[
+                    "input_ids"
+                ]
+            )
+            > length
+        ):
             # Jump over most of what is too long, but never past the last boundary.
             excess = len(window[start:]) * (len(ids) - length) // (2 * len(ids))
             found = window.find(boundary, start + excess)
@@ -142,7 +179,9 @@ def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, sho
 
 
 def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]:
-    """Random ends of words in `text`, at the space that follows them, as character offsets (a cut keeps no space)."""
+    """Random ends of words in `text`, at the space that follows them, as character offsets (a cut
+    keeps no space).
+    """
     for _ in range(count):
         found = text.find(" ", generator.randrange(len(text)))
         if found > 0 and not text[found - 1].isspace():
@@ -150,7 +189,8 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
 
 
 def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
-    """Where code and prose prompts may end in a Python source, as character offsets in random order.
+    """Where code and prose prompts may end in a Python source, as character offsets in random
+    order.
 
     Empty if the source does not parse.
     """
@@ -166,13 +206,20 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
         starts.append(starts[-1] + len(line))
     cuts: dict[str, list[int]] = {CODE: [], PROSE: []}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        if (
+            not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            or not node.body
+        ):
             continue
         documented = ast.get_docstring(node, clean=False) is not None
         if not isinstance(node, ast.Module):
             # A line's end somewhere in the first statements, the docstring passed over.
             body = node.body[1:] if documented else node.body
-            ends = [node.lineno + _header_lines(node) - 1] if not documented else [node.body[0].end_lineno]
+            ends = (
+                [node.lineno + _header_lines(node) - 1]
+                if not documented
+                else [node.body[0].end_lineno]
+            )
             ends += [statement.end_lineno for statement in body[: min(3, len(body) - 1)]]
             cuts[CODE].append(starts[generator.choice(ends)])
         if documented:

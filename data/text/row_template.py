@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.errors import Advice, UserError
 
 WIDEST = 1000
 """Largest width in a format, such as {number:>8}."""
@@ -14,7 +14,8 @@ WIDEST = 1000
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """A format string over the columns of a dataset's rows, such as "{question}" or "{translation[en]}".
+    """A format string over the columns of a dataset's rows, such as "{question}" or
+    "{translation[en]}".
 
     Attributes:
         template: the format string. A column that holds a list of turns gives its first human turn.
@@ -27,26 +28,43 @@ class RowTemplate:
     key: str
 
     def columns(self) -> list[str]:
-        """The columns that the template asks for. Raises UserError if it is no format string, follows attributes, or asks for
-        a text wider than WIDEST."""
+        """The columns that the template asks for.
+
+        Raises UserError if it is no format string, follows attributes, or asks for a text wider
+        than WIDEST.
+        """
         try:
-            parts = [(name, spec or "") for _, name, spec, _ in Formatter().parse(self.template) if name is not None]
+            parts = [
+                (name, spec or "")
+                for _, name, spec, _ in Formatter().parse(self.template)
+                if name is not None
+            ]
         except ValueError as error:
-            raise UserError(f"{self.key}={self.template!r} is no format string: {error}. Double a literal brace.") from error
+            raise UserError(
+                f"{self.key}={self.template!r} is no format string: {error}. Double a literal"
+                " brace."
+            ) from error
         for name, spec in parts:
             if "." in re.sub(r"\[[^\]]*\]", "", name):
-                raise UserError(f"{self.key}={self.template!r}: {{{name}}} asks for an attribute; use [...].")
+                raise UserError(
+                    f"{self.key}={self.template!r}: {{{name}}} asks for an attribute; use [...]."
+                )
             if "{" in spec or any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
-                raise UserError(f"{self.key}={self.template!r}: the format {spec!r} asks for a width of more than {WIDEST}.")
+                raise UserError(
+                    f"{self.key}={self.template!r}: the format {spec!r} asks for a width of more"
+                    f" than {WIDEST}."
+                )
         return [name.split("[")[0] for name, _ in parts]
 
     def check(self, columns: list[str]) -> None:
-        """Raise UserError for a template that `columns()` refuses, or that asks for a column that is not among `columns`."""
+        """Raise UserError for a template that `columns()` refuses, or that asks for a column that
+        is not among `columns`.
+        """
         missing = [name for name in self.columns() if name not in columns]
         if missing:
             raise UserError(
-                f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} does not have; its columns are "
-                f"{', '.join(columns) or 'none'}."
+                f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} does not"
+                f" have; its columns are {', '.join(columns) or 'none'}."
             )
 
     def render(self, row: dict[str, Any]) -> str:
@@ -55,8 +73,8 @@ class RowTemplate:
             return self.template.format(**{name: self._value(value) for name, value in row.items()})
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UserError(
-                f"{self.key}={self.template!r} does not fit {self.source!r} ({type(error).__name__}: {error}), where "
-                f"a row is {str(row)[:200]}."
+                f"{self.key}={self.template!r} does not fit {self.source!r}"
+                f" ({type(error).__name__}: {error}), where a row is {str(row)[:200]}."
             ) from error
 
     def _value(self, value: Any) -> Any:
@@ -89,8 +107,8 @@ class _Watched(str):
     def __getitem__(self, index):
         own = self.template
         warnings.warn(
-            f"{own.key}={own.template!r} takes one character of a text of {own.source!r}: [{index}] picks an item of a list "
-            "or a field of a record. Leave it out to get the full text.",
+            f"{own.key}={own.template!r} takes one character of a text of {own.source!r}: [{index}]"
+            " picks an item of a list or a field of a record. Leave it out to get the full text.",
             Advice,
             stacklevel=2,
         )

@@ -4,21 +4,32 @@ import math
 import re
 from dataclasses import MISSING, dataclass, field
 
-from decoding.common.errors import UserError
-from decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
 
 STANDARD_LIBRARY = "stdlib"
-"""The `source` of Python code that every machine has: the sources of the running Python's standard library."""
+"""The `source` of Python code that every machine has: the sources of the running Python's standard
+library.
+"""
 BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
-"""Sources that every machine has: the standard library; the manual's topics, as `help()` shows them; text that
-`data.text.generated` makes."""
-FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+"""Sources that every machine has: the standard library; the manual's topics, as `help()` shows
+them; text that `nde_talf.data.text.generated` makes.
+"""
+FILE_FORMATS = {
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether this may be the name of a model or dataset on the hub, such as openai/gsm8k, and not a path: it has at most one
-    slash, and begins with a letter, a digit or an underscore."""
+    """Whether this may be the name of a model or dataset on the hub, such as openai/gsm8k, and not
+    a path: it has at most one slash, and begins with a letter, a digit or an underscore.
+    """
     return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
 
 
@@ -45,7 +56,9 @@ class Corpus:
     characters: int | None = number(None, 1, 1e15, example=1_000_000)
     """How many characters of the corpus to use; null: all."""
     draft_fraction: float = number(1.0, 0, 1)
-    """Fraction of the documents that a draft trained here learns from; with less its drafts are accepted less often there."""
+    """Fraction of the documents that a draft trained here learns from; with less its drafts are
+    accepted less often there.
+    """
 
 
 @dataclass
@@ -63,11 +76,15 @@ class PromptSet:
     """A set of ready-made prompts."""
 
     source: str | None = None
-    """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a colon."""
+    """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a
+    colon.
+    """
     split: str = "train"
     """Split of a hub dataset."""
     template: str = allowed("{text}", LONG_TEXT)
-    """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives its first human turn."""
+    """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives
+    its first human turn.
+    """
     kind: str | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool = False
@@ -87,8 +104,9 @@ class DataConfig:
     """The text that the pair learns from, and the prompts that are traced and decoded."""
 
     source: str = STANDARD_LIBRARY
-    """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this project), a .txt, .jsonl or
-    .parquet file, or a hub dataset."""
+    """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this
+    project), a .txt, .jsonl or .parquet file, or a hub dataset.
+    """
     column: str = "text"
     """Column of the source that holds the text."""
     split: str = "train"
@@ -112,13 +130,15 @@ class DataConfig:
             raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")
         if self.mix and self.source != STANDARD_LIBRARY:
             raise UserError(
-                f"data.source={self.source} is not read where data.mix names corpora ({', '.join(self.mix)}). For this text "
-                f"alone add data=text; to have it in the mixture, set +data.mix.mine.source={self.source}."
+                f"data.source={self.source} is not read where data.mix names corpora"
+                f" ({', '.join(self.mix)}). For this text alone add data=text; to have it in the"
+                f" mixture, set +data.mix.mine.source={self.source}."
             )
         if self.mix and not any(corpus.draft_fraction for corpus in self.mix.values()):
             raise UserError(
-                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that the draft has nothing to "
-                "learn from. Raise data.mix.NAME.draft_fraction for at least one of them."
+                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that"
+                " the draft has nothing to learn from. Raise data.mix.NAME.draft_fraction for at"
+                " least one of them."
             )
 
     @property

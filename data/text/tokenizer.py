@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer, and text packed into rows of tokens.
 
-This module knows the tokenizer's special token and how documents are laid end to end. It does not know where
-the text comes from or which model reads the rows.
+This module knows the tokenizer's special token and how documents are laid end to end. It does not
+know where the text comes from or which model reads the rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 """The one special token: it begins and ends every document."""
@@ -20,17 +20,19 @@ SMALLEST_VOCABULARY = 257
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer of at most `vocab_size` tokens, `<|endoftext|>` (id 0) among them.
+    """Trains a byte-level BPE tokenizer of at most `vocab_size` tokens, `<|endoftext|>` (id 0)
+    among them.
 
-    Every string is encoded without loss, since all bytes are tokens. Encoding adds no special tokens.
+    Every string is encoded without loss, since all bytes are tokens. Encoding adds no special
+    tokens.
 
     Raises:
         UserError: `vocab_size` cannot hold all bytes.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(
-            f"A vocabulary of {vocab_size} tokens cannot hold the 256 bytes and {END_OF_TEXT}; set vocab_size to at "
-            f"least {SMALLEST_VOCABULARY}."
+            f"A vocabulary of {vocab_size} tokens cannot hold the 256 bytes and {END_OF_TEXT}; set"
+            f" vocab_size to at least {SMALLEST_VOCABULARY}."
         )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,12 +45,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
     )
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.Tensor:
-    """Lays the documents end to end, `<|endoftext|>` before each, and cuts the stream into rows: [rows, length].
+    """Lays the documents end to end, `<|endoftext|>` before each, and cuts the stream into rows:
+    [rows, length].
 
     There is no padding; the last, shorter row is dropped.
 
@@ -61,10 +67,15 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     """
     separator = tokenizer.eos_token_id
     stream: list[int] = []
-    encoded = tokenizer(list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    encoded = tokenizer(
+        list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
+    )
     for ids in encoded["input_ids"]:
         stream += [separator, *ids]
     rows = len(stream) // length
     if rows == 0:
-        raise UserError(f"The corpus has {len(stream)} tokens, less than one row of {length}: use more text or shorter rows.")
+        raise UserError(
+            f"The corpus has {len(stream)} tokens, less than one row of {length}: use more text or"
+            " shorter rows."
+        )
     return torch.tensor(stream[: rows * length], dtype=torch.long).view(rows, length)

@@ -1,1 +1,3 @@
-"""Stage traces: super-trees at roots along the target's own text, their features and labels, and the store that keeps them."""
+"""Stage traces: super-trees at roots along the target's own text, their features and labels, and
+the store that keeps them.
+"""

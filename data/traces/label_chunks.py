@@ -1,19 +1,20 @@
-"""Labels of a micro-batch of super-trees, never holding more than a chunk of next-token distributions.
+"""Labels of a micro-batch of super-trees, never holding more than a chunk of next-token
+distributions.
 
-Branch points are independent given the trunk's reach, so that only the rows of one branch point have to be in memory
-together.
+Branch points are independent given the trunk's reach, so that only the rows of one branch point
+have to be in memory together.
 """
 
 import torch
 from torch import Tensor
 
-from data.traces.super_trees import SuperTrees
-from decoding.model import CausalModel
-from decoding.names import ON_PATHS
-from decoding.sampling import SamplingSetting, warp
-from decoding.super_tree import SuperTreeLayout
-from decoding.verification.bundles import Bundle
-from decoding.verification.gains import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.data.traces.super_trees import SuperTrees
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.names import ON_PATHS
+from nde_talf.decoding.rules.bundles import Bundle
+from nde_talf.decoding.rules.gains import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.super_tree import SuperTreeLayout
 
 _NUMBERS = 1 << 26  # of one matrix of a chunk, when the number of rows is not given
 # What one chunk takes at its peak, in float32 matrices: both models' logits, p, q, and temporaries.
@@ -21,7 +22,9 @@ MATRICES = 5
 
 
 def chunk_rows(vocabulary: int, asked: int, layout: SuperTreeLayout) -> int:
-    """Rows of [V] numbers in one chunk: as asked, or (asked = 0) 256 MB a matrix; enough for one branch point."""
+    """Rows of [V] numbers in one chunk: as asked, or (asked = 0) 256 MB a matrix; enough for one
+    branch point.
+    """
     return asked or max(_NUMBERS // vocabulary, rows_together(layout))
 
 
@@ -40,7 +43,8 @@ def labels(
     layout: SuperTreeLayout,
     chunk: int,
 ) -> list[dict[str, Tensor]]:
-    """For every (target's, draft's) sampling setting the estimates [T, A] of E[tau + 1] by verifier; float32.
+    """For every (target's, draft's) sampling setting the estimates [T, A] of E[tau + 1] by
+    verifier; float32.
 
     chunk: rows of distributions at a time, at least `rows_together(layout)`.
     """
@@ -50,12 +54,17 @@ def labels(
 
     def of_trunks(tree: Tensor) -> dict[tuple[int, str], Tensor]:
         """Reach and bare-trunk labels [2, T', L1 + 1] of these trees, by setting and verifier."""
-        tokens, rows = trees.tokens[tree, 1:points], torch.arange(layout.l1, device=device).expand(len(tree), -1)
+        tokens, rows = (
+            trees.tokens[tree, 1:points],
+            torch.arange(layout.l1, device=device).expand(len(tree), -1),
+        )
         nodes = torch.arange(tokens.numel(), device=device)[:, None, None]
         found = {}
         for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, rows)):
             bundle = Bundle(p, q, tokens.flatten()[:, None, None], nodes)
-            found |= {(i, name): torch.stack(trunk_reach(bundle, len(tree), name)) for name in rules}
+            found |= {
+                (i, name): torch.stack(trunk_reach(bundle, len(tree), name)) for name in rules
+            }
         return found
 
     def of_branches(at: Tensor) -> dict[tuple[int, str], Tensor]:
@@ -64,9 +73,14 @@ def labels(
         tokens = trees.tokens[tree[:, None, None], paths[point]]
         nodes = torch.arange(len(at), device=device)[:, None, None] * own.shape[1] + local
         found = {}
-        for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, own[point])):
+        for i, (p, q) in enumerate(
+            _distributions(trees, target, draft, settings, tree, own[point])
+        ):
             bundle = Bundle(p, q, tokens, nodes)
-            found |= {(i, name): branch_gains(bundle, trunks[i, name][0].flatten()[at], name) for name in rules}
+            found |= {
+                (i, name): branch_gains(bundle, trunks[i, name][0].flatten()[at], name)
+                for name in rules
+            }
         return found
 
     # Functions, so that a chunk's distributions are gone before the next one's are made.
@@ -76,16 +90,24 @@ def labels(
     size = max(1, chunk // rows_together(layout))
     parts = [of_branches(at) for at in torch.arange(count * points, device=device).split(size)]
     gains = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    found = [{name: pooled(*trunks[i, name], gains[i, name], layout).float() for name in rules} for i in range(len(settings))]
+    found = [
+        {name: pooled(*trunks[i, name], gains[i, name], layout).float() for name in rules}
+        for i in range(len(settings))
+    ]
     return [
-        {name: of_first_path(by_rule[ON_PATHS[name]]) if name in ON_PATHS else by_rule[name] for name in verifiers}
+        {
+            name: of_first_path(by_rule[ON_PATHS[name]]) if name in ON_PATHS else by_rule[name]
+            for name in verifiers
+        }
         for by_rule in found
     ]
 
 
 def _branch_rows(layout: SuperTreeLayout) -> tuple[Tensor, Tensor]:
-    """[points, 1 + K (L2 - 1)]: each branch point's row and its branches' inner rows; [K, L2]: at which of them each draw was
-    drawn, the branch point for the first level, else the draw before it on its path."""
+    """[points, 1 + K (L2 - 1)]: each branch point's row and its branches' inner rows; [K, L2]: at
+    which of them each draw was drawn, the branch point for the first level, else the draw before it
+    on its path.
+    """
     own = torch.cat([torch.arange(layout.l1 + 1)[:, None], layout.paths[:, :, :-1].flatten(1)], -1)
     below = max(layout.l2 - 1, 0)
     inner = torch.arange(1, 1 + layout.k * below).view(layout.k, below)

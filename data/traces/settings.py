@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import inf
 
-from decoding.common.errors import UserError
-from decoding.common.schema import MANY, SEED, check_fields, choice, number
-from decoding.names import LABELLED, ON_PATHS
-from decoding.setting import SamplingSetting
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.schema import MANY, SEED, check_fields, choice, number
+from nde_talf.decoding.names import LABELLED, ON_PATHS
+from nde_talf.decoding.setting import SamplingSetting
 
 GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
@@ -17,7 +17,9 @@ SETTINGS: dict[str, SamplingSetting] = {
     "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3 advises, and greedy."""
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3
+advises, and greedy.
+"""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ADDED_KEYS = ("traces.drafter",)
 DRAFTERS = ("lm", "head")
@@ -30,8 +32,9 @@ class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
     settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
-    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p), k20 k50
-    (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20."""
+    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
+    p0.99 (top-p), k20 k50 (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20.
+    """
     train_prompts: int = number(28, 1, MANY)
     """Number of prompts whose roots the selector learns from."""
     validation_prompts: int = number(14, 1, MANY)
@@ -44,12 +47,18 @@ class TracesConfig:
     """Super-trees drawn at each root; a label is their mean."""
     validation_samples: int = number(4, 0, 100_000)
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
-    verifiers: list[str] = choice(["specinfer", "naivetree", "traversal"], (*LABELLED, *ON_PATHS), entries=(1, inf))
+    verifiers: list[str] = choice(
+        ["specinfer", "naivetree", "traversal"], (*LABELLED, *ON_PATHS), entries=(1, inf)
+    )
     """Verification rules to compute labels for."""
     drafter: str = choice("lm", DRAFTERS)
-    """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model) or head (the run's head)."""
+    """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model)
+    or head (the run's head).
+    """
     draft_temperature: str = choice("match", ("match", "raw"))
-    """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and super-tree for all settings."""
+    """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and
+    super-tree for all settings.
+    """
     micro_batch: int = number(8, 1, 100_000)
     """Super-trees in one pass of a model; halved when memory runs out."""
     node_chunk: int = number(0, 0, MANY)
@@ -59,7 +68,9 @@ class TracesConfig:
     dtype: str = choice("float32", DTYPES)
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
     store: str | None = None
-    """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null: the run's folder."""
+    """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null:
+    the run's folder.
+    """
     seed: int = number(0, 0, SEED)
     """Seed of the trajectories and of the super-trees."""
 
@@ -70,16 +81,25 @@ class TracesConfig:
             key = SETTINGS[name].temperature, SETTINGS[name].top_p
             if (other := seen.setdefault(key, name)) != name:
                 raise UserError(
-                    f"traces.settings: {other} and {name} have the same temperature and top-p, by which a selector tells "
-                    "settings apart. Trace one of them in a run."
+                    f"traces.settings: {other} and {name} have the same temperature and top-p, by"
+                    " which a selector tells settings apart. Trace one of them in a run."
                 )
         if self.store is not None and "://" not in self.store:
-            raise UserError(f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or file:///folder.")
+            raise UserError(
+                f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or"
+                " file:///folder."
+            )
         if self.validation_samples == 1:
-            raise UserError("traces.validation_samples=1: a standard error needs two samples; give 2 or more, or 0.")
+            raise UserError(
+                "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"
+                " or 0."
+            )
         if self.node_chunk:
-            from data.traces.label_chunks import rows_together
-            from decoding.super_tree import super_tree_layout
+            from nde_talf.data.traces.label_chunks import rows_together
+            from nde_talf.decoding.super_tree import super_tree_layout
 
             if self.node_chunk < (minimum := rows_together(super_tree_layout())):
-                raise UserError(f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows; 0 is automatic.")
+                raise UserError(
+                    f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows; 0"
+                    " is automatic."
+                )

@@ -1,11 +1,15 @@
-"""The trace store: Parquet shards and their entries, in a folder or at an fsspec URL. It knows nothing of models.
+"""The trace store: Parquet shards and their entries, in a folder or at an fsspec URL.
 
-Several processes may write shards of one store at the same time. Each shard gets an entry, a small JSON file beside it with its
-rows, split and checksum, so that nothing is rewritten as the store grows. `finish` gathers the entries in `shards.json`:
+It knows nothing of models.
+
+Several processes may write shards of one store at the same time. Each shard gets an entry, a small
+JSON file beside it with its rows, split and checksum, so that nothing is rewritten as the store
+grows. `finish` gathers the entries in `shards.json`:
 
     traces-00000-of-00002.parquet   columns of the roots of one unit of work
-    traces-00000-of-00002.json      {"format": 3, "shard": {"rows": 64, "split": "train", "sha256": ...}}; gone after `finish`
-    shards.json                     {"format": 3, "shards": {"traces-00000-of-00002.parquet": {"rows": 64, ...}, ...}}
+    traces-00000-of-00002.json      {"format": 3, "shard": {"rows": 64, "split": "train", "sha256":
+    ...}}; gone after `finish` shards.json                     {"format": 3, "shards":
+    {"traces-00000-of-00002.parquet": {"rows": 64, ...}, ...}}
 
 `datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads the shards.
 """
@@ -24,9 +28,15 @@ import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.files import SEAL, content_digest, read_json, unreadable, write_atomically
-from decoding.common.formats import Format
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import (
+    SEAL,
+    content_digest,
+    read_json,
+    unreadable,
+    write_atomically,
+)
+from nde_talf.decoding.common.formats import Format
 
 INDEX = "shards.json"
 
@@ -46,7 +56,14 @@ class Content(TypedDict):
     shards: NotRequired[dict[str, Shard]]
 
 
-FORMAT = Format("trace store", 3, 2, "make the traces again with stage=traces force=true", {1: dict, 2: dict}, kind=Content)
+FORMAT = Format(
+    "trace store",
+    3,
+    2,
+    "make the traces again with stage=traces force=true",
+    {1: dict, 2: dict},
+    kind=Content,
+)
 ELSEWHERE = "store.json"
 """The file of a folder whose shards are at a URL: {"url": ...}."""
 OWNER = "owner.json"
@@ -54,8 +71,10 @@ OWNER = "owner.json"
 
 
 class RemotePath:
-    """What a store needs of a `Path`, for a file or folder on an fsspec file system. Raises UserError for a URL of an unknown
-    kind, or of one whose library is not installed."""
+    """What a store needs of a `Path`, for a file or folder on an fsspec file system.
+
+    Raises UserError for a URL of an unknown kind, or of one whose library is not installed.
+    """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -64,7 +83,8 @@ class RemotePath:
             self.fs, self.path = url_to_fs(self.url, **local)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"traces.store={self.url}: it cannot be opened here ({error}). Install what it needs, or give another URL."
+                f"traces.store={self.url}: it cannot be opened here ({error}). Install what it"
+                " needs, or give another URL."
             ) from error
 
     def __str__(self) -> str:
@@ -99,10 +119,13 @@ class RemotePath:
 
 
 class TraceStore:
-    """Reads and writes shards. Entries that other processes write after this was made are not seen by it.
+    """Reads and writes shards.
+
+    Entries that other processes write after this was made are not seen by it.
 
     Args:
-        folder: a folder, or an fsspec URL such as "s3://bucket/traces". A folder with a `store.json` stands for the URL in it.
+        folder: a folder, or an fsspec URL such as "s3://bucket/traces". A folder with a
+            `store.json` stands for the URL in it.
         kind: how the names of shards begin.
     """
 
@@ -126,7 +149,10 @@ class TraceStore:
         return name in self.shards and self.fault(name) is None
 
     def fault(self, name: str) -> str | None:
-        """What is wrong with a shard that has an entry, in words; None if nothing. One without rows has no file."""
+        """What is wrong with a shard that has an entry, in words; None if nothing.
+
+        One without rows has no file.
+        """
         entry, path = self.shards[name], self.folder / name
         if not entry["rows"]:
             return None
@@ -149,12 +175,17 @@ class TraceStore:
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
     def write(self, name: str, columns: dict[str, list | Tensor]) -> int:
-        """Write one shard, then its entry. A shard without columns gets only the entry. Returns its rows."""
+        """Write one shard, then its entry.
+
+        A shard without columns gets only the entry. Returns its rows.
+        """
         table, file = arrow_table(columns), io.BytesIO()
         entry = {"rows": table.num_rows, "sha256": None}
         if columns:
             text = [name for name, column in columns.items() if isinstance(column, list)]
-            pq.write_table(table, file, compression="zstd", use_dictionary=text)  # a third of the time for numbers
+            pq.write_table(
+                table, file, compression="zstd", use_dictionary=text
+            )  # a third of the time for numbers
             entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
             self._put(name, file.getvalue())
         if "split" in columns:
@@ -164,7 +195,10 @@ class TraceStore:
         return table.num_rows
 
     def finish(self) -> None:
-        """Gather the entries of all processes in `shards.json`. Call it when no process writes any more."""
+        """Gather the entries of all processes in `shards.json`.
+
+        Call it when no process writes any more.
+        """
         if not list(self.folder.glob(f"{self.kind}-*.json")):
             return
         self.shards = self._entries()
@@ -193,12 +227,20 @@ class TraceStore:
         return self._table(name).to_pydict()
 
     def read(self, split: str, columns: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """The shards of one split as columns (all, or those named): strings [R], numbers [R], features [R, H], labels
-        [R, s, A]. Empty if it has no roots. Only files of this split are opened and checked."""
-        batches = list(self.batches(split, columns))
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in (batches[0] if batches else ())}
+        """The shards of one split as columns (all, or those named): strings [R], numbers [R],
+        features [R, H], labels [R, s, A].
 
-    def batches(self, split: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        Empty if it has no roots. Only files of this split are opened and checked.
+        """
+        batches = list(self.batches(split, columns))
+        return {
+            name: np.concatenate([batch[name] for batch in batches])
+            for name in (batches[0] if batches else ())
+        }
+
+    def batches(
+        self, split: str, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
         """`read`, one shard after the other."""
         names = sorted(name for name, shard in self.shards.items() if shard["rows"])
         if not names:
@@ -209,12 +251,17 @@ class TraceStore:
                 entry["split"] = self._table(name, ["split"])["split"][0].as_py()
             if entry["split"] == split:
                 table = self._table(name, columns)
-                yield {column: _values(table[column].combine_chunks()) for column in table.column_names}
+                yield {
+                    column: _values(table[column].combine_chunks()) for column in table.column_names
+                }
 
     def _table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The shard, or some of its columns. Its checksum is looked at the first time."""
         if name not in self._intact and (fault := self.fault(name)):
-            raise UserError(f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is made anew.")
+            raise UserError(
+                f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is"
+                " made anew."
+            )
         try:
             with (self.folder / name).open("rb") as file:
                 return pq.read_table(file, columns=columns and list(columns))
@@ -223,24 +270,34 @@ class TraceStore:
 
     def _entries(self) -> dict[str, dict]:
         """The entries of `shards.json`, and those written since."""
-        found: dict[str, Shard] = self._loaded(INDEX)["shards"] if (self.folder / INDEX).exists() else {}
+        found: dict[str, Shard] = (
+            self._loaded(INDEX)["shards"] if (self.folder / INDEX).exists() else {}
+        )
         for path in self.folder.glob(f"{self.kind}-*.json"):
             found[path.name.removesuffix(".json") + ".parquet"] = self._loaded(path.name)["shard"]
         for name in found:  # files of these names are read, written and deleted
             if not re.fullmatch(rf"{re.escape(self.kind)}-[A-Za-z0-9_-]+\.parquet", name):
-                raise UserError(f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or {FORMAT.again}.")
+                raise UserError(
+                    f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or"
+                    f" {FORMAT.again}."
+                )
         return found
 
     def _loaded(self, name: str) -> Content:
         """The content of one JSON file: the index, or the entry of a shard."""
         content = FORMAT.load(self.folder / name)
         if (key := "shards" if name == INDEX else "shard") not in content:
-            raise UserError(f"{self.folder / name}: its key {key!r} is missing. Take a good copy, or {FORMAT.again}.")
+            raise UserError(
+                f"{self.folder / name}: its key {key!r} is missing. Take a good copy, or"
+                f" {FORMAT.again}."
+            )
         return content
 
     def _put_json(self, name: str, content: dict[str, Any]) -> None:
         content = {"format": FORMAT.number, **content}
-        self._put(name, (json.dumps({**content, SEAL: content_digest(content)}, indent=2) + "\n").encode())
+        self._put(
+            name, (json.dumps({**content, SEAL: content_digest(content)}, indent=2) + "\n").encode()
+        )
 
     def _put(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -251,12 +308,18 @@ class TraceStore:
 
 
 def elsewhere(folder: Path) -> str | None:
-    """The URL that a folder stands for; None if its shards are its own. Raises UserError if its `store.json` names none."""
+    """The URL that a folder stands for; None if its shards are its own.
+
+    Raises UserError if its `store.json` names none.
+    """
     if not (folder / ELSEWHERE).exists():
         return None
     url = read_json(folder / ELSEWHERE, dict[str, str], FORMAT.again).get("url", "")
     if "://" not in url:
-        raise UserError(f"{folder / ELSEWHERE}: it names no URL of a trace store. Take a good copy, or {FORMAT.again}.")
+        raise UserError(
+            f"{folder / ELSEWHERE}: it names no URL of a trace store. Take a good copy, or"
+            f" {FORMAT.again}."
+        )
     return url
 
 
@@ -270,15 +333,19 @@ def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:
 
 
 def _array(column: list | Tensor) -> pa.Array:
-    """A list or tensor [R, ...] as an Arrow column: of fixed-size lists of its last dimension, in lists of those between, whose
-    sizes (super-trees a root) may differ from split to split of one table."""
+    """A list or tensor [R, ...] as an Arrow column: of fixed-size lists of its last dimension, in
+    lists of those between, whose sizes (super-trees a root) may differ from split to split of one
+    table.
+    """
     if isinstance(column, list):
         return pa.array(column)
     array, sizes = pa.array(column.contiguous().numpy().ravel()), column.shape[1:]
     if sizes:
         array = pa.FixedSizeListArray.from_arrays(array, sizes[-1])
     for size in reversed(sizes[:-1]):
-        array = pa.ListArray.from_arrays(pa.array(range(0, len(array) + 1, size), pa.int32()), array)
+        array = pa.ListArray.from_arrays(
+            pa.array(range(0, len(array) + 1, size), pa.int32()), array
+        )
     return array
 
 

@@ -1,8 +1,10 @@
-"""Super-trees: drawn from the draft, with both models run over them, for many roots of one trajectory at once.
+"""Super-trees: drawn from the draft, with both models run over them, for many roots of one
+trajectory at once.
 
-Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and each sees the prefix up to its
-own root through the mask. The target takes one pass for all inner rows. The draft takes one pass a level, or one in all for
-trees that an engine has drawn. Only hidden states are stored; distributions are computed from them, a chunk at a time.
+Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and
+each sees the prefix up to its own root through the mask. The target takes one pass for all inner
+rows. The draft takes one pass a level, or one in all for trees that an engine has drawn. Only
+hidden states are stored; distributions are computed from them, a chunk at a time.
 """
 
 from collections.abc import Iterator
@@ -11,11 +13,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from data.engines.base import Engine
-from decoding.cache import KVCache
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, inverse_cdf, warp
-from decoding.super_tree import SuperTreeLayout
+from nde_talf.data.engines.base import Engine
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting, inverse_cdf, warp
+from nde_talf.decoding.super_tree import SuperTreeLayout
 
 
 class Draft(Protocol):
@@ -49,18 +51,29 @@ class SuperTrees(NamedTuple):
     h_q: Tensor
 
     def distributions(
-        self, target: CausalModel, draft: CausalModel | Draft, setting: SamplingSetting, draft_setting: SamplingSetting
+        self,
+        target: CausalModel,
+        draft: CausalModel | Draft,
+        setting: SamplingSetting,
+        draft_setting: SamplingSetting,
     ) -> tuple[Tensor, Tensor]:
         """p, q [T, N_inner, V], all of them at once."""
         return warp(target.logits(self.h_p), setting), warp(draft.logits(self.h_q), draft_setting)
 
 
 class Prefix:
-    """A trajectory inside one model: the hidden states [L, H] at all its tokens, and the cache. slots: of the cache that the
-    trajectory takes; the token at position i lies in slot i, or in slot i - (L - slots)."""
+    """A trajectory inside one model: the hidden states [L, H] at all its tokens, and the cache.
+    slots: of the cache that the trajectory takes; the token at position i lies in slot i, or in
+    slot i - (L - slots).
+    """
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens), tokens.to(model.device)
+        self.model, self.cache, self.slots, self.tokens = (
+            model,
+            KVCache(),
+            len(tokens),
+            tokens.to(model.device),
+        )
         positions = torch.arange(len(tokens), device=model.device)[None]
         self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
 
@@ -85,7 +98,9 @@ class SuperTreeRows:
         columns = torch.arange(prefix.slots, device=self.model.device)
         # The root is a row of the tree: the prefix that a tree sees ends before it.
         self._prefix = torch.where(columns < self.roots[:, None], 0.0, blocked).to(self.model.dtype)
-        self._tree = torch.where(layout.ancestors, 0.0, blocked).to(self.model.device, self.model.dtype)
+        self._tree = torch.where(layout.ancestors, 0.0, blocked).to(
+            self.model.device, self.model.dtype
+        )
         self._count = 0
 
     def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
@@ -93,7 +108,8 @@ class SuperTreeRows:
 
         Args:
             tokens: [T, n].
-            above: the hidden states [T, n, H] of the rows' parents, for a draft whose rows take them; None at the root.
+            above: the hidden states [T, n, H] of the rows' parents, for a draft whose rows take
+                them; None at the root.
         """
         return self.model.hidden(*self._place(tokens), self.cache)
 
@@ -109,7 +125,12 @@ class SuperTreeRows:
 
 
 def draw_super_trees(
-    draft: Prefix, roots: Tensor, layout: SuperTreeLayout, setting: SamplingSetting, uniforms: Tensor, chunk: int
+    draft: Prefix,
+    roots: Tensor,
+    layout: SuperTreeLayout,
+    setting: SamplingSetting,
+    uniforms: Tensor,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """Draw super-trees from the draft.
 
@@ -123,17 +144,29 @@ def draw_super_trees(
         Tokens [T, N] and hidden states [T, N_inner, H].
     """
     rows, uniforms = draft.rows(roots, layout), uniforms.to(draft.model.device)
-    model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
-    hidden = torch.empty(len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype)
+    model, tokens = (
+        draft.model,
+        torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device),
+    )
+    hidden = torch.empty(
+        len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype
+    )
     tokens[:, 0] = draft.tokens[roots]
-    # Groups of rows whose parents are all in earlier groups: the root, each trunk token, each level of branches.
+    # Groups of rows whose parents are all in earlier groups: the root, each trunk token, each level
+    # of branches.
     groups = [slice(row, row + 1) for row in range(layout.l1 + 1)]
-    groups += [slice(int(level[0]), int(level[-1]) + 1) for level in layout.paths.permute(2, 0, 1).flatten(1)]
+    groups += [
+        slice(int(level[0]), int(level[-1]) + 1)
+        for level in layout.paths.permute(2, 0, 1).flatten(1)
+    ]
     for group in groups:
         above = None
         if group.start:
             parents = layout.parents[group].to(model.device)
-            above, parents = hidden[:, parents], parents.unique_consecutive()  # each with equally many children
+            above, parents = (
+                hidden[:, parents],
+                parents.unique_consecutive(),
+            )  # each with equally many children
             states = hidden[:, parents].flatten(0, 1)
             wanted = uniforms[:, group].reshape(len(states), -1)
             pairs = zip(states.split(chunk), wanted.split(chunk), strict=True)
@@ -158,7 +191,8 @@ def super_trees(
 ) -> SuperTrees:
     """Super-trees at the positions `roots` [T] of the trajectory [L].
 
-    They are drawn here with `uniforms` [T, N], or given as `drawn`, the tokens after each root [T, N - 1].
+    They are drawn here with `uniforms` [T, N], or given as `drawn`, the tokens after each root [T,
+    N - 1].
     """
     if drawn is None:
         tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
@@ -179,7 +213,9 @@ def sampled_super_trees(
     generator: torch.Generator,
     micro_batch: int,
 ) -> Iterator[SuperTrees]:
-    """`samples` super-trees at each root position [R] of the trajectory [L], root by root, `micro_batch` trees at a time."""
+    """`samples` super-trees at each root position [R] of the trajectory [L], root by root,
+    `micro_batch` trees at a time.
+    """
     roots = positions.repeat_interleave(samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
     for part, own in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
@@ -187,9 +223,15 @@ def sampled_super_trees(
 
 
 def tree_rollouts(
-    engine: Engine, roots: list[list[int]], samples: int, layout: SuperTreeLayout, setting: SamplingSetting, seed: int
+    engine: Engine,
+    roots: list[list[int]],
+    samples: int,
+    layout: SuperTreeLayout,
+    setting: SamplingSetting,
+    seed: int,
 ) -> Tensor:
-    """Super-trees drawn by a generation engine: the trunk is one continuation, the branches are continuations of its prefixes.
+    """Super-trees drawn by a generation engine: the trunk is one continuation, the branches are
+    continuations of its prefixes.
 
     Args:
         engine: samples from the draft.
@@ -199,15 +241,22 @@ def tree_rollouts(
         seed: of the trunks; the branches have the next.
 
     Returns:
-        The tokens after each root [R * samples, N - 1], root by root, in the layout's order of rows.
+        The tokens after each root [R * samples, N - 1], root by root, in the layout's order of
+        rows.
     """
     tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
     if not roots:
         return tokens[:, 1:]
-    trunks = tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
+    trunks = tokens[:, 1 : layout.l1 + 1] = engine.rollouts(
+        roots, setting, layout.l1, samples, seed
+    ).flatten(0, 1)
     contexts = [root for root in roots for _ in range(samples)]
     points = range(layout.l1 + 1)
-    prefixes = [[*root, *trunk[:point]] for root, trunk in zip(contexts, trunks.tolist(), strict=True) for point in points]
+    prefixes = [
+        [*root, *trunk[:point]]
+        for root, trunk in zip(contexts, trunks.tolist(), strict=True)
+        for point in points
+    ]
     branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
     tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
     return tokens[:, 1:]

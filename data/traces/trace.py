@@ -8,16 +8,16 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from data.text.prompts import Prompt
-from data.traces.label_chunks import chunk_rows, labels
-from data.traces.settings import TracesConfig
-from data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
-from decoding.common.micro_batch import MicroBatch
-from decoding.features import SCALARS, scalar_features
-from decoding.model import CausalModel
-from decoding.sampling import RAW, SamplingSetting, warp
-from decoding.setting import feature_setting
-from decoding.super_tree import super_tree_layout
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.label_chunks import chunk_rows, labels
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
+from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.decoding.features import SCALARS, scalar_features
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf.decoding.setting import feature_setting
+from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
 """Columns that are text: of the prompt."""
@@ -50,16 +50,19 @@ def trace_trajectories(
         target, draft: the pair; a draft head comes as a `Draft`.
         prompts, trajectories: [P] each; a trajectory begins with its prompt's tokens.
         settings: the sampling settings that labels are computed for.
-        micro_batch: how many super-trees go through the models at once. It does not change the result.
+        micro_batch: how many super-trees go through the models at once. It does not change the
+            result.
         seed: of the super-trees.
-        drawn: super-trees that an engine has drawn, for each trajectory [roots * samples, N - 1]; all settings must then share
-            the draft's.
+        drawn: super-trees that an engine has drawn, for each trajectory [roots * samples, N - 1];
+            all settings must then share the draft's.
 
     Returns:
-        Columns of R rows; none if the target ended its text at once after every prompt. prompt_id, kind, split [R];
-        temperature, top_p, context (tokens up to and with the root) [R]; h_p_previous [R, H_p], h_q_previous and h_q_root
-        [R, H_q]; the scalars of `decoding.features`; and for every verifier its estimates of E[tau + 1], the expected block
-        efficiency, for the trees of `decoding.actions.TREES` [R, samples, 233].
+        Columns of R rows; none if the target ended its text at once after every prompt. prompt_id,
+        kind, split [R]; temperature, top_p, context (tokens up to and with the root) [R];
+        h_p_previous [R, H_p], h_q_previous and h_q_root [R, H_q]; the scalars of
+        `nde_talf.decoding.features`; and for every verifier its estimates of E[tau + 1], the
+        expected block efficiency, for the trees of `nde_talf.decoding.actions.TREES` [R, samples,
+        233].
     """
     generator = torch.Generator().manual_seed(seed)
     pairs = [(setting, draft_setting(setting, config)) for setting in settings]
@@ -68,19 +71,31 @@ def trace_trajectories(
         roots = root_positions(prompt.tokens, trajectory, config.stride)
         if roots:  # else the target ended its text at once
             named = {
-                name: [value] * len(roots) for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
+                name: [value] * len(roots)
+                for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
             }
             rollouts = None if drawn is None else drawn[i]
-            found = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator, rollouts)
+            found = _trace(
+                target, draft, trajectory, roots, pairs, config, micro_batch, generator, rollouts
+            )
             parts += [named | columns for columns in found]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
-    return {name: list(chain(*each)) if name in NAMES else torch.cat(each) for name, each in columns.items()}
+    return {
+        name: list(chain(*each)) if name in NAMES else torch.cat(each)
+        for name, each in columns.items()
+    }
 
 
 @torch.inference_mode()
-def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, generator, drawn) -> list[dict[str, Tensor]]:
-    """The columns of one trajectory that are numbers, for each pair of the target's and the draft's setting."""
-    tokens, positions = (torch.tensor(each, device=target.device) for each in (trajectory, positions))
+def _trace(
+    target, draft, trajectory, positions, pairs, config, micro_batch, generator, drawn
+) -> list[dict[str, Tensor]]:
+    """The columns of one trajectory that are numbers, for each pair of the target's and the draft's
+    setting.
+    """
+    tokens, positions = (
+        torch.tensor(each, device=target.device) for each in (trajectory, positions)
+    )
     layout = super_tree_layout()
     chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
     p_prefix = Prefix(target, tokens)
@@ -90,22 +105,45 @@ def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, gen
 
     def labelled(part: slice) -> list[dict[str, Tensor]]:
         own = None if drawn is None else drawn[part]
-        trees = super_trees(p_prefix, q_prefix, tokens, roots[part], layout, pairs[0][1], uniforms[part], own, chunk)
+        trees = super_trees(
+            p_prefix, q_prefix, tokens, roots[part], layout, pairs[0][1], uniforms[part], own, chunk
+        )
         return labels(trees, target, draft, pairs, config.verifiers, layout, chunk)
 
     batches = micro_batch.run(len(roots), labelled)
-    h_p, h_q, h_root = p_prefix.hidden[positions - 1], q_prefix.hidden[positions - 1], q_prefix.hidden[positions]
+    h_p, h_q, h_root = (
+        p_prefix.hidden[positions - 1],
+        q_prefix.hidden[positions - 1],
+        q_prefix.hidden[positions],
+    )
     found = []
     for i, (p_setting, q_setting) in enumerate(pairs):
         p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
         scalars = [
-            scalar_features(warp(target.logits(a), p_look), *(warp(draft.logits(h), q_look) for h in (b, c)))
+            scalar_features(
+                warp(target.logits(a), p_look), *(warp(draft.logits(h), q_look) for h in (b, c))
+            )
             for a, b, c in zip(h_p.split(chunk), h_q.split(chunk), h_root.split(chunk), strict=True)
         ]
-        columns = {name: torch.full((len(positions),), getattr(p_setting, name)) for name in ("temperature", "top_p")}
-        columns |= {"context": positions + 1, "h_p_previous": h_p, "h_q_previous": h_q, "h_q_root": h_root}
+        columns = {
+            name: torch.full((len(positions),), getattr(p_setting, name))
+            for name in ("temperature", "top_p")
+        }
+        columns |= {
+            "context": positions + 1,
+            "h_p_previous": h_p,
+            "h_q_previous": h_q,
+            "h_q_root": h_root,
+        }
         columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
         for name in config.verifiers:
-            columns[name] = torch.cat([batch[i][name] for batch in batches]).view(len(positions), config.samples, -1)
-        found.append({name: x.float().cpu() if x.is_floating_point() else x.cpu() for name, x in columns.items()})
+            columns[name] = torch.cat([batch[i][name] for batch in batches]).view(
+                len(positions), config.samples, -1
+            )
+        found.append(
+            {
+                name: x.float().cpu() if x.is_floating_point() else x.cpu()
+                for name, x in columns.items()
+            }
+        )
     return found

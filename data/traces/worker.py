@@ -1,7 +1,8 @@
-"""One worker of stage traces: samples trajectories, draws super-trees and traces roots, one shard at a time.
+"""One worker of stage traces: samples trajectories, draws super-trees and traces roots, one shard
+at a time.
 
-A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine. It writes its
-shards itself, to a store that every worker reaches.
+A worker is made from plain settings, so that it can live in this process or in a Ray actor on
+another machine. It writes its shards itself, to a store that every worker reaches.
 """
 
 from collections.abc import Callable
@@ -12,22 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.engines.base import Engine
-from data.engines.settings import EngineConfig
-from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine
-from data.text.pair import Pair
-from data.text.prompts import Prompt
-from data.traces.settings import SETTINGS, TracesConfig
-from data.traces.store import TraceStore
-from data.traces.super_trees import Draft, tree_rollouts
-from data.traces.trace import draft_setting, root_positions, trace_trajectories
-from decoding.common.errors import UserError
-from decoding.common.micro_batch import MicroBatch
-from decoding.common.progress import console
-from decoding.device import free_memory
-from decoding.model import CausalModel
-from decoding.super_tree import super_tree_layout
+from nde_talf.data.engines.base import Engine
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.settings import SETTINGS, TracesConfig
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.data.traces.super_trees import Draft, tree_rollouts
+from nde_talf.data.traces.trace import draft_setting, root_positions, trace_trajectories
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.super_tree import super_tree_layout
 
 STATES = ("h_p_previous", "h_q_previous", "h_q_root")
 """Columns that are stored in half precision."""
@@ -55,26 +56,39 @@ class Unit:
 def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
     """The work of all shards.
 
-    Where the draft is warped like the target, every setting has its own trajectories and super-trees. Where it is raw, one set
-    of them serves all settings.
+    Where the draft is warped like the target, every setting has its own trajectories and
+    super-trees. Where it is raw, one set of them serves all settings.
     """
     found, size, names = [], config.shard_prompts, config.settings
-    splits = {name: [prompt for prompt in prompts if prompt.split == name] for name in ("train", "validation")}
+    splits = {
+        name: [prompt for prompt in prompts if prompt.split == name]
+        for name in ("train", "validation")
+    }
     for split, own in splits.items():
         samples = (split == "validation" and config.validation_samples) or config.samples
         for at in range(0, len(own), size):
             group = own[at : at + size]
             if config.draft_temperature == "raw":
-                found.append((group, [names[(at + i) % len(names)] for i in range(len(group))], names, samples))
+                found.append(
+                    (
+                        group,
+                        [names[(at + i) % len(names)] for i in range(len(group))],
+                        names,
+                        samples,
+                    )
+                )
             else:
                 found += [(group, [name] * len(group), [name], samples) for name in names]
     return [Unit(*unit, seed=config.seed * 1_000_003 + i) for i, unit in enumerate(found)]
 
 
 class Tracer:
-    """Samples and traces on one machine. Either engine samples trajectories and super-trees; torch always scores.
+    """Samples and traces on one machine.
 
-    A device belongs to torch's models or to one model inside vLLM, never to both: each is freed before another one is loaded.
+    Either engine samples trajectories and super-trees; torch always scores.
+
+    A device belongs to torch's models or to one model inside vLLM, never to both: each is freed
+    before another one is loaded.
 
     Args:
         pair: folder of the pair.
@@ -85,7 +99,8 @@ class Tracer:
         threads: CPU threads of torch; 0: torch's own choice.
         draft_device: of the draft in torch; None: `device`.
         forward: of the models in torch, see `CausalModel`.
-        head: makes a target's draft head, which drafts in the place of the pair's draft; None: the draft does.
+        head: makes a target's draft head, which drafts in the place of the pair's draft; None: the
+            draft does.
     """
 
     def __init__(
@@ -118,54 +133,104 @@ class Tracer:
         return target, self.head(target)
 
     def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
-        """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or "traces" of what there is of
-        both. Returns its rows."""
+        """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or
+        "traces" of what there is of both.
+
+        Returns its rows.
+        """
         drawn = [store for name, store in self.stores.items() if name != "traces"]
         earlier = drawn[:1] if kind == "rollouts" else drawn if kind == "traces" else []
         inputs = [store.lists(store.name(shard, shards))["tokens"] for store in earlier]
-        make = {"trajectories": self.trajectories, "rollouts": self.rollouts, "traces": self.trace}[kind]
+        make = {"trajectories": self.trajectories, "rollouts": self.rollouts, "traces": self.trace}[
+            kind
+        ]
         return self.stores[kind].write(self.stores[kind].name(shard, shards), make(unit, *inputs))
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes after it."""
-        engine = TransformersEngine(self.models[0]) if self.engine.name == "transformers" else self._vllm("target")
+        """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes
+        after it.
+        """
+        engine = (
+            TransformersEngine(self.models[0])
+            if self.engine.name == "transformers"
+            else self._vllm("target")
+        )
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):
             at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
             prompts = [unit.prompts[i].tokens for i in at]
-            tokens |= zip(at, engine.sample(prompts, SETTINGS[name], self.config.new_tokens, unit.seed), strict=True)
-        return {"prompt_id": [p.id for p in unit.prompts], "tokens": [tokens[i] for i in range(len(unit.prompts))]}
+            tokens |= zip(
+                at,
+                engine.sample(prompts, SETTINGS[name], self.config.new_tokens, unit.seed),
+                strict=True,
+            )
+        return {
+            "prompt_id": [p.id for p in unit.prompts],
+            "tokens": [tokens[i] for i in range(len(unit.prompts))],
+        }
 
     def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees at each trajectory's roots."""
-        layout, setting = super_tree_layout(), draft_setting(SETTINGS[unit.settings[0]], self.config)
+        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees at
+        each trajectory's roots.
+        """
+        layout, setting = (
+            super_tree_layout(),
+            draft_setting(SETTINGS[unit.settings[0]], self.config),
+        )
         roots = [
-            [trajectory[: position + 1] for position in root_positions(prompt.tokens, trajectory, self.config.stride)]
+            [
+                trajectory[: position + 1]
+                for position in root_positions(prompt.tokens, trajectory, self.config.stride)
+            ]
             for prompt, trajectory in zip(unit.prompts, trajectories, strict=True)
         ]
         every = [root for own in roots for root in own]
-        drawn = tree_rollouts(self._vllm("draft"), every, unit.samples, layout, setting, 2 * unit.seed)
+        drawn = tree_rollouts(
+            self._vllm("draft"), every, unit.samples, layout, setting, 2 * unit.seed
+        )
         parts = drawn.int().split([len(own) * unit.samples for own in roots])
-        return {"prompt_id": [p.id for p in unit.prompts], "tokens": [part.flatten().tolist() for part in parts]}
+        return {
+            "prompt_id": [p.id for p in unit.prompts],
+            "tokens": [part.flatten().tolist() for part in parts],
+        }
 
     def trace(
-        self, unit: Unit, trajectories: list[list[int]] | None = None, drawn: list[list[int]] | None = None
+        self,
+        unit: Unit,
+        trajectories: list[list[int]] | None = None,
+        drawn: list[list[int]] | None = None,
     ) -> dict[str, list | Tensor]:
-        """The columns of `trace_trajectories`, hidden states in half precision; what an engine has not sampled is sampled
-        here. Raises UserError for states that half precision cannot hold."""
+        """The columns of `trace_trajectories`, hidden states in half precision; what an engine has
+        not sampled is sampled here.
+
+        Raises UserError for states that half precision cannot hold.
+        """
         if trajectories is None:
             trajectories = self.trajectories(unit)["tokens"]
-        trees = drawn and [torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn]
-        settings, config = [SETTINGS[name] for name in unit.settings], replace(self.config, samples=unit.samples)
+        trees = drawn and [
+            torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn
+        ]
+        settings, config = (
+            [SETTINGS[name] for name in unit.settings],
+            replace(self.config, samples=unit.samples),
+        )
         columns = trace_trajectories(
-            *self.models, unit.prompts, trajectories, settings, config, self.micro_batch, unit.seed, trees
+            *self.models,
+            unit.prompts,
+            trajectories,
+            settings,
+            config,
+            self.micro_batch,
+            unit.seed,
+            trees,
         )
         states = {name: columns[name].half() for name in STATES if name in columns}
         for name, half in states.items():
             if not half.isfinite().all():
                 raise UserError(
-                    f"traces: {name} holds numbers beyond {torch.finfo(torch.half).max:.0f}, the largest of half precision, in "
-                    "which hidden states are stored. This pair's states cannot be traced: choose another pair."
+                    f"traces: {name} holds numbers beyond {torch.finfo(torch.half).max:.0f}, the"
+                    " largest of half precision, in which hidden states are stored. This pair's"
+                    " states cannot be traced: choose another pair."
                 )
         return columns | states
 

@@ -1,7 +1,7 @@
 """95 % bootstrap intervals of figures over prompts: pure functions of numpy arrays.
 
-A prompt is resampled as a unit, with everything that was measured on it, since what comes from one prompt is alike. Example:
-40 tokens in 2 s on one prompt and 20 in 2 s on another are 15 tokens/s,
+A prompt is resampled as a unit, with everything that was measured on it, since what comes from one
+prompt is alike. Example: 40 tokens in 2 s on one prompt and 20 in 2 s on another are 15 tokens/s,
 
     ratio_of_totals(np.array([[40, 2.0], [20, 2.0]]))  # [15.0, 10.0, 20.0]: value, low, high
 """
@@ -12,20 +12,28 @@ RESAMPLES = 2000
 
 
 def samples(count: int, seed: int = 0) -> np.ndarray:
-    """Indices [RESAMPLES, count] of the prompts of every bootstrap sample, drawn with replacement. Figures of the same prompts
-    use one seed, so that both sides of a ratio are resampled together."""
+    """Indices [RESAMPLES, count] of the prompts of every bootstrap sample, drawn with replacement.
+
+    Figures of the same prompts use one seed, so that both sides of a ratio are resampled together.
+    """
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
 def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
-    """[value, low, high] from a figure and its resampled values; those that are not finite are left out."""
+    """[value, low, high] from a figure and its resampled values; those that are not finite are left
+    out.
+    """
     finite = resampled[np.isfinite(resampled)]
-    return [float(value), *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist()]
+    return [
+        float(value),
+        *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist(),
+    ]
 
 
 def ratio_of_totals(values: np.ndarray) -> list[float]:
-    """[value, low, high] of the ratio of two columns' totals, values [prompts, 2]; or of two such ratios, the first pair's over
-    the second's, values [prompts, 4]."""
+    """[value, low, high] of the ratio of two columns' totals, values [prompts, 2]; or of two such
+    ratios, the first pair's over the second's, values [prompts, 4].
+    """
 
     def ratio(sums: np.ndarray) -> np.ndarray:
         first = sums[..., 0] / sums[..., 1]
@@ -35,7 +43,9 @@ def ratio_of_totals(values: np.ndarray) -> list[float]:
 
 
 def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
-    """Sums [prompts, m] of `values` [n, m] over the entries of each prompt; prompt [n]: which one an entry belongs to."""
+    """Sums [prompts, m] of `values` [n, m] over the entries of each prompt; prompt [n]: which one
+    an entry belongs to.
+    """
     _, group = np.unique(prompt, return_inverse=True)
     sums = np.zeros((int(group.max()) + 1, values.shape[1]))
     np.add.at(sums, group, values)

@@ -1,7 +1,8 @@
-"""The model card of an exported folder, `README.md`: what it is, what it was trained on, its figures, how to load it.
+"""The model card of an exported folder, `README.md`: what it is, what it was trained on, its
+figures, how to load it.
 
-It is written beside the checksums and is not among them, so that it can be edited. With it the folder is complete for a hub,
-and one call publishes it:
+It is written beside the checksums and is not among them, so that it can be edited. With it the
+folder is complete for a hub, and one call publishes it:
 
     from huggingface_hub import upload_folder
     upload_folder(repo_id="me/my-head", folder_path="checkpoints/mine/draft/export")
@@ -36,7 +37,16 @@ def write_card(
         figures: what was measured on held-out text, by name.
     """
     head = {"library_name": "nde-talf", "tags": list(tags)} | ({"base_model": base} if base else {})
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", "", f"# {title}", "", about, ""]
+    lines = [
+        "---",
+        *(f"{key}: {json.dumps(value)}" for key, value in head.items()),
+        "---",
+        "",
+        f"# {title}",
+        "",
+        about,
+        "",
+    ]
     for heading, rows in (("Training", facts), ("Figures on held-out text", figures)):
         if rows:
             lines += [f"## {heading}", "", "| | |", "|---|---|"]
@@ -46,7 +56,9 @@ def write_card(
 
 
 def shown(value: Any) -> str:
-    """A cell of a table: numbers with three digits after the point, lists with commas, all else as JSON without quotes."""
+    """A cell of a table: numbers with three digits after the point, lists with commas, all else as
+    JSON without quotes.
+    """
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, (list, tuple)):
@@ -56,5 +68,13 @@ def shown(value: Any) -> str:
 
 
 def hub_name(where: str) -> str | None:
-    """`where` if it is a name on a hub, such as "meta-llama/Llama-3.1-8B-Instruct", and no folder; else None."""
-    return where if where.count("/") == 1 and not where.startswith((".", "/", "~")) and not Path(where).exists() else None
+    """`where` if it is a name on a hub, such as "meta-llama/Llama-3.1-8B-Instruct", and no folder;
+    else None.
+    """
+    return (
+        where
+        if where.count("/") == 1
+        and not where.startswith((".", "/", "~"))
+        and not Path(where).exists()
+        else None
+    )

@@ -1,6 +1,8 @@
-"""Checkpoints of trainings: written atomically, with the one before as a reserve, and checked before a training resumes.
+"""Checkpoints of trainings: written atomically, with the one before as a reserve, and checked
+before a training resumes.
 
-Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable` finds what to resume from.
+Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable`
+finds what to resume from.
 """
 
 import hashlib
@@ -17,9 +19,15 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.files import content_digest, memory_is_short, remove, unreadable, write_atomically
-from decoding.common.progress import console
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import (
+    content_digest,
+    memory_is_short,
+    remove,
+    unreadable,
+    write_atomically,
+)
+from nde_talf.decoding.common.progress import console
 
 CHECKPOINT = "last.ckpt"
 """The name, in a training's folder, of the checkpoint that a killed run resumes from."""
@@ -32,9 +40,14 @@ SAMPLED = 256
 
 
 class WholeFile(TorchCheckpointIO):
-    """Writes a checkpoint atomically, in its own folder. The `last.ckpt` that was there becomes `before.ckpt`."""
+    """Writes a checkpoint atomically, in its own folder.
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+    The `last.ckpt` that was there becomes `before.ckpt`.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
         """Raises UserError if the disk is full; then the one that was there stays."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
@@ -51,11 +64,15 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 
 
 class ResumableCheckpoint(pl.Callback):
-    """Writes `path` every so many seconds and at the end. The one before it stays until the training has ended.
+    """Writes `path` every so many seconds and at the end.
 
-    seconds: the smallest interval. One that takes long to write is written less often, so that writing takes at most 2 % of the
-    time: after a checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after every step, whatever it takes.
-    None is written after a step that the module calls bad (`skipped`): the one that is there may be the last good one.
+    The one before it stays until the training has ended.
+
+    seconds: the smallest interval. One that takes long to write is written less often, so that
+    writing takes at most 2 % of the
+    time: after a checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after
+    every step, whatever it takes. None is written after a step that the module calls bad
+    (`skipped`): the one that is there may be the last good one.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -66,18 +83,24 @@ class ResumableCheckpoint(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         ended, started = trainer.global_step == trainer.max_steps, time.monotonic()
-        due = started - self._written >= self.interval and not getattr(trainer.lightning_module, "skipped", False)
+        due = started - self._written >= self.interval and not getattr(
+            trainer.lightning_module, "skipped", False
+        )
         if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
             if trainer.is_global_zero and ended:
                 remove(self.path.with_name(BEFORE))
             self._written = time.monotonic()
-            self.interval = self.seconds and max(self.seconds, (self._written - started) * (1 / MAX_COST - 1))
+            self.interval = self.seconds and max(
+                self.seconds, (self._written - started) * (1 / MAX_COST - 1)
+            )
 
 
 def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path | None:
-    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to start anew. Damaged ones are
-    named on the console and removed.
+    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to
+    start anew.
+
+    Damaged ones are named on the console and removed.
 
     Args:
         weights: state dict of the module that is trained.
@@ -91,59 +114,95 @@ def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path
             continue
         if (fault := damage(path)) is None:
             return _own(path, weights or {})
-        following = "the one before it" if name == CHECKPOINT and (folder / BEFORE).exists() else "the start"
-        console.print(f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True)
+        following = (
+            "the one before it"
+            if name == CHECKPOINT and (folder / BEFORE).exists()
+            else "the start"
+        )
+        console.print(
+            f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True
+        )
         remove(path)
     return None
 
 
 def _own(path: Path, weights: Mapping[str, Tensor]) -> Path:
-    """`path`. Raises UserError if it holds no checkpoint of Lightning, or one of other weights than these."""
+    """`path`.
+
+    Raises UserError if it holds no checkpoint of Lightning, or one of other weights than these.
+    """
     found = torch.load(path, map_location="meta", weights_only=True)
-    missing = {"state_dict", "global_step", "epoch", "loops"} - set(found if isinstance(found, dict) else ())
+    missing = {"state_dict", "global_step", "epoch", "loops"} - set(
+        found if isinstance(found, dict) else ()
+    )
     fault = f"it has no {min(missing)}" if missing else None
     if not missing:
         stored = {name: x for name, x in found["state_dict"].items() if isinstance(x, Tensor)}
-        other = [name for name, x in stored.items() if name in weights and x.shape != weights[name].shape]
+        other = [
+            name for name, x in stored.items() if name in weights and x.shape != weights[name].shape
+        ]
         if other or (weights and stored and not stored.keys() & weights.keys()):
             name = other[0] if other else min(stored)
-            fault = f"its {name} is {list(stored[name].shape)}" + (f", not {list(weights[name].shape)}" if other else "")
+            fault = f"its {name} is {list(stored[name].shape)}" + (
+                f", not {list(weights[name].shape)}" if other else ""
+            )
     if fault:
-        raise UserError(f"{path}: it is no checkpoint of this training: {fault}. Put the right one in its place, or delete it.")
+        raise UserError(
+            f"{path}: it is no checkpoint of this training: {fault}. Put the right one in its"
+            " place, or delete it."
+        )
     return path
 
 
 def fingerprint(*inputs: object) -> str:
     """A hash of what a training is made from: nested tensors, dataclasses, lists and plain values.
 
-    Of a tensor it covers the shape, the dtype and `SAMPLED` evenly spaced rows: other texts, weights or traces differ there.
+    Of a tensor it covers the shape, the dtype and `SAMPLED` evenly spaced rows: other texts,
+    weights or traces differ there.
     """
     return content_digest([_plain(value) for value in inputs])
 
 
 def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> None:
-    """Raise UserError if the training `title` of this checkpoint has another fingerprint than `now`. An older version's
-    checkpoint has none, and one of None is not compared."""
+    """Raise UserError if the training `title` of this checkpoint has another fingerprint than
+    `now`.
+
+    An older version's checkpoint has none, and one of None is not compared.
+    """
     if now is not None and checkpoint.get("inputs", now) != now:
         raise UserError(
-            f"{title}: the unfinished training in {CHECKPOINT} was started from other inputs than those of now (other rows, "
-            "traces, settings or models), so it is another run's. Put this run's checkpoint in its place, or delete it to "
-            "start again."
+            f"{title}: the unfinished training in {CHECKPOINT} was started from other inputs than"
+            " those of now (other rows, traces, settings or models), so it is another run's. Put"
+            " this run's checkpoint in its place, or delete it to start again."
         )
 
 
 def sampled(count: int) -> Tensor:
     """At most `SAMPLED` evenly spaced indices of so many rows."""
-    return torch.arange(min(count, SAMPLED)) * count // min(count, SAMPLED) if count else torch.arange(0)
+    return (
+        torch.arange(min(count, SAMPLED)) * count // min(count, SAMPLED)
+        if count
+        else torch.arange(0)
+    )
 
 
 def _plain(value: Any) -> Any:
     """`value` as a JSON value, with hashes in place of tensors."""
     if isinstance(value, Tensor):
-        value = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that processes share: this one's part
-        rows = value.detach().reshape(len(value) if value.ndim else 1, -1) if value.numel() else value.detach().new_empty(0, 1)
+        value = (
+            value.to_local() if hasattr(value, "to_local") else value
+        )  # of a tensor that processes share: this one's part
+        rows = (
+            value.detach().reshape(len(value) if value.ndim else 1, -1)
+            if value.numel()
+            else value.detach().new_empty(0, 1)
+        )
         own = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
-        return [list(value.shape), str(value.dtype), hashlib.sha256(own.view(torch.uint8).numpy().tobytes()).hexdigest()]
+        return [
+            list(value.shape),
+            str(value.dtype),
+            hashlib.sha256(own.view(torch.uint8).numpy().tobytes()).hexdigest(),
+        ]
     if is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):
@@ -154,7 +213,10 @@ def _plain(value: Any) -> Any:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is intact. Records have checksums, which torch does not check."""
+    """What is wrong with a checkpoint, in words; None if it is intact.
+
+    Records have checksums, which torch does not check.
+    """
     try:
         with zipfile.ZipFile(path) as file:
             if (record := file.testzip()) is not None:

@@ -1,7 +1,9 @@
-"""Checksums of a folder's files, in the folder itself, so that a flipped bit or a file of another export is noticed.
+"""Checksums of a folder's files, in the folder itself, so that a flipped bit or a file of another
+export is noticed.
 
-`checksums.json` names every file of the folder with its SHA-256. What the project exports (a selector, a head, a trained model)
-has one and is checked against it at every load. Folders of others have none and are not checked here.
+`checksums.json` names every file of the folder with its SHA-256. What the project exports (a
+selector, a head, a trained model) has one and is checked against it at every load. Folders of
+others have none and are not checked here.
 """
 
 import hashlib
@@ -9,9 +11,9 @@ import json
 from pathlib import Path
 from typing import TypedDict
 
-from decoding.common.card import CARD
-from decoding.common.errors import UserError
-from decoding.common.typed import typed
+from nde_talf.decoding.common.card import CARD
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.typed import typed
 
 CHECKSUMS = "checksums.json"
 FORMAT = 1
@@ -30,7 +32,11 @@ def file_digest(path: Path) -> str:
 
 def write_checksums(folder: Path) -> None:
     """Enter every file of `folder`, but for its model card, in its `checksums.json`."""
-    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name not in (CHECKSUMS, CARD))
+    names = sorted(
+        str(f.relative_to(folder))
+        for f in folder.rglob("*")
+        if f.is_file() and f.name not in (CHECKSUMS, CARD)
+    )
     content = {"format": FORMAT, "files": {name: file_digest(folder / name) for name in names}}
     (folder / CHECKSUMS).write_text(json.dumps(content, indent=2) + "\n")
 
@@ -51,15 +57,21 @@ def check_checksums(folder: Path, name: str = "", again: str = "make it again") 
     try:
         content = typed(json.loads(path.read_bytes()), _Checksums)
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{name}{folder}: its {CHECKSUMS} is damaged ({error}). Take a good copy, or {again}.") from error
+        raise UserError(
+            f"{name}{folder}: its {CHECKSUMS} is damaged ({error}). Take a good copy, or {again}."
+        ) from error
     if content["format"] != FORMAT:
-        raise UserError(f"{name}{folder}: its {CHECKSUMS} is of format {content['format']}, and this version reads {FORMAT}.")
+        raise UserError(
+            f"{name}{folder}: its {CHECKSUMS} is of format {content['format']}, and this version"
+            f" reads {FORMAT}."
+        )
     for file, expected in content["files"].items():
         if not (folder / file).is_file():
             raise UserError(f"{name}{folder}: {file} is missing. Take a good copy, or {again}.")
         if file_digest(folder / file) != expected:
             raise UserError(
-                f"{name}{folder}: {file} is not as it was written: its checksum is another. It was damaged, or comes from "
-                f"another export. Take a good copy, or {again}. If it was changed on purpose, delete {CHECKSUMS}."
+                f"{name}{folder}: {file} is not as it was written: its checksum is another. It was"
+                f" damaged, or comes from another export. Take a good copy, or {again}. If it was"
+                f" changed on purpose, delete {CHECKSUMS}."
             )
     return True

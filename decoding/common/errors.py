@@ -1,7 +1,7 @@
 """Errors and notices for the person who runs a command.
 
-A `UserError` means "you can fix this". Its message is one paragraph that names the key or the file and says what to do. The
-command lines print it without a traceback and exit with status 1.
+A `UserError` means "you can fix this". Its message is one paragraph that names the key or the file
+and says what to do. The command lines print it without a traceback and exit with status 1.
 """
 
 

@@ -1,7 +1,8 @@
 """Files that are complete or absent, JSON with a checksum, and checksums of files and folders.
 
-A file is written under a temporary name, synchronised to the disk, and then renamed atomically. Each writer has its own
-temporary names, so that two processes never share one. `remove_temporaries` removes what killed processes left.
+A file is written under a temporary name, synchronised to the disk, and then renamed atomically.
+Each writer has its own temporary names, so that two processes never share one. `remove_temporaries`
+removes what killed processes left.
 """
 
 import ctypes
@@ -17,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from decoding.common.checksums import file_digest
-from decoding.common.errors import UserError
-from decoding.common.typed import typed
+from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.typed import typed
 
 T = TypeVar("T")
 
@@ -40,17 +41,22 @@ _SHORT = (
     "_status_alloc_failed",  # of CUDA's libraries, which allocate by themselves
     "can't start new thread",  # its stack finds no memory
 )
-_SHORT_ONEDNN = re.compile("could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)")
+_SHORT_ONEDNN = re.compile(
+    "could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)"
+)
 """What oneDNN says of a failed allocation, and no more."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 
-def write_atomically(path: Path, write: Callable[[Path], object], before: Path | None = None) -> None:
-    """Let `write` make a file or folder under a temporary name beside `path`, then put it in its place.
+def write_atomically(
+    path: Path, write: Callable[[Path], object], before: Path | None = None
+) -> None:
+    """Let `write` make a file or folder under a temporary name beside `path`, then put it in its
+    place.
 
-    Nothing half-written is ever left under `path`, and what was there stays until the new one is complete and on the disk.
-    Others may read the new one, as far as the umask allows.
+    Nothing half-written is ever left under `path`, and what was there stays until the new one is
+    complete and on the disk. Others may read the new one, as far as the umask allows.
 
     Args:
         before: where the file that was at `path` goes; None drops it.
@@ -72,14 +78,16 @@ def write_atomically(path: Path, write: Callable[[Path], object], before: Path |
         remove(temporary)
         if isinstance(error, OSError) and error.errno in FULL:
             raise UserError(
-                f"{path}: the disk is full. Free some space (or set paths.checkpoints to another disk) and run the same "
-                "command again; everything finished so far is kept."
+                f"{path}: the disk is full. Free some space (or set paths.checkpoints to another"
+                " disk) and run the same command again; everything finished so far is kept."
             ) from error
         raise
 
 
 def replace(new: Path, path: Path) -> None:
-    """Put the file or folder `new` in the place of `path`; a folder that was there is removed afterwards."""
+    """Put the file or folder `new` in the place of `path`; a folder that was there is removed
+    afterwards.
+    """
     if not path.is_dir() or path.is_symlink():
         os.replace(new, path)
     elif exchange(new, path):
@@ -93,7 +101,10 @@ def replace(new: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names atomically. Where the system cannot do that, nothing is done and the result is False."""
+    """Exchange two names atomically.
+
+    Where the system cannot do that, nothing is done and the result is False.
+    """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -103,7 +114,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk; some file systems cannot say so of a folder."""
+    """Wait until a file or a folder's entries are on the disk; some file systems cannot say so of a
+    folder.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -115,7 +128,9 @@ def _to_disk(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in `folder`. Call it only where no writer is at work.
+    """Remove what killed writers left in `folder`.
+
+    Call it only where no writer is at work.
 
     A folder that was about to be replaced when its writer was killed gets its name back.
     """
@@ -130,10 +145,14 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    write_atomically(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+    write_atomically(
+        path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n")
+    )
 
 
-def read_json(path: Path, kind: type[T] | Any = dict[str, Any], again: str = "delete it and make it again") -> T | Any:
+def read_json(
+    path: Path, kind: type[T] | Any = dict[str, Any], again: str = "delete it and make it again"
+) -> T | Any:
     """The content of a JSON file.
 
     Args:
@@ -152,8 +171,11 @@ def read_json(path: Path, kind: type[T] | Any = dict[str, Any], again: str = "de
 
 @contextmanager
 def reading(path: object, again: str) -> Iterator[None]:
-    """Inside the block, `path` is read by a library that raises whatever it likes about a damaged file: it comes out as a
-    UserError, see `unreadable`. One that is raised inside goes through."""
+    """Inside the block, `path` is read by a library that raises whatever it likes about a damaged
+    file: it comes out as a UserError, see `unreadable`.
+
+    One that is raised inside goes through.
+    """
     try:
         yield
     except UserError:
@@ -163,19 +185,33 @@ def reading(path: object, again: str) -> Iterator[None]:
 
 
 def unreadable(path: object, error: BaseException, again: str) -> UserError:
-    """What to say of a file that `error` kept from being read: that the memory is short, or what a person can do."""
+    """What to say of a file that `error` kept from being read: that the memory is short, or what a
+    person can do.
+    """
     why = " ".join(str(error).split())[:300]
-    why = why if isinstance(error, (OSError, ValueError)) and why else f"{type(error).__name__}: {why}".removesuffix(": ")
+    why = (
+        why
+        if isinstance(error, (OSError, ValueError)) and why
+        else f"{type(error).__name__}: {why}".removesuffix(": ")
+    )
     if memory_is_short(error):
-        return UserError(f"{path}: there is not enough memory to read it ({why}). The file may be fine: free some memory.")
+        return UserError(
+            f"{path}: there is not enough memory to read it ({why}). The file may be fine: free"
+            " some memory."
+        )
     if isinstance(error, FileNotFoundError):
         return UserError(f"{path}: it is missing. Take a good copy, or {again}.")
-    return UserError(f"{path}: it cannot be read, or does not hold what it should ({why}). Take a good copy, or {again}.")
+    return UserError(
+        f"{path}: it cannot be read, or does not hold what it should ({why}). Take a good copy, or"
+        f" {again}."
+    )
 
 
 def memory_is_short(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, was a lack of memory."""
-    return error is not None and (lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__))
+    return error is not None and (
+        lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__)
+    )
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -192,17 +228,25 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path, again: str) -> dict[str, Any]:
-    """Read what `write_sealed` wrote. again: what a person can do about a damaged file. Raises UserError naming `path`."""
+    """Read what `write_sealed` wrote. again: what a person can do about a damaged file.
+
+    Raises UserError naming `path`.
+    """
     content = read_json(path, again=again)
     seal = content.pop(SEAL, None)
     if seal is None or seal != content_digest(content):
-        raise UserError(f"{path}: it is not as it was written: its checksum is another. Take a good copy, or {again}.")
+        raise UserError(
+            f"{path}: it is not as it was written: its checksum is another. Take a good copy, or"
+            f" {again}."
+        )
     return content
 
 
 def content_digest(content: object) -> str:
     """SHA-256 of a JSON value, whatever the order of its keys and its white space."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def remove(path: Path) -> None:

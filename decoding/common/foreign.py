@@ -1,18 +1,19 @@
 """Models of others: record what they are, and notice later if they have changed.
 
-JSON files are compared byte by byte, weights by their headers and sizes, or by all of their bytes. Reading the header of a
-safetensors file takes no time however large the file is. It names every tensor with its type, shape and offset, so that a model
-of another architecture, a revision with other tensors or a truncated file is noticed. Other numbers in the same tensors are
-not, unless the full file is read.
+JSON files are compared byte by byte, weights by their headers and sizes, or by all of their bytes.
+Reading the header of a safetensors file takes no time however large the file is. It names every
+tensor with its type, shape and offset, so that a model of another architecture, a revision with
+other tensors or a truncated file is noticed. Other numbers in the same tensors are not, unless the
+full file is read.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from decoding.common.checksums import CHECKSUMS
-from decoding.common.errors import UserError
-from decoding.common.files import checksum, content_digest
+from nde_talf.decoding.common.checksums import CHECKSUMS
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import checksum, content_digest
 
 SMALL = 64 << 20
 """Size in bytes up to which a JSON file or a header is read."""
@@ -22,7 +23,9 @@ UNREAD = ("generation_config.json", CHECKSUMS)
 
 
 def place_of(where: str) -> Path | None:
-    """The folder of a model: the given one, or where the hub's cache has it; None if that is not known."""
+    """The folder of a model: the given one, or where the hub's cache has it; None if that is not
+    known.
+    """
     if Path(where).is_dir():
         return Path(where)
     try:
@@ -35,12 +38,18 @@ def place_of(where: str) -> Path | None:
 
 
 def recorded(where: str, whole: bool = False) -> dict[str, Any]:
-    """A record of a model, to be compared by `changed` later. whole: read all weights, which is done up to 2 GiB anyway."""
+    """A record of a model, to be compared by `changed` later. whole: read all weights, which is
+    done up to 2 GiB anyway.
+    """
     folder = place_of(where)
     if folder is None:
         return {}
     # The JSON files that every load reads: config.json, indices, the tokenizer.
-    small = [p for p in sorted(folder.glob("*.json")) if p.stat().st_size <= SMALL and p.name not in UNREAD]
+    small = [
+        p
+        for p in sorted(folder.glob("*.json"))
+        if p.stat().st_size <= SMALL and p.name not in UNREAD
+    ]
     record: dict[str, Any] = {path.name: {"sha256": checksum(path)} for path in small}
     weights = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
     whole = whole or sum(path.stat().st_size for path in weights) <= WHOLE
@@ -64,8 +73,9 @@ def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | No
             return f"{name} is gone"
         if whole and "sha256" not in expected:
             raise UserError(
-                f"model.verify=true: of {path} only header and size are known, because it is large. Make the pair again with "
-                "stage=pair force=true model.verify=true, then all of its bytes are."
+                f"model.verify=true: of {path} only header and size are known, because it is large."
+                " Make the pair again with stage=pair force=true model.verify=true, then all of"
+                " its bytes are."
             )
         if "bytes" in expected and not whole:
             if not _outside(path).items() <= expected.items():

@@ -5,14 +5,16 @@ from typing import TypeVar
 
 import torch
 
-from decoding.common.errors import UserError
-from decoding.common.files import lacks_memory
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import lacks_memory
 
 T = TypeVar("T")
 
 
 class MicroBatch:
-    """How many items go through the models at once. When they do not fit into memory the number is halved, for good.
+    """How many items go through the models at once.
+
+    When they do not fit into memory the number is halved, for good.
 
     Args:
         size: number of items at the start.
@@ -23,7 +25,10 @@ class MicroBatch:
         self.size, self.say = size, say
 
     def run(self, count: int, work: Callable[[slice], T]) -> list[T]:
-        """Call `work` with slices of 0..count and collect what it returns. Raises UserError if one item alone does not fit."""
+        """Call `work` with slices of 0..count and collect what it returns.
+
+        Raises UserError if one item alone does not fit.
+        """
         done, at = [], 0
         while at < count:
             try:
@@ -35,8 +40,9 @@ class MicroBatch:
                     raise
                 if self.size == 1:
                     raise UserError(
-                        f"memory runs out on a single super-tree ({str(error).splitlines()[0]}). Lower traces.node_chunk, use "
-                        "a smaller traces.dtype, or a device with more memory."
+                        f"memory runs out on a single super-tree ({str(error).splitlines()[0]})."
+                        " Lower traces.node_chunk, use a smaller traces.dtype, or a device with"
+                        " more memory."
                     ) from error
             # Outside the handler, which would keep the tensors of the failed attempt.
             self.size = max(1, min(self.size, count) // 2)

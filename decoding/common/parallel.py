@@ -1,4 +1,6 @@
-"""Units of work for workers: one in this process, or Ray actors on one machine or many, each with GPUs of its own."""
+"""Units of work for workers: one in this process, or Ray actors on one machine or many, each with
+GPUs of its own.
+"""
 
 import os
 import socket
@@ -10,19 +12,25 @@ from types import ModuleType, TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from decoding.common.errors import UserError
-from decoding.common.progress import console
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
 
 DEATHS = 4
 """Workers that may die over one unit of work."""
 CONNECT_SECONDS = 5.0
 FREE_SECONDS = 10.0
-"""How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
+"""How long the cluster may take to have free what the workers need: a job that just ended gives it
+back in a while.
+"""
 NOTICE_SECONDS, START_SECONDS = 30.0, 300.0
-"""After how long it is printed that no worker has started yet, and how long that may take, while no other one works. A worker
-imports torch later, with its first unit."""
+"""After how long it is printed that no worker has started yet, and how long that may take, while no
+other one works.
+
+A worker imports torch later, with its first unit.
+"""
 BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
+"""Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too.
+"""
 
 
 class Workers:
@@ -34,33 +42,51 @@ class Workers:
     Args:
         make: makes a worker.
         count: number of Ray actors; 1 works in this process.
-        address: of a Ray cluster ("auto", "host:port", "ray://host:port"); None starts one on this machine, which listens on
-            the loopback alone.
+        address: of a Ray cluster ("auto", "host:port", "ray://host:port"); None starts one on this
+            machine, which listens on the loopback alone.
         gpus: of each actor.
     """
 
     def __init__(self, make: Callable[[], Any], count: int, address: str | None, gpus: float):
         self.make, self.count, self.address, self.gpus = make, count, address, gpus
         self._free: list[Any] = []  # actors without work
-        self._starting: dict[Any, Any] = {}  # actors by the future that is there when they have started
-        self._running: dict[Any, tuple[int, tuple, Any]] = {}  # unit and actor by the future of the result
+        self._starting: dict[
+            Any, Any
+        ] = {}  # actors by the future that is there when they have started
+        self._running: dict[
+            Any, tuple[int, tuple, Any]
+        ] = {}  # unit and actor by the future of the result
 
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """End the workers, whatever they are doing."""
-        for actor in [*self._free, *self._starting.values(), *(actor for _, _, actor in self._running.values())]:
+        for actor in [
+            *self._free,
+            *self._starting.values(),
+            *(actor for _, _, actor in self._running.values()),
+        ]:
             self._ray.kill(actor)
 
-    def map(self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None = None) -> Iterator[tuple[int, Any]]:
-        """Yield (i, work(worker, *items[i])) for all items, in the order in which they are finished.
+    def map(
+        self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (i, work(worker, *items[i])) for all items, in the order in which they are
+        finished.
 
-        The next item goes to whichever worker is free. A worker that dies is replaced, and its item goes to the next free one.
-        Every result is yielded once. limit: of workers, where there are fewer items than workers.
+        The next item goes to whichever worker is free. A worker that dies is replaced, and its item
+        goes to the next free one. Every result is yielded once. limit: of workers, where there are
+        fewer items than workers.
 
         Raises:
-            UserError: a worker raised it; four workers died over one item; the cluster has not what the workers need.
+            UserError: a worker raised it; four workers died over one item; the cluster has not what
+                the workers need.
         """
         if self.count == 1:
             for i, item in enumerate(items):
@@ -80,7 +106,9 @@ class Workers:
                 self._running[actor.do.remote(work, item)] = i, item, actor
             ready = self._next()
             started = ready in self._starting
-            i, item, actor = (-1, (), self._starting.pop(ready)) if started else self._running.pop(ready)
+            i, item, actor = (
+                (-1, (), self._starting.pop(ready)) if started else self._running.pop(ready)
+            )
             try:
                 result = self._ray.get(ready)
             except self._ray.exceptions.RayActorError as error:
@@ -88,8 +116,9 @@ class Workers:
                 if deaths[i] == DEATHS:
                     when = "as they started" if started else f"over unit {i} of {work.__name__}"
                     raise UserError(
-                        f"{DEATHS} workers died {when}, one after the other ({_first_line(error)}). If memory ran out, lower "
-                        "traces.micro_batch or traces.node_chunk, or start fewer workers."
+                        f"{DEATHS} workers died {when}, one after the other ({_first_line(error)})."
+                        " If memory ran out, lower traces.micro_batch or traces.node_chunk, or"
+                        " start fewer workers."
                     ) from error
                 if not started:
                     again.append((i, item))
@@ -149,25 +178,32 @@ class Workers:
         if not ready:
             needs = f"A worker needs {self.gpus:g} GPUs of one machine and a CPU"
             free = f"free are {_shown(self._ray.available_resources())} on all machines together"
-            console.print(f"! no Ray worker has started for {NOTICE_SECONDS:.0f} s. {needs}; {free}.")
+            console.print(
+                f"! no Ray worker has started for {NOTICE_SECONDS:.0f} s. {needs}; {free}."
+            )
             ready, _ = self._ray.wait(futures, timeout=START_SECONDS - NOTICE_SECONDS)
         if not ready:
             raise UserError(
-                f"no Ray worker started within {START_SECONDS:.0f} s. {needs}; {free}. Wait until other jobs have ended, or "
-                "lower engine.gpus."
+                f"no Ray worker started within {START_SECONDS:.0f} s. {needs}; {free}. Wait until"
+                " other jobs have ended, or lower engine.gpus."
             )
         return ready[0]
 
 
 def start_ray(address: str | None) -> ModuleType:
-    """Connect to the cluster, or start one on this machine whose ports are on the loopback and which has no dashboard. Raises
-    UserError if Ray or the cluster is not there."""
+    """Connect to the cluster, or start one on this machine whose ports are on the loopback and
+    which has no dashboard.
+
+    Raises UserError if Ray or the cluster is not there.
+    """
     if not address:
         os.environ.setdefault(BEYOND_LOOPBACK, "0")  # Ray reads it when it is imported
     try:
         import ray
     except ImportError as error:
-        raise UserError("engine.workers above 1 needs Ray: pip install -e '.[ray]', or set engine.workers=1.") from error
+        raise UserError(
+            "engine.workers above 1 needs Ray: pip install -e '.[ray]', or set engine.workers=1."
+        ) from error
     if ray.is_initialized():
         return ray
     try:
@@ -175,37 +211,47 @@ def start_ray(address: str | None) -> ModuleType:
             url = urlsplit(address if "://" in address else f"//{address}")
             socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
         ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
-    except Exception as error:  # Ray has no class of its own for a cluster that does not start in time
+    except (
+        Exception
+    ) as error:  # Ray has no class of its own for a cluster that does not start in time
         if address:
-            raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
+            raise UserError(
+                f"ray.address={address}: no Ray cluster answers there ({_first_line(error)})."
+            ) from error
         raise UserError(
-            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run the same command again when "
-            "it is less busy, or set engine.workers=1."
+            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run"
+            " the same command again when it is less busy, or set engine.workers=1."
         ) from error
     return ray
 
 
 def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
-    """Raise UserError, with the numbers, if a cluster is too small for so many workers of so many GPUs, or stays so busy that
-    none of them could start. A worker's GPUs are on one machine, so machines are counted one by one."""
+    """Raise UserError, with the numbers, if a cluster is too small for so many workers of so many
+    GPUs, or stays so busy that none of them could start.
+
+    A worker's GPUs are on one machine, so machines are counted one by one.
+    """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(int(node.get("GPU", 0) / gpus) for node in nodes) if gpus else workers
     has = f"the cluster has {'; '.join(map(_shown, nodes))}"
     if room < workers:
         raise UserError(
-            f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: {has}, room for {room}. Lower "
-            "engine.workers or engine.gpus, or start Ray on more machines (ray.address)."
+            f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: {has},"
+            f" room for {room}. Lower engine.workers or engine.gpus, or start Ray on more machines"
+            " (ray.address)."
         )
     deadline = time.monotonic() + FREE_SECONDS
     while (free := ray.available_resources()).get("GPU", 0) < gpus or free.get("CPU", 0) < 1:
         if time.monotonic() > deadline:
             raise UserError(
-                f"no Ray worker can start: {has}, and free are {_shown(free)}; a worker needs {gpus:g} GPUs and 1 CPU. Wait "
-                "until other jobs have ended, or lower engine.gpus."
+                f"no Ray worker can start: {has}, and free are {_shown(free)}; a worker needs"
+                f" {gpus:g} GPUs and 1 CPU. Wait until other jobs have ended, or lower engine.gpus."
             )
         time.sleep(0.5)
     if free.get("GPU", 0) < workers * gpus:
-        console.print(f"! {_shown(free)} are free: some of {workers} workers start when other jobs have ended")
+        console.print(
+            f"! {_shown(free)} are free: some of {workers} workers start when other jobs have ended"
+        )
 
 
 def _shown(resources: dict[str, float]) -> str:

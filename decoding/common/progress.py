@@ -14,13 +14,25 @@ T = TypeVar("T")
 
 
 class Marked(ReprHighlighter):
-    """Colours numbers and paths, and the mark that a line begins with: "! ..." warns, "✓ ..." is done."""
+    """Colours numbers and paths, and the mark that a line begins with: "! ..." warns, "✓ ..." is
+    done.
+    """
 
-    highlights: ClassVar[list[str]] = [*ReprHighlighter.highlights, r"^(?P<warned>[!↻·])(?= )", r"^(?P<done>✓)(?= )"]
+    highlights: ClassVar[list[str]] = [
+        *ReprHighlighter.highlights,
+        r"^(?P<warned>[!↻·])(?= )",
+        r"^(?P<done>✓)(?= )",
+    ]
 
 
-# Messages hold names and paths of a user, such as /data/[v2]/llama: nothing in them is markup or an emoji.
-console = Console(markup=False, emoji=False, highlighter=Marked(), theme=Theme({"repr.warned": "yellow", "repr.done": "green"}))
+# Messages hold names and paths of a user, such as /data/[v2]/llama: nothing in them is markup or an
+# emoji.
+console = Console(
+    markup=False,
+    emoji=False,
+    highlighter=Marked(),
+    theme=Theme({"repr.warned": "yellow", "repr.done": "green"}),
+)
 
 
 class Rate(bars.ProgressColumn):
@@ -31,17 +43,23 @@ class Rate(bars.ProgressColumn):
         self.unit = unit
 
     def render(self, task: bars.Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s")
+        return Text(
+            f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s"
+        )
 
 
 def columns(title: str, unit: str | None = None, width: int = 40) -> list[bars.ProgressColumn]:
-    """The columns of a bar: its title, the bar of `width` characters, the count, the rate, the time that passed and is left."""
+    """The columns of a bar: its title, the bar of `width` characters, the count, the rate, the time
+    that passed and is left.
+    """
     times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     named = bars.TextColumn(title, style="bold", markup=False)
     return [named, bars.BarColumn(width), bars.MofNCompleteColumn(), Rate(unit), *times]
 
 
-def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0) -> Iterator[T]:
+def track(
+    items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0
+) -> Iterator[T]:
     """Yield `items` under a bar; `done` of `total` were finished by an earlier run."""
     with bars.Progress(*columns("{task.description}"), console=console) as progress:
         task = progress.add_task(title, total=total, completed=done, unit=unit)
@@ -51,7 +69,9 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
 
 
 def working(title: str) -> AbstractContextManager[object]:
-    """Show what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
+    """Show what is being done where nothing can be counted: a spinner on a terminal, a line
+    elsewhere.
+    """
     if console.is_terminal:
         return console.status(Text(f"{title} ...", style="dim"))
     console.print(f"{title} ...", style="dim")

@@ -4,12 +4,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from decoding.common.errors import RenamedWarning
+from nde_talf.decoding.common.errors import RenamedWarning
 
 
 def notice(old: str, new: str, level: int = 3) -> None:
     """Warn the caller's caller that `old` is called `new` now."""
-    warnings.warn(f"{old} is called {new} now; the old name goes with the next version.", RenamedWarning, level)
+    warnings.warn(
+        f"{old} is called {new} now; the old name goes with the next version.",
+        RenamedWarning,
+        level,
+    )
 
 
 def renamed(name: str, old: str) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Safetensors files against declared names, shapes and kinds of numbers.
 
-The header of a file says what is in it. It is compared with what has to be in it before a tensor is made, so that a wrong file
-takes neither time nor memory. safetensors itself refuses a header that claims more than the file holds.
+The header of a file says what is in it. It is compared with what has to be in it before a tensor is
+made, so that a wrong file takes neither time nor memory. safetensors itself refuses a header that
+claims more than the file holds.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.files import reading
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
 
 FLOAT, INTEGER, BOOL = "floating-point", "integer", "bool"
 
@@ -28,10 +29,15 @@ class Like:
 
 def likes(tensors: Mapping[str, Tensor]) -> dict[str, Like]:
     """The declaration that `tensors`, which may lie on torch's device "meta", fit."""
-    return {name: Like(tuple(x.shape), _kind(str(x.dtype).removeprefix("torch."))) for name, x in tensors.items()}
+    return {
+        name: Like(tuple(x.shape), _kind(str(x.dtype).removeprefix("torch.")))
+        for name, x in tensors.items()
+    }
 
 
-def read_tensors(path: Path, again: str, declared: Mapping[str, Like] | None = None) -> dict[str, Tensor]:
+def read_tensors(
+    path: Path, again: str, declared: Mapping[str, Like] | None = None
+) -> dict[str, Tensor]:
     """All tensors of a safetensors file, on the CPU.
 
     Args:
@@ -39,20 +45,26 @@ def read_tensors(path: Path, again: str, declared: Mapping[str, Like] | None = N
         declared: by name, all that it has to hold; None: whatever it holds.
 
     Raises:
-        UserError: it cannot be read, holds something else, or a number that is not finite. The message names the file and the
-            tensor.
+        UserError: it cannot be read, holds something else, or a number that is not finite. The
+            message names the file and the tensor.
     """
     with reading(path, again):
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: Like(tuple(part.get_shape()), _kind(part.get_dtype())) for name, part in parts.items()}
+            found = {
+                name: Like(tuple(part.get_shape()), _kind(part.get_dtype()))
+                for name, part in parts.items()
+            }
             fault = None if declared is None else mismatch(found, declared)
             if fault is None:
                 tensors = {name: file.get_tensor(name) for name in found}
                 fault = not_finite(tensors)
         if fault is None:
             return tensors
-        raise UserError(f"{path}: {fault}. It is of something else, or damaged: take the right file, or {again}.")
+        raise UserError(
+            f"{path}: {fault}. It is of something else, or damaged: take the right file, or"
+            f" {again}."
+        )
 
 
 def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | None:
@@ -62,7 +74,9 @@ def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | N
         if own is None:
             return f"the tensor {name} is missing"
         same = len(own.shape) == len(wanted.shape)
-        if not same or any(size not in (None, has) for has, size in zip(own.shape, wanted.shape, strict=True)):
+        if not same or any(
+            size not in (None, has) for has, size in zip(own.shape, wanted.shape, strict=True)
+        ):
             shape = ", ".join("any" if size is None else str(size) for size in wanted.shape)
             return f"its tensor {name} is of shape {list(own.shape)}, and has to be [{shape}]"
         if own.kind != wanted.kind:
@@ -74,13 +88,17 @@ def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | N
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """Which tensor holds NaN or an infinite number, in words; None if none does."""
     for name, tensor in tensors.items():
-        wide = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()  # numbers of 8 bits have no infinity
+        wide = (
+            tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
+        )  # numbers of 8 bits have no infinity
         if wide and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
             return f"its tensor {name} holds NaN or infinite numbers"
     return None
 
 
 def _kind(dtype: str) -> str:
-    """The kind of a dtype by its name in torch (float32, int64, bool) or in a file (F32, BF16, I64, BOOL)."""
+    """The kind of a dtype by its name in torch (float32, int64, bool) or in a file (F32, BF16, I64,
+    BOOL).
+    """
     name = dtype.lower()
     return BOOL if name == "bool" else FLOAT if name.startswith(("f", "bf")) else INTEGER

@@ -1,13 +1,15 @@
 """Attention of a tree's rows to the text and to one another, without a mask as wide as the text.
 
-All rows of a tree see the whole text. So they attend to it without a mask, and to the few rows of the tree under a small one.
-The two results are merged by the log-sum-exp of their scores. For a row with scores s over two sets of slots A and B:
+All rows of a tree see the whole text. So they attend to it without a mask, and to the few rows of
+the tree under a small one. The two results are merged by the log-sum-exp of their scores. For a row
+with scores s over two sets of slots A and B:
 
-    softmax over A and B = w softmax(A) + (1 - w) softmax(B),    w = sigmoid(lse(A) - lse(B)),    lse(A) = log(sum exp(s in A))
+    softmax over A and B = w softmax(A) + (1 - w) softmax(B),    w = sigmoid(lse(A) - lse(B)),
+    lse(A) = log(sum exp(s in A))
 
-This is the merge of FlashAttention (Dao et al.) between blocks. In a layer with a sliding window each row sees the last slots
-before itself. Those that all rows see are attended to without a mask; the few at the window's edge, which only some rows see,
-join the tree's part.
+This is the merge of FlashAttention (Dao et al.) between blocks. In a layer with a sliding window
+each row sees the last slots before itself. Those that all rows see are attended to without a mask;
+the few at the window's edge, which only some rows see, join the tree's part.
 """
 
 from functools import cache
@@ -17,23 +19,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decoding.windows import Window
+from nde_talf.decoding.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
-"""By kind of device, from how many slots of text on two attentions and a merge are used, not one under a wide mask: on a CPU
-where they are faster. Others, not timed yet: `OPEN`, as a mask there rules out flash attention."""
+"""By kind of device, from how many slots of text on two attentions and a merge are used, not one
+under a wide mask: on a CPU where they are faster.
+
+Others, not timed yet: `OPEN`, as a mask there rules out flash attention.
+"""
 OPEN = 256
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
 _EFFICIENT_ON_CUDA = torch.ops.aten._scaled_dot_product_efficient_attention.default
 _ALIGNED = 8
-"""Of what the lines of a mask, and for flash attention the sizes of heads, are multiples in CUDA's kernels."""
+"""Of what the lines of a mask, and for flash attention the sizes of heads, are multiples in CUDA's
+kernels.
+"""
 
 
 @cache
 def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
-    """Whether flash attention runs there, for heads of this size. NVIDIA's GPUs before Ampere (T4, V100) have none, and float32
-    has none on any."""
+    """Whether flash attention runs there, for heads of this size.
+
+    NVIDIA's GPUs before Ampere (T4, V100) have none, and float32 has none on any.
+    """
     if device.type != "cuda":
         return device.type == "cpu"
     like = torch.empty(1, 1, 1, size, dtype=dtype, device=device)
@@ -42,21 +51,24 @@ def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
 
 
 class Seen(NamedTuple):
-    """What the n rows of a pass see in layers of one kind. The slots of such a layer fall into four parts:
+    """What the n rows of a pass see in layers of one kind.
+
+    The slots of such a layer fall into four parts:
 
         0 to first: no row sees them
         first to open: some rows see them, those at the edge of a window
         open to tree: all rows see them
         tree to the last: the rows of the tree
 
-    For example, after a text of 100 tokens a tree of 5 rows: first = open = 0, tree = 100. In a window of 64 tokens the tree's
-    root, at position 100, sees the slots from 37 on. A row at position 104, and there may be one, sees those from 41 on. So
-    there first = 37, open = 41, tree = 100.
+    For example, after a text of 100 tokens a tree of 5 rows: first = open = 0, tree = 100. In a
+    window of 64 tokens the tree's root, at position 100, sees the slots from 37 on. A row at
+    position 104, and there may be one, sees those from 41 on. So there first = 37, open = 41, tree
+    = 100.
 
     Attributes:
-        mask: additive, of the second and the last part side by side, [B or 1, 1, groups n, slots]; the rows are repeated for
-            each of the `groups` of query heads that share a head of keys. None: all of them are seen, or if `causal`, by each
-            row those up to itself.
+        mask: additive, of the second and the last part side by side, [B or 1, 1, groups n, slots];
+            the rows are repeated for each of the `groups` of query heads that share a head of keys.
+            None: all of them are seen, or if `causal`, by each row those up to itself.
     """
 
     first: int = 0
@@ -80,8 +92,9 @@ def seen_in(
 
     Args:
         window: the layers' own; None: they have none.
-        mask: additive, [B or 1, 1, n, m], about the last m slots. All rows see what their window lets them see of the slots
-            before these, which hold a text: slot i its token i. None: a row sees the cached slots and the rows up to itself.
+        mask: additive, [B or 1, 1, n, m], about the last m slots. All rows see what their window
+            lets them see of the slots before these, which hold a text: slot i its token i. None: a
+            row sees the cached slots and the rows up to itself.
         rows: positions of the rows, [B, n].
         columns: positions of the slots, [B, slots]; only looked at where there is a window.
         cached: number of slots before the rows of this pass.
@@ -93,7 +106,9 @@ def seen_in(
     if mask is None and not cached and not capped and (window is None or count <= window.size):
         return Seen(causal=True)
     if mask is None and count > 1:
-        mask = torch.full((1, 1, count, count), torch.finfo(dtype).min, dtype=dtype, device=rows.device).triu_(1)
+        mask = torch.full(
+            (1, 1, count, count), torch.finfo(dtype).min, dtype=dtype, device=rows.device
+        ).triu_(1)
     width = count if mask is None else mask.shape[-1]
     first, open, tree = 0, 0, cached + count - width
     if window is not None:  # rows lie at positions from `tree` to `tree + width - 1`
@@ -101,26 +116,35 @@ def seen_in(
     if mask is None:
         return Seen(first, open, tree)
     cut = window is not None and (not tree or open > first or width > window.size)
-    if capped or tree - open < OPEN_FROM.get(rows.device.type, OPEN) or not has_flash(rows.device, dtype):
+    if (
+        capped
+        or tree - open < OPEN_FROM.get(rows.device.type, OPEN)
+        or not has_flash(rows.device, dtype)
+    ):
         open = tree
     if open > first:
         mask = F.pad(mask, (open - first, 0))
     if cut:
         assert window is not None and columns is not None
         shown = torch.cat([columns[:, first:open], columns[:, tree:]], 1)
-        mask = mask.masked_fill(window.hides(rows[:, None, :, None], shown[:, None, None]), torch.finfo(dtype).min)
+        mask = mask.masked_fill(
+            window.hides(rows[:, None, :, None], shown[:, None, None]), torch.finfo(dtype).min
+        )
     mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
     if rows.device.type == "cuda" and mask.shape[-1] % _ALIGNED:  # else every layer would copy it
         mask = F.pad(mask, (0, -mask.shape[-1] % _ALIGNED))[..., : mask.shape[-1]]
     return Seen(first, open, tree, mask)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, cap: float | None = None) -> Tensor:
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, cap: float | None = None
+) -> Tensor:
     """Attention of n rows in one layer.
 
     Args:
         query: [B, heads, n, D].
-        keys, values: of all slots, [B, shared, slots, D]; query heads in groups of heads / shared have one head of them.
+        keys, values: of all slots, [B, shared, slots, D]; query heads in groups of heads / shared
+            have one head of them.
         scale: of the scores, query · key.
         cap: c of scores c tanh(scale query · key / c); None: they are not capped.
 
@@ -130,18 +154,34 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float
     batch, heads, count, size = query.shape
     shared = keys.shape[1]
     if seen.causal:
-        if heads != shared and query.device.type == "cuda" and not has_flash(query.device, query.dtype, size):
-            # Of CUDA's kernels flash attention alone takes groups. The plain one would hold all scores.
-            keys, values = (states.repeat_interleave(heads // shared, 1) for states in (keys, values))
+        if (
+            heads != shared
+            and query.device.type == "cuda"
+            and not has_flash(query.device, query.dtype, size)
+        ):
+            # Of CUDA's kernels flash attention alone takes groups. The plain one would hold all
+            # scores.
+            keys, values = (
+                states.repeat_interleave(heads // shared, 1) for states in (keys, values)
+            )
         grouped = heads != keys.shape[1]
-        found = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
+        found = F.scaled_dot_product_attention(
+            query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
+        )
     else:
-        # The rows of a group go as rows of one head, so that its keys and values are read once and never copied.
+        # The rows of a group go as rows of one head, so that its keys and values are read once and
+        # never copied.
         rows = query if heads == shared else query.reshape(batch, shared, -1, size)
         if cap is not None:
-            found = _capped(rows, keys[:, :, seen.first :], values[:, :, seen.first :], seen.mask, scale, cap)
+            found = _capped(
+                rows, keys[:, :, seen.first :], values[:, :, seen.first :], seen.mask, scale, cap
+            )
         elif seen.mask is None or seen.open == seen.tree:
-            keys, values = (keys[:, :, seen.first :], values[:, :, seen.first :]) if seen.first else (keys, values)
+            keys, values = (
+                (keys[:, :, seen.first :], values[:, :, seen.first :])
+                if seen.first
+                else (keys, values)
+            )
             found = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
         else:
             found = _merged(rows, keys, values, seen, scale)
@@ -155,15 +195,22 @@ def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: floa
     near = [states[:, :, seen.tree :] for states in (keys, values)]
     if seen.open > seen.first:
         edge = slice(seen.first, seen.open)
-        near = [torch.cat([states[:, :, edge], own], 2) for states, own in zip((keys, values), near, strict=True)]
+        near = [
+            torch.cat([states[:, :, edge], own], 2)
+            for states, own in zip((keys, values), near, strict=True)
+        ]
     far = slice(seen.open, seen.tree)
     text, of_text = weighed(query, keys[:, :, far], values[:, :, far], None, scale)
     tree, of_tree = weighed(query, near[0], near[1], seen.mask, scale)
     return torch.lerp(tree, text, torch.sigmoid(of_text - of_tree)[..., None].to(tree.dtype))
 
 
-def weighed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention [B, heads, n, D] with as many heads of queries as of keys, and the log-sum-exp [B, heads, n] of the scores."""
+def weighed(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention [B, heads, n, D] with as many heads of queries as of keys, and the log-sum-exp [B,
+    heads, n] of the scores.
+    """
     if query.device.type == "cpu":
         return _FLASH_ON_CPU(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
     if query.device.type != "cuda" or query.shape[-1] % _ALIGNED:
@@ -176,7 +223,9 @@ def weighed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     return found, total[..., : query.shape[2]]  # a multiple of 32
 
 
-def weighed_in_steps(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def weighed_in_steps(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     """`weighed` for any device, type and mask. The scores are in memory, so it is for few slots."""
     scores = (query @ keys.transpose(-1, -2)).float() * scale
     scores = scores if mask is None else scores + mask
@@ -184,7 +233,9 @@ def weighed_in_steps(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor |
     return (scores - total[..., None]).exp().to(values.dtype) @ values, total
 
 
-def _capped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+def _capped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
     """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
     scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
     scores = scores if mask is None else scores + mask

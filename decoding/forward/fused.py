@@ -1,4 +1,6 @@
-"""What native passes over transformers' modules share: fused weights that follow changes of the modules' own."""
+"""What native passes over transformers' modules share: fused weights that follow changes of the
+modules' own.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,18 +9,18 @@ from threading import Lock
 import torch
 from torch import nn
 
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.forward.layer import DecoderLayer, Norm, NotNative
-from decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
+from nde_talf.decoding.forward.rotary import RotaryTable
 
 
 class FusedPass(ABC):
     """A pass over the modules in `module`, with weights that are fused.
 
-    Weights may be changed in place at any time: fused ones are views, and the few that are copies (`Norm.copies`) are taken
-    anew at the start of every sequence. Where parameters or modules were replaced or moved by then, all are fused again. So a
-    sequence never begins with older weights.
+    Weights may be changed in place at any time: fused ones are views, and the few that are copies
+    (`Norm.copies`) are taken anew at the start of every sequence. Where parameters or modules were
+    replaced or moved by then, all are fused again. So a sequence never begins with older weights.
     """
 
     added: bool
@@ -41,7 +43,9 @@ class FusedPass(ABC):
         copies = [pair for part in parts for pair in part.copies]
         self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
-        if self.tensors[0].device.type == "cuda":  # what the parts took is in pieces too small for what is fused
+        if (
+            self.tensors[0].device.type == "cuda"
+        ):  # what the parts took is in pieces too small for what is fused
             torch.cuda.empty_cache()
         self._modules = list(self._module.modules())
         self._where = self._addresses()
@@ -55,19 +59,28 @@ class FusedPass(ABC):
         return found
 
     def begin(self, cache: KVCache | None) -> None:
-        """Before a sequence's first pass, take over what was done to the weights since the last one. For graphs over a cache of
-        fixed capacity, make the tables long enough, and say that weights stay where they are: CUDA graphs copy all else."""
+        """Before a sequence's first pass, take over what was done to the weights since the last
+        one.
+
+        For graphs over a cache of fixed capacity, make the tables long enough, and say that weights
+        stay where they are: CUDA graphs copy all else.
+        """
         with self._lock, torch.inference_mode():  # which may write to any tensor
             if self._addresses() != self._where:
                 try:
                     self._fuse()
                 except NotNative as error:
                     raise UserError(
-                        f"{type(self._module).__name__}: it was changed since it was loaded, and has no native forward pass "
-                        f"any more: {error}. Make a CausalModel of it again."
+                        f"{type(self._module).__name__}: it was changed since it was loaded, and"
+                        f" has no native forward pass any more: {error}. Make a CausalModel of it"
+                        " again."
                     ) from error
             elif self._copies:
-                fresh = torch._foreach_add([own.float() for own in self._sources], 1) if self.added else self._sources
+                fresh = (
+                    torch._foreach_add([own.float() for own in self._sources], 1)
+                    if self.added
+                    else self._sources
+                )
                 torch._foreach_copy_(self._copies, fresh)
             if cache is not None and cache.target is not None:
                 for table in self.tables.values():

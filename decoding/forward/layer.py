@@ -1,9 +1,11 @@
-"""The mathematics of a decoder layer, over weights that are fused: queries, keys and values by one matrix, gate and up by one.
+"""The mathematics of a decoder layer, over weights that are fused: queries, keys and values by one
+matrix, gate and up by one.
 
 Llama:    x += O attention(norm(x));  x += down(silu(gate) up), gate and up of norm(x)
 Qwen 2:   with biases in queries, keys and values
 Qwen 3:   queries and keys are normalised head by head
-Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply by 1 + w; capped scores
+Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply by 1 + w; capped
+scores
 Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
 """
 
@@ -14,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decoding.cache import KVCache
-from decoding.forward.attention import Seen, attend
-from decoding.forward.product import product
-from decoding.forward.rotary import Angles, rotate
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.attention import Seen, attend
+from nde_talf.decoding.forward.product import product
+from nde_talf.decoding.forward.rotary import Angles, rotate
 
 
 class NotNative(Exception):
@@ -25,10 +27,12 @@ class NotNative(Exception):
 
 
 class Norm:
-    """x w / sqrt(mean(x²) + eps) over the last dimension; added: with 1 + w in place of w, in float32 as Gemma computes it.
+    """x w / sqrt(mean(x²) + eps) over the last dimension; added: with 1 + w in place of w, in
+    float32 as Gemma computes it.
 
     Attributes:
-        copies: (the weights that are used, those of the module) where the first are no view of the second.
+        copies: (the weights that are used, those of the module) where the first are no view of the
+            second.
         tensors: the weights that are used.
     """
 
@@ -42,36 +46,54 @@ class Norm:
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.wide:
-            return torch.rms_norm(states.float(), self.shape, self.weight, self.eps).to(states.dtype)
+            return torch.rms_norm(states.float(), self.shape, self.weight, self.eps).to(
+                states.dtype
+            )
         return torch.rms_norm(states, self.shape, self.weight, self.eps)
 
 
 class HeadNorms:
-    """The norms of query heads and of key heads in one, for states [..., heads + shared, D]: each head is divided by its size
-    and multiplied by its row of weights."""
+    """The norms of query heads and of key heads in one, for states [..., heads + shared, D]: each
+    head is divided by its size and multiplied by its row of weights.
+    """
 
     def __init__(self, queries: Norm, keys: Norm, heads: int, shared: int):
         self.eps, self.wide = queries.eps, queries.wide
         each = (queries, heads), (keys, shared)
         self.weight = torch.cat([norm.weight.expand(count, -1) for norm, count in each])
         rows = self.weight.split([heads, shared])
-        self.copies = [(own, norm.own.expand(count, -1)) for own, (norm, count) in zip(rows, each, strict=True)]
+        self.copies = [
+            (own, norm.own.expand(count, -1)) for own, (norm, count) in zip(rows, each, strict=True)
+        ]
 
     def __call__(self, states: Tensor) -> Tensor:
-        divided = F.rms_norm(states.float() if self.wide else states, states.shape[-1:], None, self.eps) * self.weight
+        divided = (
+            F.rms_norm(states.float() if self.wide else states, states.shape[-1:], None, self.eps)
+            * self.weight
+        )
         return divided.to(states.dtype) if self.wide else divided
 
 
 class Linear:
-    """One product for several linear layers over the same input. Their weights become views of the fused one, so that there is
-    no second copy, and a change in place is seen here."""
+    """One product for several linear layers over the same input.
+
+    Their weights become views of the fused one, so that there is no second copy, and a change in
+    place is seen here.
+    """
 
     def __init__(self, parts: Sequence[nn.Module]):
         for part in parts:
             if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
                 raise NotNative(f"a linear layer is of type {type(part).__name__}")
-            if type(part.weight.data) is not Tensor or not part.weight.is_floating_point() or part.weight.itemsize == 1:
-                raise NotNative(f"the weights of a linear layer are {type(part.weight.data).__name__}s of {part.weight.dtype}")
+            if (
+                type(part.weight.data) is not Tensor
+                or not part.weight.is_floating_point()
+                or part.weight.itemsize == 1
+            ):
+                raise NotNative(
+                    f"the weights of a linear layer are {type(part.weight.data).__name__}s of"
+                    f" {part.weight.dtype}"
+                )
         linears = cast("Sequence[nn.Linear]", parts)
         self.weight = fused([part.weight for part in linears])
         biases = [part.bias for part in linears if part.bias is not None]
@@ -87,7 +109,9 @@ def fused(parts: Sequence[Tensor]) -> Tensor:
     """Parameters [rows, ...] one below the other, of which they become views."""
     first, storages = parts[0], {part.untyped_storage().data_ptr() for part in parts}
     ends = [part.data_ptr() + part.nbytes for part in parts]
-    in_line = [part.data_ptr() for part in parts[1:]] == ends[:-1] and all(part.is_contiguous() for part in parts)
+    in_line = [part.data_ptr() for part in parts[1:]] == ends[:-1] and all(
+        part.is_contiguous() for part in parts
+    )
     if in_line and len(storages) == 1:  # they are views of one already
         rows = sum(len(part) for part in parts)
         return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
@@ -109,7 +133,15 @@ class DecoderLayer:
         cap: of attention scores.
     """
 
-    def __init__(self, block: nn.Module, heads: int, shared: int, added: bool, kind: str, cap: float | None = None):
+    def __init__(
+        self,
+        block: nn.Module,
+        heads: int,
+        shared: int,
+        added: bool,
+        kind: str,
+        cap: float | None = None,
+    ):
         attention, mlp = cast("Any", block.self_attn), cast("Any", block.mlp)
         self.heads, self.shared, self.size = heads, shared, cast("int", attention.head_dim)
         self.kind, self.cap, self.scale = kind, cap, cast("float", attention.scaling)
@@ -119,21 +151,40 @@ class DecoderLayer:
         self.activation = _activation(mlp.act_fn)
         self.head_norms = None
         if hasattr(attention, "q_norm"):
-            self.head_norms = HeadNorms(Norm(attention.q_norm, added), Norm(attention.k_norm, added), heads, shared)
+            self.head_norms = HeadNorms(
+                Norm(attention.q_norm, added), Norm(attention.k_norm, added), heads, shared
+            )
         sandwich = hasattr(block, "pre_feedforward_layernorm")
-        named = {name: module for name, module in block.named_children() if name in _NORMS and hasattr(module, "weight")}
+        named = {
+            name: module
+            for name, module in block.named_children()
+            if name in _NORMS and hasattr(module, "weight")
+        }
         norms = {name: Norm(module, added) for name, module in named.items()}
         self.before_attention = norms.get("input_layernorm")
         self.after_attention = norms["post_attention_layernorm"] if sandwich else None
-        self.before_mlp = norms["pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"]
+        self.before_mlp = norms[
+            "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+        ]
         self.after_mlp = norms.get("post_feedforward_layernorm")
-        every: list[Norm | HeadNorms] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
+        every: list[Norm | HeadNorms] = [
+            *norms.values(),
+            *([self.head_norms] if self.head_norms else []),
+        ]
         self.copies = [pair for norm in every for pair in norm.copies]
         linears = self.qkv, self.output, self.gate_up, self.down
         self.tensors = [norm.weight for norm in every] + [own.weight for own in linears]
         self.tensors += [own.bias for own in linears if own.bias is not None]
 
-    def run(self, states: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
+    def run(
+        self,
+        states: Tensor,
+        batch: int,
+        angles: Angles,
+        seen: Seen,
+        cache: KVCache | None,
+        index: int,
+    ) -> Tensor:
         """The layer on states [B n, H].
 
         Args:
@@ -141,9 +192,19 @@ class DecoderLayer:
             cache: takes the rows' keys and values, in its layer number `index`.
         """
         assert self.before_attention is not None
-        return self.finish(states, self.attend(self.before_attention(states), batch, angles, seen, cache, index))
+        return self.finish(
+            states, self.attend(self.before_attention(states), batch, angles, seen, cache, index)
+        )
 
-    def attend(self, inputs: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
+    def attend(
+        self,
+        inputs: Tensor,
+        batch: int,
+        angles: Angles,
+        seen: Seen,
+        cache: KVCache | None,
+        index: int,
+    ) -> Tensor:
         """Attention [B n, H] of inputs [B n, width]."""
         projected = self.qkv(inputs).view(batch, -1, self.heads + 2 * self.shared, self.size)
         turned = projected[:, :, : self.heads + self.shared]
@@ -152,21 +213,34 @@ class DecoderLayer:
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         if cache is not None:
             keys, values = cache.layer(index).update(keys, values)
-        found = attend(turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap)
+        found = attend(
+            turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap
+        )
         return self.output(found)
 
     def finish(self, states: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after the layer, [B n, H]: `states`, attention's part and the MLP's."""
-        states = states + (attended if self.after_attention is None else self.after_attention(attended))
+        states = states + (
+            attended if self.after_attention is None else self.after_attention(attended)
+        )
         gate, up = self.gate_up(self.before_mlp(states)).chunk(2, -1)
         found = self.down(self.activation(gate).mul_(up))
         states += found if self.after_mlp is None else self.after_mlp(found)
         return states
 
 
-_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """transformers' activation, without its module where there is a function."""
-    return F.silu if type(module).__name__ in ("SiLU", "SiLUActivation") else getattr(module, "act", module)
+    """Transformers' activation, without its module where there is a function."""
+    return (
+        F.silu
+        if type(module).__name__ in ("SiLU", "SiLUActivation")
+        else getattr(module, "act", module)
+    )

@@ -1,8 +1,9 @@
-"""A forward pass of our own, in the manner of gpt-fast, for a transformers model of a family that it knows.
+"""A forward pass of our own, in the manner of gpt-fast, for a transformers model of a family that
+it knows.
 
-It takes the model's weights without a second copy and does what transformers does with far fewer calls: fused matrices, tables
-of rotary positions made once, one call a norm, and attention to the text without a mask. `CausalModel` compares its logits
-with transformers' before it is used.
+It takes the model's weights without a second copy and does what transformers does with far fewer
+calls: fused matrices, tables of rotary positions made once, one call a norm, and attention to the
+text without a mask. `CausalModel` compares its logits with transformers' before it is used.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from decoding.cache import KVCache
-from decoding.forward.attention import seen_in
-from decoding.forward.fused import FusedPass
-from decoding.forward.layer import DecoderLayer, Norm, NotNative
-from decoding.forward.rotary import RotaryTable
-from decoding.windows import Window, layer_kinds
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.attention import seen_in
+from nde_talf.decoding.forward.fused import FusedPass
+from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
+from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -26,8 +27,9 @@ _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 
 
 class Family(NamedTuple):
-    """What a family's configuration and modules do not say. added: norms multiply by 1 + w. capped: attention scores are
-    capped where the configuration has a cap."""
+    """What a family's configuration and modules do not say. added: norms multiply by 1 + w. capped:
+    attention scores are capped where the configuration has a cap.
+    """
 
     added: bool = False
     capped: bool = False
@@ -68,7 +70,9 @@ class NativeForward(FusedPass):
         cap = getattr(config, "attn_logit_softcapping", None) if self.family.capped else None
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
-        self.layers = [DecoderLayer(block, heads, shared, self.added, kind, cap) for block, kind in each]
+        self.layers = [
+            DecoderLayer(block, heads, shared, self.added, kind, cap) for block, kind in each
+        ]
         self.norm = Norm(body.norm, self.added)
         rotary, like = body.rotary_emb, self.embedding[:1]
         if isinstance(rotary.rope_type, dict):
@@ -98,7 +102,8 @@ class NativeForward(FusedPass):
             tokens: [B, n], all known to the model.
             positions: [B or 1, n].
             windows: of the layers, by kind.
-            features: after how many layers the residual stream is wanted too, see `CausalModel.reader`.
+            features: after how many layers the residual stream is wanted too, see
+                `CausalModel.reader`.
         """
         batch, count = tokens.shape
         slots = count if cache is None else cache.columns(count)
@@ -109,7 +114,14 @@ class NativeForward(FusedPass):
         seen, angles = {}, {}
         for kind, table in self.tables.items():
             seen[kind] = seen_in(
-                windows.get(kind), mask, rows, columns, slots - count, self.embedding.dtype, self.groups, self.capped
+                windows.get(kind),
+                mask,
+                rows,
+                columns,
+                slots - count,
+                self.embedding.dtype,
+                self.groups,
+                self.capped,
             )
             table.reach(slots)
             angles[kind] = table.at(positions)

@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from decoding.cache import KVCache
-from decoding.masks import wide_mask
-from decoding.windows import Window, row_masks
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.masks import wide_mask
+from nde_talf.decoding.windows import Window, row_masks
 
 
 class TransformersForward:
@@ -62,9 +62,11 @@ class TransformersForward:
                 found.append(output if isinstance(output, Tensor) else output[0])
 
         hooks = [
-            blocks[layer - 1].register_forward_hook(after)
-            if layer
-            else blocks[0].register_forward_pre_hook(before, with_kwargs=True)
+            (
+                blocks[layer - 1].register_forward_hook(after)
+                if layer
+                else blocks[0].register_forward_pre_hook(before, with_kwargs=True)
+            )
             for layer in features
         ]
         try:

@@ -1,8 +1,9 @@
 """The product of a pass's rows with a weight matrix, by the faster of two libraries.
 
-torch multiplies float32 matrices with MKL. On an AMD processor MKL takes more than twice as long for two to eight rows with a
-large matrix as for one, though it reads the same weights, and so a tree's pass costs twice a token's. oneDNN, which torch has
-too, reads them once. `python -m benchmarks.products` measures both.
+torch multiplies float32 matrices with MKL. On an AMD processor MKL takes more than twice as long
+for two to eight rows with a large matrix as for one, though it reads the same weights, and so a
+tree's pass costs twice a token's. oneDNN, which torch has too, reads them once. `python -m
+benchmarks.products` measures both.
 """
 
 from pathlib import Path
@@ -12,23 +13,42 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LARGE = 1 << 19
-"""Numbers in a weight matrix from which on it may go to oneDNN. Smaller ones lie in the caches, where MKL is as fast."""
+"""Numbers in a weight matrix from which on it may go to oneDNN.
+
+Smaller ones lie in the caches, where MKL is as fast.
+"""
 ROWS = range(2, 65)
-"""How many rows go to oneDNN: those of trees. It keeps memory for every number of rows, so that prompts would fill it."""
+"""How many rows go to oneDNN: those of trees.
+
+It keeps memory for every number of rows, so that prompts would fill it.
+"""
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """states weight^T + bias, [..., rows of weight], with states [..., H] and weight [rows, H]."""
+    """States weight^T + bias, [..., rows of weight], with states [..., H] and weight [rows, H]."""
     # In words that torch.compile reads: it knows no `in` for a size that varies.
-    large = ONEDNN and weight.numel() >= LARGE and ROWS.start <= states.numel() // weight.shape[1] < ROWS.stop
-    if large and states.device.type == "cpu" and states.dtype is torch.float32 and _as_onednn_takes_it(bias):
+    large = (
+        ONEDNN
+        and weight.numel() >= LARGE
+        and ROWS.start <= states.numel() // weight.shape[1] < ROWS.stop
+    )
+    if (
+        large
+        and states.device.type == "cpu"
+        and states.dtype is torch.float32
+        and _as_onednn_takes_it(bias)
+    ):
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return F.linear(states, weight, bias)
 
 
 def _as_onednn_takes_it(bias: Tensor | None) -> bool:
-    """Nothing is recorded for gradients or cast by autocast, and the bias lies in memory without gaps."""
-    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")) and (bias is None or bias.is_contiguous())
+    """Nothing is recorded for gradients or cast by autocast, and the bias lies in memory without
+    gaps.
+    """
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")) and (
+        bias is None or bias.is_contiguous()
+    )
 
 
 def has_onednn() -> bool:
@@ -36,7 +56,9 @@ def has_onednn() -> bool:
 
 
 def _pays() -> bool:
-    """Whether oneDNN was measured to be faster on machines like this one: Linux, an AMD processor, torch with MKL."""
+    """Whether oneDNN was measured to be faster on machines like this one: Linux, an AMD processor,
+    torch with MKL.
+    """
     try:
         about = Path("/proc/cpuinfo").read_text(errors="replace")[:4096]
     except OSError:  # not Linux, or a sandbox that hides it

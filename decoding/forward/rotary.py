@@ -12,7 +12,8 @@ Angles = tuple[Tensor, Tensor]
 
 
 class RotaryTable:
-    """The angles at positions 0, 1, 2, ..., as transformers computes them in float32: [positions, 2 D].
+    """The angles at positions 0, 1, 2, ..., as transformers computes them in float32: [positions, 2
+    D].
 
     Args:
         module: transformers' rotary module.
@@ -30,7 +31,11 @@ class RotaryTable:
         if positions > self.positions:
             self.positions = 1 << (positions - 1).bit_length()
             rows = torch.arange(self.positions, device=self.like.device)[None]
-            cos, sin = self.module(self.like, rows) if self.kind is None else self.module(self.like, rows, self.kind)
+            cos, sin = (
+                self.module(self.like, rows)
+                if self.kind is None
+                else self.module(self.like, rows, self.kind)
+            )
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
 
@@ -41,7 +46,9 @@ class RotaryTable:
 
 
 def rotate(states: Tensor, angles: Angles) -> Tensor:
-    """Turn states [B, n, heads, D] in place: of each head the pairs (x_i, x_{i + D/2}), i < D/2, by the angle of i."""
+    """Turn states [B, n, heads, D] in place: of each head the pairs (x_i, x_{i + D/2}), i < D/2, by
+    the angle of i.
+    """
     cos, sin = angles
     swapped = states.roll(states.shape[-1] // 2, -1)
     return states.mul_(cos).addcmul_(swapped, sin)

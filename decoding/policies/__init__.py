@@ -1,1 +1,4 @@
-"""What tree to draft next. Each policy builds a `DraftTree` by asking a drafter for distributions."""
+"""What tree to draft next.
+
+Each policy builds a `DraftTree` by asking a drafter for distributions.
+"""

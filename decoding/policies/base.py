@@ -6,17 +6,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.renamed import notice, renamed_attribute
-from decoding.device_tree import DeviceAccepted, DeviceTree
-from decoding.drafter import Drafter
-from decoding.processing import Processed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.tree import DraftTree
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.renamed import notice, renamed_attribute
+from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.processing import Processed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree
 
 
 class Recording(Protocol):
-    """What `decoding.captured.Captures` is for those that it is given to."""
+    """What `nde_talf.decoding.captured.Captures` is for those that it is given to."""
 
     def tree(self, root: int, hidden: Tensor) -> DeviceTree: ...
     def verified(self, tree: Any, logits: Tensor, rule: Any, rng: Any) -> DeviceAccepted | None: ...
@@ -30,16 +30,18 @@ class DecodingState:
         root: its token id.
         context: committed tokens, root included.
         room: how deep a tree may be before the context is full.
-        p_previous: [V]. The target's distribution at the token before the root (its pass on the root has not happened), as
-            features look at it: unwarped at temperature 0 (`decoding.setting.feature_setting`).
+        p_previous: [V]. The target's distribution at the token before the root (its pass on the
+            root has not happened), as features look at it: unwarped at temperature 0
+            (`nde_talf.decoding.setting.feature_setting`).
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
         device: whether the decoder takes a `DeviceTree` too.
         choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
-        captures: `decoding.captured.Captures`, whose recorded levels a `DeviceTree` grows by; None: it grows one operation at
-            a time.
-        memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
-            several sequences in turn, so what it learns of one belongs here and not on itself.
+        captures: `nde_talf.decoding.captured.Captures`, whose recorded levels a `DeviceTree` grows
+            by; None: it grows one operation at a time.
+        memory: what a policy remembers of this sequence from step to step, by policy; empty at the
+            first. A policy serves several sequences in turn, so what it learns of one belongs here
+            and not on itself.
         processed: the text, and what changes logits by it; None where nothing does.
     """
 
@@ -67,8 +69,11 @@ class DecodingState:
 
 
 class Outlook(NamedTuple):
-    """What the device knows of the next root before the host does. The drafter is at that root already. context: number of
-    committed tokens, root included, [1], or an int where the host knows it. The others are as in `DecodingState`."""
+    """What the device knows of the next root before the host does.
+
+    The drafter is at that root already. context: number of committed tokens, root included, [1], or
+    an int where the host knows it. The others are as in `DecodingState`.
+    """
 
     context: Tensor | int
     setting: SamplingSetting
@@ -77,10 +82,14 @@ class Outlook(NamedTuple):
 
 
 class TreePolicy(Protocol):
-    """Chooses and drafts a tree. One that drafts delayed trees may have an attribute `shapes`, all that it may draft, so that
-    they can be recorded (`decoding.captured`). `trees` names how its children come about, which decides the verifiers allowed
-    (see `decoding.verification`): none, path, delayed, iid, without_replacement or top_k. Sequences that are read in turn, or
-    by several threads, share the policy: see `DecodingState.memory`."""
+    """Chooses and drafts a tree.
+
+    One that drafts delayed trees may have an attribute `shapes`, all that it may draft, so that
+    they can be recorded (`nde_talf.decoding.captured`). `trees` names how its children come about,
+    which decides the verifiers allowed (see `nde_talf.decoding.rules`): none, path, delayed, iid,
+    without_replacement or top_k. Sequences that are read in turn, or by several threads, share the
+    policy: see `DecodingState.memory`.
+    """
 
     trees: str
 
@@ -89,8 +98,9 @@ class TreePolicy(Protocol):
 
 @runtime_checkable
 class Chooser(TreePolicy, Protocol):
-    """A policy whose next tree depends on what the device knows at the end of a step: it is asked there, so that its choice
-    comes to the host with the step's tokens, as `DecodingState.choice`."""
+    """A policy whose next tree depends on what the device knows at the end of a step: it is asked
+    there, so that its choice comes to the host with the step's tokens, as `DecodingState.choice`.
+    """
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """[1], an integer that the policy understands; None where there is nothing to choose."""

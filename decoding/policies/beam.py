@@ -1,9 +1,11 @@
-"""Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper), on the host and
-on the device. Other policies that pick tokens use its functions.
+"""Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF &
+TALF paper), on the host and on the device.
 
-Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a drafted token with the
-product of the draft's probabilities along its path. It becomes a node when it is expanded, or when it is among the best in the
-end.
+Other policies that pick tokens use its functions.
+
+Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a
+drafted token with the product of the draft's probabilities along its path. It becomes a node when
+it is expanded, or when it is among the best in the end.
 """
 
 import heapq
@@ -12,15 +14,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_positive
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, require_positive
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 
 class Candidate(NamedTuple):
-    """token under node `parent`; probability: of the full path under the draft. Ordered by it, shallower first."""
+    """token under node `parent`; probability: of the full path under the draft.
+
+    Ordered by it, shallower first.
+    """
 
     probability: float
     above: int  # minus the depth: of equally probable ones a parent comes before its child
@@ -29,16 +34,26 @@ class Candidate(NamedTuple):
 
 
 def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
-    """The `count` most probable (probability, token) of each of `rows` [V], with one transfer from the device for all."""
+    """The `count` most probable (probability, token) of each of `rows` [V], with one transfer from
+    the device for all.
+    """
     values, tokens = torch.stack(rows).topk(min(count, rows[0].shape[-1]), -1)
-    return [list(zip(*line, strict=True)) for line in zip(values.double().tolist(), tokens.tolist(), strict=True)]
+    return [
+        list(zip(*line, strict=True))
+        for line in zip(values.double().tolist(), tokens.tolist(), strict=True)
+    ]
 
 
-def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0) -> list[Candidate]:
-    """The `count` most probable children of each of `nodes` (node, path probability), as far as their own path probability is
-    larger than `above`."""
+def children(
+    tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0
+) -> list[Candidate]:
+    """The `count` most probable children of each of `nodes` (node, path probability), as far as
+    their own path probability is larger than `above`.
+    """
     found = []
-    for (node, own), line in zip(nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True):
+    for (node, own), line in zip(
+        nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True
+    ):
         for value, token in line:  # in falling order
             if own * value <= above:
                 break
@@ -47,16 +62,24 @@ def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int, above:
 
 
 def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftTree:
-    """The tree of the root and the `best` candidates alone, whose parents are the root or among the best too; the drafter
-    drops what it computed for other nodes."""
-    nodes = [0, *(tree.add(c.parent, c.token) for c in sorted(best, key=lambda c: (-c.above, -c.probability)))]
+    """The tree of the root and the `best` candidates alone, whose parents are the root or among the
+    best too; the drafter drops what it computed for other nodes.
+    """
+    nodes = [
+        0,
+        *(
+            tree.add(c.parent, c.token)
+            for c in sorted(best, key=lambda c: (-c.above, -c.probability))
+        ),
+    ]
     drafter.rerank(nodes)
     return tree.subtree(nodes)
 
 
 class Beam:
-    """At every level the k most probable nodes of the level are expanded into their k most probable children; of all tokens
-    seen in `depth` levels the `nodes` most probable make the tree."""
+    """At every level the k most probable nodes of the level are expanded into their k most probable
+    children; of all tokens seen in `depth` levels the `nodes` most probable make the tree.
+    """
 
     trees = "top_k"
 
@@ -75,20 +98,31 @@ class Beam:
                 drafter.expand(tree, [node for node, _ in level])
             grown = children(tree, level, self.k)
             seen += grown
-            level = [(tree.add(c.parent, c.token), c.probability) for c in heapq.nlargest(self.k, grown)]
+            level = [
+                (tree.add(c.parent, c.token), c.probability) for c in heapq.nlargest(self.k, grown)
+            ]
         return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)
 
     def _on_device(self, depth: int, beam: DeviceTree, drafter: Drafter) -> DeviceTree:
-        """The same tree. Of equally probable candidates it takes any, and it takes those of probability 0 if there are too few
-        others. The host knows how many nodes are expanded and how many candidates there are; the device knows which.
+        """The same tree.
 
-        `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first. None is more probable than
-        its parent, so a stable sort by probability has parents before their children.
+        Of equally probable candidates it takes any, and it takes those of probability 0 if there
+        are too few others. The host knows how many nodes are expanded and how many candidates there
+        are; the device knows which.
+
+        `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first.
+        None is more probable than its parent, so a stable sort by probability has parents before
+        their children.
         """
         root = beam.tokens
-        own = torch.ones(1, dtype=torch.float64, device=root.device)  # of the nodes to expand: path probability
+        own = torch.ones(
+            1, dtype=torch.float64, device=root.device
+        )  # of the nodes to expand: path probability
         number = torch.zeros_like(root)  # ... and which candidates they are
-        seen, count = [(own + 1, root, number - 1)], 1  # probability (the root's beyond all), token, parent
+        seen, count = (
+            [(own + 1, root, number - 1)],
+            1,
+        )  # probability (the root's beyond all), token, parent
         for level in range(depth):
             q = beam.q_at(beam.tips)
             values, tokens = q.topk(min(self.k, q.shape[-1]), -1)
@@ -97,7 +131,9 @@ class Beam:
             seen.append((grown, tokens.flatten(), number[:, None].expand_as(tokens).flatten()))
             if level + 1 < depth:
                 best = grown.argsort(descending=True, stable=True)[: self.k]
-                beam.add(tokens.flatten().index_select(0, best), best // tokens.shape[1] + beam.tips[0])
+                beam.add(
+                    tokens.flatten().index_select(0, best), best // tokens.shape[1] + beam.tips[0]
+                )
                 drafter.expand(beam, beam.tips)
                 own, number = grown.index_select(0, best), best + count
             count += len(grown)

@@ -1,18 +1,23 @@
-"""Delayed trees (Definition 5.2, NDE paper): a static action, and the rule that follows the last acceptance length."""
+"""Delayed trees (Definition 5.2, NDE paper): a static action, and the rule that follows the last
+acceptance length.
+"""
 
-from decoding.actions import Action
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_at_least, require_positive
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, require_at_least, require_positive
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 
-def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+def draft_delayed(
+    action: Action, state: DecodingState, drafter: Drafter, rng: Rng
+) -> DraftTree | DeviceTree:
     """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
 
-    For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that draw the same tokens share
-    their nodes. Depth is cut to the room left in the context: a decision that does not look at any draw, so nothing is biased.
+    For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that
+    draw the same tokens share their nodes. Depth is cut to the room left in the context: a decision
+    that does not look at any draw, so nothing is biased.
     """
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
@@ -48,7 +53,9 @@ class Delayed:
 
 
 class FollowTau:
-    """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to beat."""
+    """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to
+    beat.
+    """
 
     trees = "delayed"
 

@@ -1,28 +1,39 @@
-"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to what was accepted
-(section 3.3 and Algorithm 1, DynaTree paper)."""
+"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to
+what was accepted (section 3.3 and Algorithm 1, DynaTree paper).
+"""
 
 from collections import deque
 from dataclasses import InitVar, dataclass
 
-from decoding.common.errors import UserError
-from decoding.common.renamed import notice
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_at_least, require_fractions, require_positive, require_rising
-from decoding.policies.beam import top_tokens
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.renamed import notice
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import (
+    DecodingState,
+    require_at_least,
+    require_fractions,
+    require_positive,
+    require_rising,
+)
+from nde_talf.decoding.policies.beam import top_tokens
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 FRACTIONS = ("tokens", "depth")
 
 
 @dataclass(frozen=True)
 class DynaTreeConfig:
-    """DynaTree's parameters. The paper prints the defaults of `branches` (1 and 3), `confident_low`, `confident_high`, `depth`
-    and `max_depth` (Appendix A). It does not print the others: it tunes them on held-out text.
+    """DynaTree's parameters.
+
+    The paper prints the defaults of `branches` (1 and 3), `confident_low`, `confident_high`,
+    `depth` and `max_depth` (Appendix A). It does not print the others: it tunes them on held-out
+    text.
 
     Attributes:
-        branches: B_min, B_mid, B_max. How many children a node of confidence c has, where c is its largest draft probability:
-            the first for c >= confident_high, the last for c < confident_low, otherwise the second.
+        branches: B_min, B_mid, B_max. How many children a node of confidence c has, where c is its
+            largest draft probability: the first for c >= confident_high, the last for c <
+            confident_low, otherwise the second.
         confident_low, confident_high: tau_l, tau_h.
         depth, max_depth: D_0, D_max. Depth is counted from u_0, the first drafted token.
         stop: rho_stop. A node of lower path probability is not expanded.
@@ -30,13 +41,15 @@ class DynaTreeConfig:
         prune: tau. A node of lower path probability is not expanded.
         nodes: N_max, the largest number of drafted tokens.
         window: W, over how many steps the acceptance is averaged; 0 switches the adaptation off.
-        low, high: the mean acceptance below (above) which drafting becomes more conservative (aggressive).
+        low, high: the mean acceptance below (above) which drafting becomes more conservative
+            (aggressive).
         step: by how much tau_l and tau_h then move; D_0 moves by 1.
-        fraction: what the acceptance is. "tokens" (the paper's): committed over drafted tokens. "depth": committed tokens over
-            the depth of the tree.
-        branch_at_root: not in the paper. Draft as many first tokens as the confidence at the root says, and not only u_0.
-        drop_pruned: take the leaves of path probability below `prune` out of the tree. Section 3.3 says so; Algorithm 1 leaves
-            them in it.
+        fraction: what the acceptance is. "tokens" (the paper's): committed over drafted tokens.
+            "depth": committed tokens over the depth of the tree.
+        branch_at_root: not in the paper. Draft as many first tokens as the confidence at the root
+            says, and not only u_0.
+        drop_pruned: take the leaves of path probability below `prune` out of the tree. Section 3.3
+            says so; Algorithm 1 leaves them in it.
     """
 
     branches: tuple[int, int, int] = (1, 2, 3)
@@ -61,8 +74,14 @@ class DynaTreeConfig:
         if most_depth is not None:
             notice("most_depth", "max_depth")
             object.__setattr__(self, "max_depth", most_depth)
-        if len(self.branches) != 3 or not 1 <= self.branches[0] <= self.branches[1] <= self.branches[2]:
-            raise UserError(f"branches={list(self.branches)}: give three numbers of at least 1, none below the one before it.")
+        if (
+            len(self.branches) != 3
+            or not 1 <= self.branches[0] <= self.branches[1] <= self.branches[2]
+        ):
+            raise UserError(
+                f"branches={list(self.branches)}: give three numbers of at least 1, none below the"
+                " one before it."
+            )
         if self.fraction not in FRACTIONS:
             raise UserError(f"fraction={self.fraction}: it is one of {', '.join(FRACTIONS)}.")
         require_positive(depth=self.depth, nodes=self.nodes)
@@ -88,11 +107,13 @@ class History:
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))
 
     def learn(self, accepted: float) -> None:
-        """ADJUST of Algorithm 1, from the fraction of the last draft that was accepted. At most one step a draft: deeper and
-        narrower trees while the mean is high, shallower and wider ones while it is low.
+        """ADJUST of Algorithm 1, from the fraction of the last draft that was accepted.
 
-        Section 3.3 names these directions and leaves the schedule open. tau_l and tau_h keep their distance, within (0, 1]; D_0
-        stays in 1 .. D_max - 1.
+        At most one step a draft: deeper and narrower trees while the mean is high, shallower and
+        wider ones while it is low.
+
+        Section 3.3 names these directions and leaves the schedule open. tau_l and tau_h keep their
+        distance, within (0, 1]; D_0 stays in 1 .. D_max - 1.
         """
         config = self.config
         self._accepted.append(accepted)
@@ -101,16 +122,21 @@ class History:
         self.depth = min(max(self.depth + move, 1), config.max_depth - 1)
         shift = -move * config.step
         if self.confident_low + shift > 0 and self.confident_high + shift <= 1:
-            self.confident_low, self.confident_high = self.confident_low + shift, self.confident_high + shift
+            self.confident_low, self.confident_high = (
+                self.confident_low + shift,
+                self.confident_high + shift,
+            )
 
 
 class DynaTree:
-    """Algorithm 1: u_0 is the draft's most probable token after the root. From there on a node's most probable tokens are added
-    breadth first, as many as its confidence says, until there are `nodes` of them.
+    """Algorithm 1: u_0 is the draft's most probable token after the root.
 
-    All nodes of a level are expanded in one draft pass; the algorithm as printed runs one after another, with the same tree.
-    The trees suit greedy decoding, as in the paper, and NSS for sampling. Each sequence has a history
-    (`DecodingState.memory`).
+    From there on a node's most probable tokens are added breadth first, as many as its confidence
+    says, until there are `nodes` of them.
+
+    All nodes of a level are expanded in one draft pass; the algorithm as printed runs one after
+    another, with the same tree. The trees suit greedy decoding, as in the paper, and NSS for
+    sampling. Each sequence has a history (`DecodingState.memory`).
     """
 
     trees = "top_k"
@@ -126,16 +152,26 @@ class DynaTree:
         level = [0] if state.room else []
         while level:
             grown = []
-            for node, best in zip(level, top_tokens([tree.q_at(node) for node in level], config.branches[-1]), strict=True):
+            for node, best in zip(
+                level,
+                top_tokens([tree.q_at(node) for node in level], config.branches[-1]),
+                strict=True,
+            ):
                 count = self._branches(best[0][0], history) if node or config.branch_at_root else 1
                 for value, token in best[:count]:
                     own = probability[node] * value
-                    if len(tree) <= config.nodes and (own >= config.prune or not config.drop_pruned):
+                    if len(tree) <= config.nodes and (
+                        own >= config.prune or not config.drop_pruned
+                    ):
                         grown.append(tree.add(node, token))
                         probability[grown[-1]] = own
             if len(tree) > config.nodes:
                 break
-            level = [node for node in grown if self._expandable(tree.depth[node], probability[node], state.room, history)]
+            level = [
+                node
+                for node in grown
+                if self._expandable(tree.depth[node], probability[node], state.room, history)
+            ]
             if level:
                 drafter.expand(tree, level)
         history.drafted = len(tree) - 1 if config.fraction == "tokens" else max(tree.depth)
@@ -148,8 +184,14 @@ class DynaTree:
         return many if confidence < history.confident_low else some
 
     def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
-        """Lines 14 to 25, for a node `depth` below the root of our tree, and so depth - 1 below u_0."""
+        """Lines 14 to 25, for a node `depth` below the root of our tree, and so depth - 1 below
+        u_0.
+        """
         config = self.config
-        if depth > config.max_depth or depth >= room or probability < max(config.prune, config.stop):
+        if (
+            depth > config.max_depth
+            or depth >= room
+            or probability < max(config.prune, config.stop)
+        ):
             return False
         return depth <= history.depth or probability >= config.deep

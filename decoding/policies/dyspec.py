@@ -1,7 +1,9 @@
-"""DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms 1 and 2, DySpec paper).
+"""DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms
+1 and 2, DySpec paper).
 
-Whether to draw at a node is decided before the token is known: values are products of draft probabilities of tokens drawn
-earlier. So the tree's law is what the without-replacement rule assumes.
+Whether to draw at a node is decided before the token is known: values are products of draft
+probabilities of tokens drawn earlier. So the tree's law is what the without-replacement rule
+assumes.
 """
 
 import heapq
@@ -9,15 +11,18 @@ import heapq
 import torch
 from torch import Tensor
 
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_fractions, require_positive
-from decoding.sampling import LEAST_MASS, Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, require_fractions, require_positive
+from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.tree import DraftTree
 
 
 class Rest:
-    """The draft's mass [V] of tokens not drawn yet at a node. `total` of it is left: all of the row before the first draw, then
-    the float64 sum of what is drawn from."""
+    """The draft's mass [V] of tokens not drawn yet at a node.
+
+    `total` of it is left: all of the row before the first draw, then the float64 sum of what is
+    drawn from.
+    """
 
     def __init__(self, q: Tensor):
         self.total = 1.0
@@ -29,8 +34,9 @@ class Rest:
         return self.total < LEAST_MASS
 
     def draw(self, tree: DraftTree, node: int, rng: Rng) -> tuple[int, float, float]:
-        """Draw a child of `node` and take its token out: the child, how probable it was among those left, and the fraction of
-        them that is left now."""
+        """Draw a child of `node` and take its token out: the child, how probable it was among those
+        left, and the fraction of them that is left now.
+        """
         before, token = self.total, rng.categorical(self._mass)
         if not self._drawn:
             self._mass, self._drawn = self._mass.clone(), True
@@ -41,8 +47,11 @@ class Rest:
 
 
 class DySpec:
-    """One draw at a time, `nodes` in all, always at the node of highest value: the probability that all tokens above are
-    accepted and all siblings before are not. `values` are those of the last draft, in order; they never rise."""
+    """One draw at a time, `nodes` in all, always at the node of highest value: the probability that
+    all tokens above are accepted and all siblings before are not.
+
+    `values` are those of the last draft, in order; they never rise.
+    """
 
     trees = "without_replacement"
 
@@ -73,7 +82,9 @@ class DySpec:
 
 
 class DySpecThreshold:
-    """Level by level, one draft pass each: draws at every node of value at least `threshold`, up to `nodes` in all."""
+    """Level by level, one draft pass each: draws at every node of value at least `threshold`, up to
+    `nodes` in all.
+    """
 
     trees = "without_replacement"
 

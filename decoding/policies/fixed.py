@@ -1,5 +1,6 @@
-"""Trees of a fixed shape: depth and branching (the DynaTree paper's baseline), or Sequoia's best shape for measured
-acceptance rates."""
+"""Trees of a fixed shape: depth and branching (the DynaTree paper's baseline), or Sequoia's best
+shape for measured acceptance rates.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,14 +11,14 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, kind_called, require_positive
-from decoding.policies.beam import top_tokens
-from decoding.policies.dyspec import Rest
-from decoding.sampling import LEAST_MASS, Rng, inverse_cdf
-from decoding.tree import DraftTree
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, kind_called, require_positive
+from nde_talf.decoding.policies.beam import top_tokens
+from nde_talf.decoding.policies.dyspec import Rest
+from nde_talf.decoding.sampling import LEAST_MASS, Rng, inverse_cdf
+from nde_talf.decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
 KINDS = ("top_k", "iid", "without_replacement")
@@ -37,25 +38,34 @@ def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
 
 
 def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
-    """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the i-th child of an accepted
-    node is accepted with probability rates[i] (Sequoia's dynamic programme; rates from `positional_rates`).
+    """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the
+    i-th child of an accepted node is accepted with probability rates[i] (Sequoia's dynamic
+    programme; rates from `positional_rates`).
 
-    best[c][b] is the expected number of accepted tokens among b nodes, which are the children c, c + 1, ... of an accepted node
-    and what is below these, in so many levels. If child c and its subtree take `own` of the b nodes, then
+    best[c][b] is the expected number of accepted tokens among b nodes, which are the children c, c
+    + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
+    subtree take `own` of the b nodes, then
 
         best[c][b] = max over own of  rates[c] (1 + below[own - 1]) + best[c + 1][b - own],
 
-    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix [nodes, nodes]: 768 nodes and 16
-    rates take about a second.
+    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix [nodes,
+    nodes]: 768 nodes and 16 rates take about a second.
     """
     require_positive(nodes=nodes, depth=depth, rates=len(rates))
     values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, own - 1]
-    below, choices = np.zeros(nodes + 1), list[list[np.ndarray]]()  # own [nodes + 1] by level from the leaves, then child
+    below, choices = (
+        np.zeros(nodes + 1),
+        list[list[np.ndarray]](),
+    )  # own [nodes + 1] by level from the leaves, then child
     for _ in range(min(depth, nodes)):
         best, owns = np.zeros(nodes + 1), list[np.ndarray]()
         for rate in rates[:nodes][::-1]:
             padded = np.append(np.full(nodes, -np.inf), best)  # more than b nodes cannot be taken
-            np.add(rate * (1 + below[:-1]), sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1], out=values)
+            np.add(
+                rate * (1 + below[:-1]),
+                sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1],
+                out=values,
+            )
             largest = values.max(1)
             np.greater_equal(values, largest[:, None] - 1e-12, out=equal)
             own = np.where(largest > 1e-12, equal.argmax(1) + 1, 0)  # the smallest of equals
@@ -77,16 +87,21 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
     return shape(nodes, len(choices) - 1)
 
 
-def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Generator) -> list[float]:
-    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the i-th child, i < children;
-    one draw of the children a row."""
+def positional_rates(
+    p: Tensor, q: Tensor, children: int, generator: torch.Generator
+) -> list[float]:
+    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the
+    i-th child, i < children; one draw of the children a row.
+    """
     p, q = p.double(), q.double()
     reach, rates = torch.ones(len(p), dtype=torch.float64, device=p.device), []
     for _ in range(children):
         live = q.sum(-1) > 0
         q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
         token = inverse_cdf(q, torch.rand(len(q), 1, generator=generator, dtype=torch.float64))
-        chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[:, 0] * live
+        chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[
+            :, 0
+        ] * live
         rates.append(float((reach * chance).mean()))
         reach = reach * (1 - chance)
         p = (p - q).clamp(min=0)
@@ -96,13 +111,20 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
 
 
 def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
-    """[m, count] tokens of rows of q [m, V]. Tokens of probability 0 may be among them: NSS takes them too."""
+    """[m, count] tokens of rows of q [m, V].
+
+    Tokens of probability 0 may be among them: NSS takes them too.
+    """
     return rows.topk(count, -1).indices, None
 
 
 def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
-    from. Where no mass is left, a token is repeated with a recorded mass of 0: a draw that no rule accepts."""
+    """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count]
+    (float64) that each was drawn from.
+
+    Where no mass is left, a token is repeated with a recorded mass of 0: a draw that no rule
+    accepts.
+    """
     found: list[Tensor] = []
     masses: list[Tensor] = []
     rest = rows
@@ -119,8 +141,9 @@ def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Ten
 class Shaped:
     """The same shape at every step.
 
-    children: "top_k" (the most probable tokens), "iid" (drawn, repeats allowed) or "without_replacement" (drawn, each token
-    once), which decides the verifiers allowed. I.i.d. draws that coincide are one node.
+    children: "top_k" (the most probable tokens), "iid" (drawn, repeats allowed) or
+    "without_replacement" (drawn, each token once), which decides the verifiers allowed. I.i.d.
+    draws that coincide are one node.
     """
 
     def __init__(self, shape: Shape, children: str = "without_replacement"):
@@ -138,7 +161,11 @@ class Shaped:
             if depth:
                 drafter.expand(tree, list(level))
             counts = {node: len(shapes) for node, shapes in level.items()}
-            drawn = self._on_device(tree, [*counts.values()], rng) if tree.on_device else self._on_host(tree, counts, rng)
+            drawn = (
+                self._on_device(tree, [*counts.values()], rng)
+                if tree.on_device
+                else self._on_host(tree, counts, rng)
+            )
             grown: dict[int, Shape] = {}
             for shapes, nodes in zip(level.values(), drawn, strict=True):
                 for child, shape in zip(nodes, shapes, strict=False):
@@ -147,13 +174,18 @@ class Shaped:
         return tree
 
     def _on_device(self, tree: DeviceTree, counts: list[int], rng: Rng) -> list[list[int]]:
-        """Add `counts` children to each node of the last level, or as many as there are tokens to pick; returns them."""
+        """Add `counts` children to each node of the last level, or as many as there are tokens to
+        pick; returns them.
+        """
         start = len(tree)
         if self.trees == "iid":
             tree.draw(counts, rng)
         else:
             counts = [min(count, tree.q_at([0]).shape[-1]) for count in counts]
-            tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
+            tree.pick(
+                counts,
+                most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng),
+            )
         nodes = iter(range(start, len(tree)))
         return [list(islice(nodes, count)) for count in counts]
 
@@ -172,6 +204,13 @@ class Shaped:
             lines = zip(top, counts.values(), strict=True)
             drawn = [[token for value, token in line[:count] if value > 0] for line, count in lines]
         else:
-            tokens = iter(rng.categorical([tree.q_at(node) for node, count in counts.items() for _ in range(count)]))
+            tokens = iter(
+                rng.categorical(
+                    [tree.q_at(node) for node, count in counts.items() for _ in range(count)]
+                )
+            )
             drawn = [list(islice(tokens, count)) for count in counts.values()]
-        return [[tree.add(node, token) for token in own] for node, own in zip(counts, drawn, strict=True)]
+        return [
+            [tree.add(node, token) for token in own]
+            for node, own in zip(counts, drawn, strict=True)
+        ]

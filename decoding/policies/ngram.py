@@ -1,22 +1,25 @@
-"""Trees of continuations found in the text itself: several matches of its ending, merged at the tokens that they share."""
+"""Trees of continuations found in the text itself: several matches of its ending, merged at the
+tokens that they share.
+"""
 
 import heapq
 from typing import Any
 
-from decoding.common.errors import UserError
-from decoding.drafter import Drafter
-from decoding.ngram import Match, NgramDrafter
-from decoding.ngram_settings import NgramConfig
-from decoding.policies.base import DecodingState
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.ngram import Match, NgramDrafter
+from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 
 class NgramTree:
     """The tokens most likely to be accepted, best first, until there are `nodes` of them.
 
-    A child's value is its parent's, times the fraction of the matches that go on with it, times how often a token drafted at a
-    match of that size was accepted in this sequence. None of a value below `threshold` is drafted, nor where nothing matches.
+    A child's value is its parent's, times the fraction of the matches that go on with it, times how
+    often a token drafted at a match of that size was accepted in this sequence. None of a value
+    below `threshold` is drafted, nor where nothing matches.
 
     Example: "a b c, a b d, a b" gives the children c and d, each with half of the matches.
     """
@@ -29,7 +32,9 @@ class NgramTree:
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
         """Raise UserError for a drafter that looks up nothing."""
         if not isinstance(drafter, NgramDrafter):
-            raise UserError("policy NgramTree drafts from the text itself: give the decoder an NgramDrafter.")
+            raise UserError(
+                "policy NgramTree drafts from the text itself: give the decoder an NgramDrafter."
+            )
 
     def draft(self, state: DecodingState, drafter: NgramDrafter, rng: Rng) -> DraftTree:
         config, tree = self.config, DraftTree.rooted(state.root)

@@ -2,30 +2,31 @@
 
 import heapq
 
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_fractions, require_positive
-from decoding.policies.beam import Candidate, children, reranked
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, require_fractions, require_positive
+from nde_talf.decoding.policies.beam import Candidate, children, reranked
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 ROOT = Candidate(1.0, 0, -1, -1)
 
 
 class Salf:
-    """Algorithm 2: expand the `batch` most probable nodes at a time, until the next ones have a probability sum below
-    `threshold`.
+    """Algorithm 2: expand the `batch` most probable nodes at a time, until the next ones have a
+    probability sum below `threshold`.
 
-    G are the nodes that were popped from the queue Q; the tree is the `nodes` most probable of G. It is smaller than `nodes`
-    where the search stops early. For example, the defaults (the paper's) on a draft that is unsure expand the root, then ten of
-    its children, and stop: the tree holds these ten. threshold 0 is SpecExec's optimal search: the tree holds the most
-    probable nodes of all (Theorem 3).
+    G are the nodes that were popped from the queue Q; the tree is the `nodes` most probable of G.
+    It is smaller than `nodes` where the search stops early. For example, the defaults (the paper's)
+    on a draft that is unsure expand the root, then ten of its children, and stop: the tree holds
+    these ten. threshold 0 is SpecExec's optimal search: the tree holds the most probable nodes of
+    all (Theorem 3).
 
     Args:
         nodes: N, the largest number of drafted tokens; the root is not counted.
         batch: B, how many nodes are expanded in one draft pass.
         threshold: th.
-        fill: not in the paper. Fill the tree up to `nodes` with the best of Q, whose probabilities are known when the search
-            stops: more nodes for the target, and no further draft pass.
+        fill: not in the paper. Fill the tree up to `nodes` with the best of Q, whose probabilities
+            are known when the search stops: more nodes for the target, and no further draft pass.
 
     Attributes:
         gains: the sums S_i of the last draft; they fall from pass to pass (Theorem 1).
@@ -33,7 +34,9 @@ class Salf:
 
     trees = "top_k"
 
-    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6, fill: bool = False):
+    def __init__(
+        self, nodes: int = 60, batch: int = 10, threshold: float = 0.6, fill: bool = False
+    ):
         require_positive(nodes=nodes, batch=batch)
         require_fractions(threshold=threshold)
         self.nodes, self.batch, self.threshold, self.fill = nodes, batch, threshold, fill
@@ -54,15 +57,21 @@ class Salf:
                 break
             # A node as deep as the context allows has no children.
             inner = [c for c in matter if -c.above < state.room]
-            nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in inner]
+            nodes = [
+                (tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in inner
+            ]
             if not nodes:
                 continue
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
             known = heapq.nlargest(self.nodes, found + queue)
-            enough = known[-1].probability if len(known) == self.nodes else 0.0  # below, none can come into the tree
+            enough = (
+                known[-1].probability if len(known) == self.nodes else 0.0
+            )  # below, none can come into the tree
             queue = heapq.nlargest(self.nodes, queue + children(tree, nodes, self.nodes, enough))
-        return reranked(tree, heapq.nlargest(self.nodes, found + queue) if self.fill else found, drafter)
+        return reranked(
+            tree, heapq.nlargest(self.nodes, found + queue) if self.fill else found, drafter
+        )
 
 
 class Optimal(Salf):

@@ -1,8 +1,9 @@
-"""Paths whose length changes from step to step, without a trained selector: stop while drafting, or follow what was accepted.
+"""Paths whose length changes from step to step, without a trained selector: stop while drafting, or
+follow what was accepted.
 
-Whether a path goes on is decided before its next token is drawn: by the tokens and the draft's distributions so far, or by
-earlier steps. So every drafted token is a draw from q, and a node is the last one or not whatever would be drawn after it. That
-is all that the rules for paths need.
+Whether a path goes on is decided before its next token is drawn: by the tokens and the draft's
+distributions so far, or by earlier steps. So every drafted token is a draw from q, and a node is
+the last one or not whatever would be drawn after it. That is all that the rules for paths need.
 """
 
 from collections import deque
@@ -10,14 +11,19 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_at_least, require_fractions, require_positive
-from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng
-from decoding.tree import DraftTree
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import (
+    DecodingState,
+    require_at_least,
+    require_fractions,
+    require_positive,
+)
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
 
 LARGEST, DRAWN, PATH = CRITERIA = "largest", "drawn", "path"
 
@@ -55,19 +61,23 @@ def draft_path(
 class ConfidenceStop:
     """Draft a path until the draft is unsure.
 
-    For example `ConfidenceStop(0.4)` stops before a token whose distribution has no probability of 0.4 or more.
+    For example `ConfidenceStop(0.4)` stops before a token whose distribution has no probability of
+    0.4 or more.
 
     Args:
         threshold: the confidence below which the path ends.
         longest: the largest number of drafted tokens.
-        by: what the confidence is. "largest": the largest probability at the end of the path (llama.cpp's p_min). "drawn": the
-            probability of the token drawn last (transformers' assistant_confidence_threshold). "path": the product of these
-            from the root on.
-        pick: take the draft's most probable tokens, with an unwarped draft, in place of draws. For temperature 0, where a
-            draft that is warped as the target is has a confidence of 1 everywhere.
+        by: what the confidence is. "largest": the largest probability at the end of the path
+            (llama.cpp's p_min). "drawn": the probability of the token drawn last (transformers'
+            assistant_confidence_threshold). "path": the product of these from the root on.
+        pick: take the draft's most probable tokens, with an unwarped draft, in place of draws. For
+            temperature 0, where a draft that is warped as the target is has a confidence of 1
+            everywhere.
     """
 
-    def __init__(self, threshold: float = 0.4, longest: int = 20, by: str = LARGEST, pick: bool = False):
+    def __init__(
+        self, threshold: float = 0.4, longest: int = 20, by: str = LARGEST, pick: bool = False
+    ):
         require_fractions(threshold=threshold)
         require_positive(longest=longest)
         if by not in CRITERIA:
@@ -91,10 +101,11 @@ class ConfidenceStop:
 
 
 class FollowMean:
-    """A path as long as the mean acceptance length of the last `window` steps of its sequence, plus `plus`.
+    """A path as long as the mean acceptance length of the last `window` steps of its sequence, plus
+    `plus`.
 
-    For example, after steps that accepted 3, 4 and 5 tokens, window 3 and plus 1 draft 5 tokens. A sequence begins with a path
-    of `longest`.
+    For example, after steps that accepted 3, 4 and 5 tokens, window 3 and plus 1 draft 5 tokens. A
+    sequence begins with a path of `longest`.
     """
 
     trees = "path"

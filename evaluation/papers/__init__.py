@@ -1,4 +1,5 @@
-"""Every table and figure of the five papers, measured on a run's pair: `python -m evaluation.papers`.
+"""Every table and figure of the five papers, measured on a run's pair: `python -m
+evaluation.papers`.
 
 - `frame`: what a table and a claim are, and how they are written.
 - `resampled`: figures that carry their bootstrap samples.

@@ -1,4 +1,6 @@
-"""Figure 1 of the NDE paper: acceptance rates by depth along paths drawn from the draft, a line a prompt and setting."""
+"""Figure 1 of the NDE paper: acceptance rates by depth along paths drawn from the draft, a line a
+prompt and setting.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.traces.settings import SETTINGS
-from decoding.common.progress import track
-from decoding.super_tree import super_tree_layout
-from evaluation.methods import TITLES
-from evaluation.papers.bench import Bench, OutOfTime, Work
-from evaluation.papers.labelled import EIGHT
-from evaluation.papers.resampled import Prompts, Samples, mean
-from evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.progress import track
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.evaluation.methods import TITLES
+from nde_talf.evaluation.papers.bench import Bench, OutOfTime, Work
+from nde_talf.evaluation.papers.labelled import EIGHT
+from nde_talf.evaluation.papers.resampled import Prompts, Samples, mean
+from nde_talf.evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
 
 DEPTHS = 8
 L1 = "L1 distance"
-CURVES = {TITLES[rule]: rule for rule in ("naivetree", "nss", "specinfer", "spectr", "khisti")} | {OPTIMAL: OPTIMAL, L1: L1}
+CURVES = {TITLES[rule]: rule for rule in ("naivetree", "nss", "specinfer", "spectr", "khisti")} | {
+    OPTIMAL: OPTIMAL,
+    L1: L1,
+}
 
 
 class Rates:
@@ -77,7 +82,15 @@ def measuring(bench: Bench) -> Work:
 def _rates(bench: Bench, prompt, name: str) -> dict | None:
     """Rates by solver and depth of one prompt's roots."""
     (target, draft), setting = bench.models, SETTINGS[name]
-    how = setting, setting, super_tree_layout(1, DEPTHS, 0), 1, 16, bench.tokens(64), EIGHT.index(name)
+    how = (
+        setting,
+        setting,
+        super_tree_layout(1, DEPTHS, 0),
+        1,
+        16,
+        bench.tokens(64),
+        EIGHT.index(name),
+    )
     for trees in trajectory_trees(target, draft, [prompt.tokens], *how):
         p, q = trees.distributions(target, draft, setting, setting)
         rates = acceptance_by_depth(p, q, 4) | {L1: (p - q).abs().sum(-1).mean(0).tolist()}

@@ -1,7 +1,8 @@
-"""The run that the papers are measured on: its pair, its prompts, its latency table, and the folder of what was measured.
+"""The run that the papers are measured on: its pair, its prompts, its latency table, and the folder
+of what was measured.
 
-Everything measured is kept in `<run>/papers/<pair>`, where <pair> is a checksum of the pair, so that a command goes on where
-another one stopped and nothing of an older pair is taken.
+Everything measured is kept in `<run>/papers/<pair>`, where <pair> is a checksum of the pair, so
+that a command goes on where another one stopped and nothing of an older pair is taken.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from data.text.pair import Pair
-from decoding.common.errors import UserError
-from decoding.common.files import checksum
-from decoding.model import CausalModel
-from evaluation.papers.resampled import Prompts
-from evaluation.speed import CPU, WALL
-from selector.latency import LatencyTable
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import checksum
+from nde_talf.decoding.model import CausalModel
+from nde_talf.evaluation.papers.resampled import Prompts
+from nde_talf.evaluation.speed import CPU, WALL
+from nde_talf.selector.latency import LatencyTable
 
 
 class OutOfTime(Exception):
@@ -51,7 +52,10 @@ class Bench:
     @cached_property
     def pair(self) -> Pair:
         if not (self.run / "pair" / "pair.json").exists():
-            raise UserError(f"--run {self.run}: it holds no pair. Make one: python -m pipelines.run model=paper stage=pair.")
+            raise UserError(
+                f"--run {self.run}: it holds no pair. Make one: python -m pipelines.run model=paper"
+                " stage=pair."
+            )
         return Pair(self.run / "pair")
 
     @cached_property
@@ -63,7 +67,9 @@ class Bench:
     @cached_property
     def prompts(self) -> Prompts:
         """`count` prompts of every set of the test split, the sets in turn."""
-        return Prompts.in_turn((prompt for prompt in self.pair.every_prompt() if prompt.split == "test"), self.count)
+        return Prompts.in_turn(
+            (prompt for prompt in self.pair.every_prompt() if prompt.split == "test"), self.count
+        )
 
     @property
     def sets(self) -> list[str]:
@@ -78,14 +84,17 @@ class Bench:
         path = self.run / "latency" / "table.json"
         if not path.exists():
             raise UserError(
-                f"--run {self.run}: it holds no latency table, which prices trees. Measure it with all rules: python -m "
-                "pipelines.run stage=latency traces=nde, with the options that made the pair."
+                f"--run {self.run}: it holds no latency table, which prices trees. Measure it with"
+                " all rules: python -m pipelines.run stage=latency traces=nde, with the options"
+                " that made the pair."
             )
         return LatencyTable.load(path)
 
     @property
     def clock(self) -> str:
-        """Field of a record: CPU time on a CPU, which other work on the machine disturbs less; else wall time."""
+        """Field of a record: CPU time on a CPU, which other work on the machine disturbs less; else
+        wall time.
+        """
         return CPU if self.device == "cpu" else WALL
 
     def tokens(self, usual: int) -> int:
@@ -100,7 +109,8 @@ class Work:
     Attributes:
         name: by which tables ask for it.
         seconds: a rough estimate of what is left of it.
-        run: does it up to a deadline (of `time.monotonic`), from where it stopped; raises OutOfTime if that comes first.
+        run: does it up to a deadline (of `time.monotonic`), from where it stopped; raises OutOfTime
+            if that comes first.
         prompts: those measured so far; None where a measurement has none.
     """
 
@@ -111,8 +121,10 @@ class Work:
 
 
 def carry_out(works: list[Work], minutes: float, say: Callable[[str], object]) -> None:
-    """Run measurements one after the other, those that are not finished. Each may take its part of what is left of `minutes`,
-    by the estimates; 0 minutes: none is run."""
+    """Run measurements one after the other, those that are not finished.
+
+    Each may take its part of what is left of `minutes`, by the estimates; 0 minutes: none is run.
+    """
     end = time.monotonic() + 60 * minutes
     for number, work in enumerate(works):
         if not minutes or not work.seconds():
@@ -121,4 +133,7 @@ def carry_out(works: list[Work], minutes: float, say: Callable[[str], object]) -
         try:
             work.run(now + (end - now) * estimates[0] / sum(estimates))
         except OutOfTime:
-            say(f"{work.name}: its part of {minutes:g} minutes is over; the same command goes on from here.")
+            say(
+                f"{work.name}: its part of {minutes:g} minutes is over; the same command goes on"
+                " from here."
+            )

@@ -1,6 +1,8 @@
-"""Orders of a tree's nodes, and how many blocks of its attention mask are not empty (DySpec paper, Appendix C).
+"""Orders of a tree's nodes, and how many blocks of its attention mask are not empty (DySpec paper,
+Appendix C).
 
-A kernel that works block by block skips an empty one. Depth-first order puts a path's nodes next to each other.
+A kernel that works block by block skips an empty one. Depth-first order puts a path's nodes next to
+each other.
 """
 
 from collections.abc import Sequence
@@ -9,14 +11,17 @@ import torch
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Nodes of a tree (parents[n] < n, -1 for the root) in depth-first order, a parent before its children and these in the
-    order they have: order[i] is the node that comes i-th."""
+    """Nodes of a tree (parents[n] < n, -1 for the root) in depth-first order, a parent before its
+    children and these in the order they have: order[i] is the node that comes i-th.
+    """
     children = _children(parents)
     return _walk(children)
 
 
 def heavy_first(parents: Sequence[int]) -> list[int]:
-    """The same with the child of the largest subtree first (heavy path decomposition, to Appendix C near the best)."""
+    """The same with the child of the largest subtree first (heavy path decomposition, to Appendix C
+    near the best).
+    """
     children, size = _children(parents), [1] * len(parents)
     for node in range(len(parents) - 1, 0, -1):
         size[parents[node]] += size[node]
@@ -24,7 +29,10 @@ def heavy_first(parents: Sequence[int]) -> list[int]:
 
 
 def reordered(parents: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The parents once node order[i] is called i. Raises ValueError if a node would come before its parent."""
+    """The parents once node order[i] is called i.
+
+    Raises ValueError if a node would come before its parent.
+    """
     place = {node: index for index, node in enumerate(order)}
     found = [place[parents[node]] if parents[node] >= 0 else -1 for node in order]
     if any(parent >= index for index, parent in enumerate(found)):
@@ -33,7 +41,9 @@ def reordered(parents: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def nonzero_blocks(parents: Sequence[int], block: int) -> int:
-    """How many block x block tiles of the tree's mask [N, N] hold an entry: row n sees its ancestors and itself."""
+    """How many block x block tiles of the tree's mask [N, N] hold an entry: row n sees its
+    ancestors and itself.
+    """
     tiles: list[set[int]] = []  # of each node: column tiles it sees
     found: set[tuple[int, int]] = set()
     for node, parent in enumerate(parents):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from data.text.prompts import Prompt
-from decoding.drafter import Drafter, LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import TreePolicy
-from decoding.policies.delayed import Autoregressive
-from decoding.sampling import SamplingSetting
-from decoding.setting import AUTO
-from decoding.verification import VERIFIERS
-from evaluation.benchmark import Generate, Record, read_records, run_benchmark
-from evaluation.methods import Speculative
-from evaluation.papers.bench import Bench, OutOfTime, Work
-from evaluation.papers.resampled import Prompts, Samples, as_interval, ratio
-from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.delayed import Autoregressive
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.setting import AUTO
+from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.papers.bench import Bench, OutOfTime, Work
+from nde_talf.evaluation.papers.resampled import Prompts, Samples, as_interval, ratio
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 
 Methods = dict[str, tuple[TreePolicy, str]]
 """Name -> policy and rule."""
@@ -32,12 +32,14 @@ Value = str | Callable[[Record], float]
 
 @dataclass(frozen=True)
 class Loop:
-    """Methods that are decoded side by side under one sampling setting, plain decoding and the A/A control among them.
+    """Methods that are decoded side by side under one sampling setting, plain decoding and the A/A
+    control among them.
 
     Attributes:
         name: of the records.
         setting: of the target.
-        methods: makes them; called when the models are loaded. A method may bring a drafter of its own as a third part.
+        methods: makes them; called when the models are loaded. A method may bring a drafter of its
+            own as a third part.
         draft: what the draft samples under.
         usual: new tokens after each prompt, unless the command says otherwise.
         kinds: the sets whose prompts are decoded; None: all.
@@ -71,17 +73,25 @@ class Loop:
         """The measurement; count: how many methods there are, for the estimate."""
 
         def seconds() -> float:
-            done = {r.prompt for r in read_records(self.file(bench))} if self.file(bench).exists() else set()
+            done = (
+                {r.prompt for r in read_records(self.file(bench))}
+                if self.file(bench).exists()
+                else set()
+            )
             todo = sum(id not in done for id, *_ in self.prompts(bench))
             step = (bench.table.autoregressive or bench.table.target[0])[0]
             return todo * (count + 2) * self.tokens(bench) * step
 
-        return Work(self.name, seconds, partial(self._run, bench), lambda: Decoded.of(bench, self).prompts)
+        return Work(
+            self.name, seconds, partial(self._run, bench), lambda: Decoded.of(bench, self).prompts
+        )
 
     def _run(self, bench: Bench, deadline: float) -> None:
         (target, draft), tokens, started = bench.models, self.tokens(bench), time.monotonic()
         made = self.methods()
-        deadline += time.monotonic() - started  # what methods measure beforehand is not taken from the prompts' time
+        deadline += (
+            time.monotonic() - started
+        )  # what methods measure beforehand is not taken from the prompts' time
 
         def method(name: str, policy: TreePolicy, rule: str, drafter: Drafter | None) -> Generate:
             decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], self.draft)
@@ -94,7 +104,9 @@ class Loop:
 
             return until
 
-        methods = {name: method(name, Autoregressive(), "nss", None) for name in (BASELINE, CONTROL)}
+        methods = {
+            name: method(name, Autoregressive(), "nss", None) for name in (BASELINE, CONTROL)
+        }
         for name, (policy, rule, *own) in made.items():
             methods[name] = method(name, policy, rule, own[0] if own else LMDrafter(draft))
         run_benchmark(methods, self.prompts(bench), self.setting, self.file(bench), seed=0)
@@ -107,7 +119,10 @@ class Decoded:
         by_id = {prompt.id: prompt for prompt in prompts}
         found = [record for record in records if record.prompt in by_id]
         done = {record.prompt for record in found}
-        self.prompts, self.clock = Prompts([prompt for id, prompt in by_id.items() if id in done]), clock
+        self.prompts, self.clock = (
+            Prompts([prompt for id, prompt in by_id.items() if id in done]),
+            clock,
+        )
         self.by_method: dict[str, list[Record]] = {}
         for record in found:
             self.by_method.setdefault(record.method, []).append(record)
@@ -117,12 +132,16 @@ class Decoded:
         """Those of a loop that there are so far."""
         return cls(read_records(loop.file(bench)), bench.prompts.every, bench.clock)
 
-    def figure(self, method: str, above: Value, below: Value, kind: str | None = None) -> Samples | None:
+    def figure(
+        self, method: str, above: Value, below: Value, kind: str | None = None
+    ) -> Samples | None:
         """The sum of one value over the sum of another, over the prompts of one set or all."""
         sums = np.zeros((2, len(self.prompts.every)))
         for record in self.by_method.get(method, ()):
             for own, value in zip(sums, (above, below), strict=True):
-                own[self.prompts.row[record.prompt]] += value(record) if callable(value) else getattr(record, value)
+                own[self.prompts.row[record.prompt]] += (
+                    value(record) if callable(value) else getattr(record, value)
+                )
         if not self.by_method or (kind is not None and kind not in self.prompts.sets):
             return None
         found = self.prompts.ratio(*sums, kind)
@@ -145,7 +164,10 @@ class Decoded:
         control = as_interval(self.speedup(CONTROL))
         if control is None or len(control) < 3 or trusted(control):
             return []
-        return [f"{NOT_TRUSTED}: plain decoding against itself is {control[0]:.2f} [{control[1]:.2f}, {control[2]:.2f}]."]
+        return [
+            f"{NOT_TRUSTED}: plain decoding against itself is {control[0]:.2f} [{control[1]:.2f},"
+            f" {control[2]:.2f}]."
+        ]
 
 
 def _one(record: Record) -> float:

@@ -1,7 +1,8 @@
 """“DynaTree” (Chen et al.): Tables 1 to 6, Figures 3 to 8.
 
-All from the loop, greedy. The paper's two texts, WikiText-2 and PG-19, are two sets of prompts of the run: `wikitext2` and
-`pg19` where it has them, or two others. The thresholds that the paper tunes and does not print are TUNED.
+All from the loop, greedy. The paper's two texts, WikiText-2 and PG-19, are two sets of prompts of
+the run: `wikitext2` and `pg19` where it has them, or two others. The thresholds that the paper
+tunes and does not print are TUNED.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, partial
 
-from data.traces.budget import cache_bytes
-from decoding.policies.dynatree import DynaTree as Policy
-from decoding.policies.dynatree import DynaTreeConfig
-from decoding.policies.fixed import Shaped, fixed_shape
-from decoding.sampling import SamplingSetting
-from evaluation.papers.bench import Bench, Work
-from evaluation.papers.decoded import Decoded, Loop, Methods, mean_of, milliseconds_a_token
-from evaluation.papers.frame import Claim, Plot, Row, Table
-from evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
-from evaluation.protocol import BASELINE
+from nde_talf.data.traces.budget import cache_bytes
+from nde_talf.decoding.policies.dynatree import DynaTree as Policy
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.papers.bench import Bench, Work
+from nde_talf.evaluation.papers.decoded import Decoded, Loop, Methods, mean_of, milliseconds_a_token
+from nde_talf.evaluation.papers.frame import Claim, Plot, Row, Table
+from nde_talf.evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
+from nde_talf.evaluation.protocol import BASELINE
 
 NODES = 256
 TUNED = {"stop": 0.005, "deep": 0.1, "prune": 0.002}
 """rho_stop, rho_deep and tau."""
-AR, LINEAR, FIXED, GROWN, FULL = "AR", "Linear, K = 5", "Fixed tree, D = 5, B = 2", "+ breadth and depth", "DynaTree"
+AR, LINEAR, FIXED, GROWN, FULL = (
+    "AR",
+    "Linear, K = 5",
+    "Fixed tree, D = 5, B = 2",
+    "+ breadth and depth",
+    "DynaTree",
+)
 ABLATED = "+ history (DynaTree)"
 GREEDY, DRAWN = SamplingSetting(0.0), SamplingSetting(0.5)
 CONFIG = DynaTreeConfig(nodes=NODES, **TUNED)
@@ -40,7 +47,12 @@ SWEEP = {
     "Branches: Bmin = 1, Bmax = 4": {"branches": (1, 2, 4)},
     "Thresholds: (0.9, 0.7)": {"confident_low": 0.7},
     "Thresholds: (0.8, 0.4)": {"confident_high": 0.8},
-    "Cross: high-throughput preset": {"depth": 8, "max_depth": 12, "branches": (1, 2, 4), "confident_low": 0.7},
+    "Cross: high-throughput preset": {
+        "depth": 8,
+        "max_depth": 12,
+        "branches": (1, 2, 4),
+        "confident_low": 0.7,
+    },
 }
 
 
@@ -55,10 +67,14 @@ class DynaTree:
         self.texts = texts[:2] if len(texts) > 1 else bench.sets[:2]
         loop = partial(Loop, setting=GREEDY, draft=DRAWN, usual=256)
         self.loops = {
-            f"part {part:g}": loop(f"dynatree-{part:g}", methods=methods, kinds=self.texts, part=part) for part in PARTS
+            f"part {part:g}": loop(
+                f"dynatree-{part:g}", methods=methods, kinds=self.texts, part=part
+            )
+            for part in PARTS
         }
         self.loops |= {
-            f"cut {cut}": loop(f"dynatree-cut{cut}", methods=methods, kinds=self.texts[:1], cut=cut) for cut in CUTS[:-1]
+            f"cut {cut}": loop(f"dynatree-cut{cut}", methods=methods, kinds=self.texts[:1], cut=cut)
+            for cut in CUTS[:-1]
         }
         self.loops["sweep"] = loop("dynatree-sweep", methods=sweep, kinds=self.texts[:1])
         self.loops["fixed"] = loop("dynatree-fixed", methods=fixed_trees, kinds=self.texts[:1])
@@ -66,7 +82,10 @@ class DynaTree:
 
     def works(self) -> list[Work]:
         unique = {loop.name: loop for loop in self.loops.values()}
-        return [loop.work(self.bench, 9 if "sweep" in name or "fixed" in name else 4) for name, loop in unique.items()]
+        return [
+            loop.work(self.bench, 9 if "sweep" in name or "fixed" in name else 4)
+            for name, loop in unique.items()
+        ]
 
     @cached_property
     def decoded(self) -> dict[str, Decoded]:
@@ -168,15 +187,21 @@ class DynaTree:
 
     def _memory(self, row: Row, column: str) -> Samples | None:
         if column == "change, %":
-            ours, plain = (mean([self._memory((name,), kind) for kind in self.texts]) for name in (row[0], AR))
+            ours, plain = (
+                mean([self._memory((name,), kind) for kind in self.texts]) for name in (row[0], AR)
+            )
             found = ratio(ours, plain)
             return None if found is None else 100 * (found - 1)
         target, draft = self.bench.models
         own, name = self.decoded["part 1"], BASELINE if row[0] == AR else row[0]
         length = {prompt.id: len(prompt.tokens) for prompt in self.bench.prompts.every}
-        tokens = mean_of(own, name, lambda r: length[r.prompt] + r.tokens + r.nodes / max(r.steps, 1), column)
+        tokens = mean_of(
+            own, name, lambda r: length[r.prompt] + r.tokens + r.nodes / max(r.steps, 1), column
+        )
         models = [target] if row[0] == AR else [target, draft]
-        weights = sum(p.numel() * p.element_size() for model in models for p in model.module.parameters())
+        weights = sum(
+            p.numel() * p.element_size() for model in models for p in model.module.parameters()
+        )
         return None if tokens is None else (weights + tokens * sum(map(cache_bytes, models))) / 1e6
 
     def claims(self) -> list[Claim]:
@@ -186,9 +211,15 @@ class DynaTree:
             return {kind: ratio(self.figure("part 1", one, of, kind), self.figure("part 1", other, of, kind))
                     for kind in self.texts}  # fmt: skip
 
-        note = f"The paper tunes three thresholds and does not print them; ours are fixed, not tuned. On {own.prompts}, greedy."
+        note = (
+            "The paper tunes three thresholds and does not print them; ours are fixed, not tuned."
+            f" On {own.prompts}, greedy."
+        )
         plain = {name: as_text(as_interval(own.speedup(name))) for name in (FULL, GROWN, FIXED)}
-        timed = f"{note} Over plain decoding: {', '.join(f'{name} {figure}' for name, figure in plain.items())}."
+        timed = (
+            f"{note} Over plain decoding:"
+            f" {', '.join(f'{name} {figure}' for name, figure in plain.items())}."
+        )
         return [
             Claim("DynaTree is faster than a fixed tree", "1.65× against 1.42× (WikiText-2), 1.44× against 1.37× (PG-19)",
                   partial(over, FULL, FIXED, SPEED), timed, own.doubts()),

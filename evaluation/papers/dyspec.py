@@ -1,7 +1,8 @@
 """“DySpec”: Tables 1 to 5, Figures 2, 4, 5 and 9.
 
-All from the loop; the drafter samples at temperature 0.6, as in the paper. Where the paper has three pairs, Tables 1 to 3, ours
-stands in each. The block counts of Table 5 and Figure 9 are exact counts; attention kernels are not timed.
+All from the loop; the drafter samples at temperature 0.6, as in the paper. Where the paper has
+three pairs, Tables 1 to 3, ours stands in each. The block counts of Table 5 and Figure 9 are exact
+counts; attention kernels are not timed.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.actions import Action
-from decoding.common.bootstrap import samples
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.policies.dyspec import DySpec as Heap
-from decoding.policies.dyspec import DySpecThreshold
-from decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
-from decoding.sampling import Rng, SamplingSetting
-from decoding.super_tree import super_tree_layout
-from decoding.verification import VERIFIERS
-from evaluation.papers.bench import Bench, Work
-from evaluation.papers.blocks import depth_first, nonzero_blocks, random_trees, reordered
-from evaluation.papers.decoded import Decoded, Loop, Methods, milliseconds_a_token, phase
-from evaluation.papers.frame import Claim, Plot, Row, Table
-from evaluation.papers.resampled import Samples, ratio
-from evaluation.protocol import BASELINE
-from evaluation.solver_acceptance import trajectory_trees
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.bootstrap import samples
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dyspec import DySpec as Heap
+from nde_talf.decoding.policies.dyspec import DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.evaluation.papers.bench import Bench, Work
+from nde_talf.evaluation.papers.blocks import depth_first, nonzero_blocks, random_trees, reordered
+from nde_talf.evaluation.papers.decoded import Decoded, Loop, Methods, milliseconds_a_token, phase
+from nde_talf.evaluation.papers.frame import Claim, Plot, Row, Table
+from nde_talf.evaluation.papers.resampled import Samples, ratio
+from nde_talf.evaluation.protocol import BASELINE
+from nde_talf.evaluation.solver_acceptance import trajectory_trees
 
 DRAWN = SamplingSetting(0.6)
 TEMPERATURES = {"0": SamplingSetting(0.0), "0.6": SamplingSetting(0.6)}
@@ -55,7 +56,13 @@ class DySpec:
     def __init__(self, bench: Bench):
         self.bench, self._thresholds = bench, dict[int, float]()
         self.loops = {
-            (budget, name): Loop(f"dyspec-{budget}-t{name}", setting, partial(self._methods, budget, setting), DRAWN, 128)
+            (budget, name): Loop(
+                f"dyspec-{budget}-t{name}",
+                setting,
+                partial(self._methods, budget, setting),
+                DRAWN,
+                128,
+            )
             for budget in BUDGETS
             for name, setting in TEMPERATURES.items()
         }
@@ -63,7 +70,9 @@ class DySpec:
     @cached_property
     def _others(self) -> list[list[int]]:
         """Prompts that no table uses."""
-        return [prompt.tokens for prompt in self.bench.pair.every_prompt() if prompt.split == "trace"][:SAMPLED]
+        return [
+            prompt.tokens for prompt in self.bench.pair.every_prompt() if prompt.split == "trace"
+        ][:SAMPLED]
 
     def _methods(self, budget: int, setting: SamplingSetting) -> Methods:
         if budget not in self._thresholds:
@@ -79,18 +88,29 @@ class DySpec:
 
     def tables(self) -> list[Table]:
         rows = [(kind, name) for kind in self.bench.sets for name in TEMPERATURES]
-        columns = [f"{method}, {measure}" for method in METHODS for measure in ("ms", "tokens")] + ["Baseline, ms"]
+        columns = [f"{method}, {measure}" for method in METHODS for measure in ("ms", "tokens")] + [
+            "Baseline, ms"
+        ]
 
         def cell(budget: int, row: Row, column: str) -> Samples | None:
             method, measure = column.rsplit(", ", 1)
             own = self.decoded[budget, row[1]]
             method = BASELINE if method == "Baseline" else method
-            return milliseconds_a_token(own, method, row[0]) if measure == "ms" else own.length(method, row[0])
+            return (
+                milliseconds_a_token(own, method, row[0])
+                if measure == "ms"
+                else own.length(method, row[0])
+            )
 
         found = []
         for number, budget in zip((1, 2, 3, 4), (*[BUDGETS[0]] * 3, BUDGETS[1]), strict=True):
             names = [loop.name for (own, _), loop in self.loops.items() if own == budget]
-            doubts = [line for (own, _), decoded in self.decoded.items() if own == budget for line in decoded.doubts()]
+            doubts = [
+                line
+                for (own, _), decoded in self.decoded.items()
+                if own == budget
+                for line in decoded.doubts()
+            ]
             found.append(
                 Table(f"Table {number}", f"Milliseconds a token, and tokens a target pass; at most {budget} drafted tokens; "
                       "“DySpec” is the threshold variant, which the paper runs", ("Dataset", "Temperature"), rows, columns,
@@ -120,7 +140,7 @@ class DySpec:
 
     @cached_property
     def _paths(self) -> tuple[Tensor, Tensor]:
-        """p and q of the token drawn at each node of paths, [n] each."""
+        """P and q of the token drawn at each node of paths, [n] each."""
         generator, found = torch.Generator().manual_seed(0), []
         for p, q in rows_on_paths(*self.bench.models, self._others, DRAWN):
             drawn = torch.multinomial(q.cpu(), 1, generator=generator).to(q.device)
@@ -135,7 +155,9 @@ class DySpec:
         if not here.any():
             return None
         value = p[here] if row[0].startswith("target") else (p[here] / q[here]).clamp(max=1)
-        return np.array([float(value.mean()), np.nan])  # no interval: the draws of one path are alike
+        return np.array(
+            [float(value.mean()), np.nan]
+        )  # no interval: the draws of one path are alike
 
     def _phases(self, row: Row, column: str) -> Samples | None:
         own = self.decoded[BUDGETS[0], "0.6"]
@@ -149,7 +171,11 @@ class DySpec:
 
     def _sizes(self, row: Row, column: str) -> Samples | None:
         own = self.decoded[BUDGETS[1], "0.6"]
-        found = own.figure(row[0], "nodes", "steps") if column.startswith("nodes") else own.length(row[0])
+        found = (
+            own.figure(row[0], "nodes", "steps")
+            if column.startswith("nodes")
+            else own.length(row[0])
+        )
         return found if found is None or column.startswith("nodes") else found - 1
 
     def _real_blocks(self, row: Row, column: str) -> Samples | None:
@@ -173,15 +199,23 @@ class DySpec:
         def claim(one: str, other: str, name: str, says: str) -> Claim:
             def over() -> dict:
                 loops = {budget: self.decoded[budget, name] for budget in BUDGETS}
-                return {f"{budget} tokens": ratio(own.length(one), own.length(other)) for budget, own in loops.items()}
+                return {
+                    f"{budget} tokens": ratio(own.length(one), own.length(other))
+                    for budget, own in loops.items()
+                }
 
-            counts = "; ".join(f"at most {budget} drafted tokens: {self.decoded[budget, name].prompts}" for budget in BUDGETS)
+            counts = "; ".join(
+                f"at most {budget} drafted tokens: {self.decoded[budget, name].prompts}"
+                for budget in BUDGETS
+            )
             text = f"{one} accepts more than {other} at temperature {name}"
             return Claim(text, f"{says} (C4)", over, f"Tokens a target pass; {counts}.")
 
         def blocks() -> dict:
             return {
-                f"{size} nodes": ratio(_random_blocks((size, "no"), ""), _random_blocks((size, "yes"), ""))
+                f"{size} nodes": ratio(
+                    _random_blocks((size, "no"), ""), _random_blocks((size, "yes"), "")
+                )
                 for size in ("256", "512", "1024", "2048")
             }
 
@@ -208,10 +242,18 @@ class _Remembered:
 
 
 def methods(
-    target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int, setting: SamplingSetting, low: float
+    target: CausalModel,
+    draft: CausalModel,
+    prompts: list[list[int]],
+    budget: int,
+    setting: SamplingSetting,
+    low: float,
 ) -> Methods:
-    """The paper's methods with one budget. What two of them have to know beforehand is measured on `prompts`, which no table
-    uses: Sequoia's positional acceptance rates, and `low`, the `threshold`."""
+    """The paper's methods with one budget.
+
+    What two of them have to know beforehand is measured on `prompts`, which no table uses:
+    Sequoia's positional acceptance rates, and `low`, the `threshold`.
+    """
     side = round(budget**0.5)
     rates = acceptance_rates(target, draft, prompts, setting)
     return {
@@ -227,10 +269,14 @@ def acceptance_rates(
 ) -> list[float]:
     """Sequoia's positional acceptance rates, of up to 16 children."""
     generator = torch.Generator().manual_seed(0)
-    found = [(len(p), positional_rates(p, q, 16, generator)) for p, q in rows_on_paths(target, draft, prompts, setting)]
+    found = [
+        (len(p), positional_rates(p, q, 16, generator))
+        for p, q in rows_on_paths(target, draft, prompts, setting)
+    ]
     if not found:
         raise UserError(
-            "--run: the target writes nothing after the prompts of its trace split, on which Sequoia's rates are measured."
+            "--run: the target writes nothing after the prompts of its trace split, on which"
+            " Sequoia's rates are measured."
         )
     return np.average([rates for _, rates in found], 0, [count for count, _ in found]).tolist()
 
@@ -238,16 +284,23 @@ def acceptance_rates(
 def rows_on_paths(
     target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """p, q [n, V] along the draft's paths from the target's text after a prompt, one prompt at a time."""
+    """p, q [n, V] along the draft's paths from the target's text after a prompt, one prompt at a
+    time.
+    """
     for prompt in prompts:
-        for trees in trajectory_trees(target, draft, [prompt], setting, DRAWN, super_tree_layout(1, 8, 0)):
+        for trees in trajectory_trees(
+            target, draft, [prompt], setting, DRAWN, super_tree_layout(1, 8, 0)
+        ):
             p, q = trees.distributions(target, draft, setting, DRAWN)
             yield p.flatten(0, 1), q.flatten(0, 1)
 
 
-def threshold(target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int) -> float:
-    """Median of the lowest value at which the heap draws with this budget: with a lower one the threshold variant would spend
-    the budget before it gets deep."""
+def threshold(
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int
+) -> float:
+    """Median of the lowest value at which the heap draws with this budget: with a lower one the
+    threshold variant would spend the budget before it gets deep.
+    """
     policy, lowest = Heap(budget), []
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
     for prompt in prompts[:4]:
@@ -262,6 +315,10 @@ def _random_blocks(row: Row, column: str) -> Samples:
 
 def _counted(trees: list[list[int]], reorder: str) -> Samples:
     """Mean number of non-zero blocks, as grown or depth first; the trees are resampled."""
-    orders = [depth_first(parents) if reorder == "yes" else range(len(parents)) for parents in trees]
-    counts = np.array([nonzero_blocks(reordered(*own), BLOCK) for own in zip(trees, orders, strict=True)])
+    orders = [
+        depth_first(parents) if reorder == "yes" else range(len(parents)) for parents in trees
+    ]
+    counts = np.array(
+        [nonzero_blocks(reordered(*own), BLOCK) for own in zip(trees, orders, strict=True)]
+    )
     return np.append(counts.mean(), counts[samples(len(counts))].mean(1))

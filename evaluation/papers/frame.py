@@ -1,4 +1,6 @@
-"""What a table, a figure and a claim of a paper are here, and how they are written: Markdown, JSON and PNG."""
+"""What a table, a figure and a claim of a paper are here, and how they are written: Markdown, JSON
+and PNG.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,27 @@ from math import inf
 
 from matplotlib.figure import Figure
 
-from evaluation.papers.resampled import Samples, as_interval, as_text
-from evaluation.plots import SERIES, legend, new_figure, styled, whiskers
-from evaluation.text import markdown
+from nde_talf.evaluation.papers.resampled import Samples, as_interval, as_text
+from nde_talf.evaluation.plots import SERIES, legend, new_figure, styled, whiskers
+from nde_talf.evaluation.text import markdown
 
 Row = tuple[str, ...]
 Cell = Callable[[Row, str], Samples | None]
 HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
-BELOW, ABOVE, OPEN = "Below 1 with its full interval", "Above 1 with its full interval", "The interval holds 1"
+BELOW, ABOVE, OPEN = (
+    "Below 1 with its full interval",
+    "Above 1 with its full interval",
+    "The interval holds 1",
+)
 EQUAL, FEW_PROMPTS = "Equal, for both take the same trees", "Too few prompts for an interval"
 ABSENT = "Not measured"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """The axes of a figure: kind is "lines" (a line a row, columns along x) or "bars" (a group a row, a bar a column)."""
+    """The axes of a figure: kind is "lines" (a line a row, columns along x) or "bars" (a group a
+    row, a bar a column).
+    """
 
     kind: str
     x: str
@@ -66,18 +74,23 @@ Printed = dict[str, tuple[list[str], list[list[str]]]]
 def printed(paper: str) -> Printed:
     """What a paper prints, by table: titles of the columns, and rows of cells as text."""
     found: Printed = {}
-    text = files("evaluation.papers").joinpath("printed", f"{paper}.md").read_text()
+    text = files("nde_talf.evaluation.papers").joinpath("printed", f"{paper}.md").read_text()
     for part in re.split(r"^## ", text, flags=re.M)[1:]:
         lines = [line for line in part.splitlines() if line.startswith("|")]
-        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+        cells = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])
+        ]
         found[part.splitlines()[0]] = cells[0], cells[1:]
     return found
 
 
 def measured(table: Table, prompts: dict[str, str] | None = None) -> dict:
-    """A table's own figures as JSON: each cell [value, low, high], or null where it was not measured. prompts: in words, those
-    of the measurements that it needs."""
-    cells = [[as_interval(table.cell(row, column)) for column in table.columns] for row in table.rows]
+    """A table's own figures as JSON: each cell [value, low, high], or null where it was not
+    measured. prompts: in words, those of the measurements that it needs.
+    """
+    cells = [
+        [as_interval(table.cell(row, column)) for column in table.columns] for row in table.rows
+    ]
     return {
         "caption": table.caption,
         "keys": list(table.keys),
@@ -91,23 +104,35 @@ def measured(table: Table, prompts: dict[str, str] | None = None) -> dict:
 
 
 def as_markdown(name: str, found: dict, paper: Printed) -> str:
-    """A table with ours first. A printed cell of the same row and column stands after a slash in ours; the paper's other
-    columns follow, and its other rows stand below."""
+    """A table with ours first.
+
+    A printed cell of the same row and column stands after a slash in ours; the paper's other
+    columns follow, and its other rows stand below.
+    """
     columns, rows = paper.get(name, ([], []))
     keys, width = found["keys"], len(found["keys"])
-    values = {tuple(row[:width]): dict(zip(columns[width:], row[width:], strict=True)) for row in rows}
+    values = {
+        tuple(row[:width]): dict(zip(columns[width:], row[width:], strict=True)) for row in rows
+    }
     others = [column for column in columns[width:] if column not in found["columns"]]
     lines = []
     for key, cells in zip(found["rows"], found["cells"], strict=True):
         own = values.pop(tuple(key), {})
         line = [as_text(cell, found["digits"]) for cell in cells]
-        line = [f"{ours} / {own[c]}" if own.get(c) else ours for ours, c in zip(line, found["columns"], strict=True)]
+        line = [
+            f"{ours} / {own[c]}" if own.get(c) else ours
+            for ours, c in zip(line, found["columns"], strict=True)
+        ]
         lines.append([*key, *line, *(own.get(column, "") for column in others)])
     lines += [[*key, *(f"/ {own[c]}" if c in own else "" for c in found["columns"]), *(own[c] for c in others)]
               for key, own in values.items()]  # fmt: skip
     titles = [*keys, *found["columns"], *(f"paper: {column}" for column in others)]
     counts = found.get("prompts", {})
-    each = [f"{text} for {name}" for name, text in counts.items()] if len(set(counts.values())) > 1 else [*counts.values()][:1]
+    each = (
+        [f"{text} for {name}" for name, text in counts.items()]
+        if len(set(counts.values())) > 1
+        else [*counts.values()][:1]
+    )
     caption = f"{found['caption']}." + (f" Measured on {'; '.join(each)}." if each else "")
     parts = [f"## {name}", caption, markdown(titles, lines), *found["notes"]]
     return "\n\n".join(parts) + "\n"
@@ -126,12 +151,28 @@ def picture(plot: Plot, found: dict) -> Figure:
         if plot.kind == "lines":
             style["ls"] = ("-", "--", ":")[number // len(SERIES) % 3]
             at = [i for i, _ in there]
-            axis.errorbar(at, [v[0] for v in values], yerr=whiskers(values), marker="o", ms=3, label=label, **style)
+            axis.errorbar(
+                at,
+                [v[0] for v in values],
+                yerr=whiskers(values),
+                marker="o",
+                ms=3,
+                label=label,
+                **style,
+            )
         else:
             width = 0.8 / len(found["rows"])
             at = [i + width * (number - (len(found["rows"]) - 1) / 2) for i, _ in there]
             colour = SERIES[number % len(SERIES)]
-            axis.bar(at, [v[0] for v in values], width, yerr=whiskers(values), label=label, color=colour, error_kw={"lw": 1})
+            axis.bar(
+                at,
+                [v[0] for v in values],
+                width,
+                yerr=whiskers(values),
+                label=label,
+                color=colour,
+                error_kw={"lw": 1},
+            )
     axis.set_xticks(range(len(found["columns"])), found["columns"])
     axis.tick_params(axis="x", labelrotation=0 if max(map(len, found["columns"])) < 8 else 20)
     axis.set(xlabel=plot.x, ylabel=plot.y)
@@ -157,8 +198,11 @@ class Claim:
     doubts: Sequence[str] = ()
 
     def verdict(self) -> dict:
-        """As JSON, with the verdict and its reason. A claim holds if every interval is above 1, does not if one is below 1, and
-        cannot be seen otherwise. The lowest figures come first."""
+        """As JSON, with the verdict and its reason.
+
+        A claim holds if every interval is above 1, does not if one is below 1, and cannot be seen
+        otherwise. The lowest figures come first.
+        """
         found = {name: as_interval(figure) for name, figure in self.figures().items()}
         found = dict(sorted(found.items(), key=lambda item: item[1] or [inf]))
         groups: dict[str, list[str]] = {}
@@ -166,11 +210,21 @@ class Claim:
             groups.setdefault(_standing(own), []).append(name)
         verdict = FAILS if BELOW in groups else HOLDS if set(groups) == {ABOVE} else UNSEEN
         verdict = UNSEEN if self.doubts else verdict
-        words = [f"{text}: {', '.join(groups[text])}." for text in (BELOW, EQUAL, OPEN, FEW_PROMPTS, ABSENT) if text in groups]
+        words = [
+            f"{text}: {', '.join(groups[text])}."
+            for text in (BELOW, EQUAL, OPEN, FEW_PROMPTS, ABSENT)
+            if text in groups
+        ]
         if ABOVE in groups:
             words.append(f"{ABOVE}: {', '.join(groups[ABOVE]) if words else 'every one'}.")
         words = [*self.doubts, *words, *([self.note] if self.note else [])]
-        return {"claim": self.text, "paper says": self.says, "figures": found, "verdict": verdict, "reason": " ".join(words)}
+        return {
+            "claim": self.text,
+            "paper says": self.says,
+            "figures": found,
+            "verdict": verdict,
+            "reason": " ".join(words),
+        }
 
 
 def _standing(own: list[float] | None) -> str:
@@ -189,6 +243,23 @@ def verdict_table(verdicts: Sequence[dict]) -> str:
     order = [FAILS, UNSEEN, HOLDS]
     rows = []
     for own in sorted(verdicts, key=lambda verdict: order.index(verdict["verdict"])):
-        figures = "; ".join(f"{name}: {as_text(figure, 3) or '–'}" for name, figure in own["figures"].items())
-        rows.append([own["paper"], own["claim"], own["paper says"], figures, f"**{own['verdict']}**", own["reason"]])
-    return markdown(["paper", "claim", "paper says", "here (above 1: as claimed)", "verdict", "reason"], rows) + "\n"
+        figures = "; ".join(
+            f"{name}: {as_text(figure, 3) or '–'}" for name, figure in own["figures"].items()
+        )
+        rows.append(
+            [
+                own["paper"],
+                own["claim"],
+                own["paper says"],
+                figures,
+                f"**{own['verdict']}**",
+                own["reason"],
+            ]
+        )
+    return (
+        markdown(
+            ["paper", "claim", "paper says", "here (above 1: as claimed)", "verdict", "reason"],
+            rows,
+        )
+        + "\n"
+    )

@@ -1,23 +1,24 @@
 """“Greedy Multi-Path Block Verification” (GBV): Tables 1 to 7, and the profile of its Appendix I.
 
-Tables 1 to 5 and 7 come from labels, milliseconds a token from the latency table; K = 1 is block verification. Table 6 and the
-profile, whose paths are longer than labels go and which ask where the time goes, come from the loop.
+Tables 1 to 5 and 7 come from labels, milliseconds a token from the latency table; K = 1 is block
+verification. Table 6 and the profile, whose paths are longer than labels go and which ask where the
+time goes, come from the loop.
 """
 
 from __future__ import annotations
 
 from functools import cached_property, partial
 
-from data.traces.budget import cache_bytes
-from data.traces.settings import SETTINGS
-from decoding.actions import Action, tree_index
-from decoding.policies.delayed import Delayed
-from evaluation.papers.bench import Bench, Work
-from evaluation.papers.decoded import Decoded, Loop, mean_of, milliseconds_a_token, phase
-from evaluation.papers.frame import Cell, Claim, Row, Table
-from evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing, unpriced
-from evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
-from evaluation.protocol import CONTROL
+from nde_talf.data.traces.budget import cache_bytes
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import Action, tree_index
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.evaluation.papers.bench import Bench, Work
+from nde_talf.evaluation.papers.decoded import Decoded, Loop, mean_of, milliseconds_a_token, phase
+from nde_talf.evaluation.papers.frame import Cell, Claim, Row, Table
+from nde_talf.evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing, unpriced
+from nde_talf.evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
+from nde_talf.evaluation.protocol import CONTROL
 
 LENGTH, KS, LENGTHS = 8, (1, 2, 3, 4), (8, 16, 24)
 EFFICIENCY, PACE, MS = "Block efficiency", "Tokens/s", "ms a token"
@@ -35,14 +36,24 @@ class Gbv:
     def __init__(self, bench: Bench):
         self.bench = bench
         trees = [(k, length) for length in LENGTHS for k in KS]
-        made = {_name(k, length): (Delayed(Action(k, 0, length)), "gbv" if k > 1 else "bv") for k, length in trees}
+        made = {
+            _name(k, length): (Delayed(Action(k, 0, length)), "gbv" if k > 1 else "bv")
+            for k, length in trees
+        }
         self.loop = Loop("gbv-lengths", SETTINGS["t1.0"], lambda: made)
-        rules = {"BV, K=1": ("bv", 1), **{f"{name}, K=3": (rule, 3) for name, rule in METHODS.items()}}
+        rules = {
+            "BV, K=1": ("bv", 1),
+            **{f"{name}, K=3": (rule, 3) for name, rule in METHODS.items()},
+        }
         few = {name: (Delayed(Action(k, 0, LENGTH)), rule) for name, (rule, k) in rules.items()}
         self.cold = Loop("gbv-t0.2", SETTINGS["t0.2"], lambda: few)
 
     def works(self) -> list[Work]:
-        return [tracing(self.bench), self.loop.work(self.bench, len(KS) * len(LENGTHS)), self.cold.work(self.bench, 5)]
+        return [
+            tracing(self.bench),
+            self.loop.work(self.bench, len(KS) * len(LENGTHS)),
+            self.cold.work(self.bench, 5),
+        ]
 
     @cached_property
     def labels(self) -> Labels | None:
@@ -58,16 +69,30 @@ class Gbv:
         return Labels.of_traces(self.bench)
 
     def figure(
-        self, rule: str, k: int, setting: str, of: str, kind: str | None = None, labels: Labels | None = None
+        self,
+        rule: str,
+        k: int,
+        setting: str,
+        of: str,
+        kind: str | None = None,
+        labels: Labels | None = None,
     ) -> Samples | None:
-        """A cell from labels, K paths of 8 tokens: block efficiency, tokens/s or milliseconds a token."""
+        """A cell from labels, K paths of 8 tokens: block efficiency, tokens/s or milliseconds a
+        token.
+        """
         labels = labels or self.labels
         tree = [tree_index(Action(k, 0, LENGTH))]
-        found = labels and labels.figure(rule, setting, tree, TOKENS if of == EFFICIENCY else SPEED, kind)
+        found = labels and labels.figure(
+            rule, setting, tree, TOKENS if of == EFFICIENCY else SPEED, kind
+        )
         return None if found is None else 1e3 / found[:, 0] if of == MS else found[:, 0]
 
-    def over(self, k: int, setting: str, of: str, other: str = "gbv", other_k: int = 1) -> dict[str, Samples | None]:
-        """GBV over another method, by the mean over the sets and on all sets together, on the prompts of the claims."""
+    def over(
+        self, k: int, setting: str, of: str, other: str = "gbv", other_k: int = 1
+    ) -> dict[str, Samples | None]:
+        """GBV over another method, by the mean over the sets and on all sets together, on the
+        prompts of the claims.
+        """
         name, found = f"K = {k}", {}
         for title, kinds in ((name, self.bench.sets), (f"{name}, all sets together", [None])):
             ours, theirs = (
@@ -78,7 +103,10 @@ class Gbv:
         return found
 
     def tables(self) -> list[Table]:
-        table, sets = partial(Table, works=("labels",), notes=unpriced(self.bench.table)), self.bench.sets
+        table, sets = (
+            partial(Table, works=("labels",), notes=unpriced(self.bench.table)),
+            self.bench.sets,
+        )
         ks = [f"K={k}" for k in KS]
 
         def by_k(of: str) -> Cell:
@@ -122,7 +150,11 @@ class Gbv:
         if column in COSTS:
             found = self.decoded.figure(name, phase(COSTS[column]), lambda record: record.seconds)
             return None if found is None else 100 * found
-        return self.decoded.length(name) if column == EFFICIENCY else milliseconds_a_token(self.decoded, name)
+        return (
+            self.decoded.length(name)
+            if column == EFFICIENCY
+            else milliseconds_a_token(self.decoded, name)
+        )
 
     def _profile(self, row: Row, column: str) -> Samples | None:
         name, own = _name(int(row[0]), LENGTH), self.decoded
@@ -140,21 +172,31 @@ class Gbv:
         own = Decoded.of(self.bench, self.cold)
         if column == MS:
             return milliseconds_a_token(own, row[0])
-        return {EFFICIENCY: own.length, PACE: own.speed, "over plain decoding": own.speedup}[column](row[0])
+        return {EFFICIENCY: own.length, PACE: own.speed, "over plain decoding": own.speedup}[
+            column
+        ](row[0])
 
     def claims(self) -> list[Claim]:
         def cold(of: str) -> dict:
             return self.over(2, "t0.2", of) | self.over(3, "t0.2", of)
 
         def traversal() -> dict:
-            return self.over(2, "t0.2", EFFICIENCY, "traversal", 2) | self.over(3, "t0.2", EFFICIENCY, "traversal", 3)
+            return self.over(2, "t0.2", EFFICIENCY, "traversal", 2) | self.over(
+                3, "t0.2", EFFICIENCY, "traversal", 3
+            )
 
         def monotone() -> dict:
             return {name.replace(f"K = {k}", f"K = {k} over {k - 1}"): own
                     for k in (2, 3, 4) for name, own in self.over(k, "t1.0", EFFICIENCY, "gbv", k - 1).items()}  # fmt: skip
 
-        loop, on = Decoded.of(self.bench, self.cold), f"On {self.traced.prompts}." if self.traced else ""
-        decoded = as_text(as_interval(ratio(loop.speed("GBV, K=3"), loop.speed("BV, K=1"))), 3) or "not yet"
+        loop, on = (
+            Decoded.of(self.bench, self.cold),
+            f"On {self.traced.prompts}." if self.traced else "",
+        )
+        decoded = (
+            as_text(as_interval(ratio(loop.speed("GBV, K=3"), loop.speed("BV, K=1"))), 3)
+            or "not yet"
+        )
         return [
             Claim("GBV accepts more than block verification at temperature 0.2", "4.219 against 3.867 tokens (K = 3)",
                   partial(cold, EFFICIENCY), on),

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from decoding.common.errors import UserError
-from decoding.common.files import read_json
-from evaluation.papers.frame import FAILS, HOLDS, UNSEEN, verdict_table
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json
+from nde_talf.evaluation.papers.frame import FAILS, HOLDS, UNSEEN, verdict_table
 
 HEAD = """# Reproduction of the five papers
 
@@ -73,16 +73,38 @@ NOT_DONE = """## What is not here
 
 def write_page(results: Path, page: Path, papers: Sequence[str]) -> None:
     """Write `page` from the JSON files in `results`. Raises UserError if there are none."""
-    found = {name: read_json(results / f"{name}.json") for name in papers if (results / f"{name}.json").exists()}
+    found = {
+        name: read_json(results / f"{name}.json")
+        for name in papers
+        if (results / f"{name}.json").exists()
+    }
     if not found:
-        raise UserError(f"--out {results}: it holds no results. Run a paper first: python -m evaluation.papers nde --all.")
+        raise UserError(
+            f"--out {results}: it holds no results. Run a paper first: python -m evaluation.papers"
+            " nde --all."
+        )
     verdicts = [verdict for own in found.values() for verdict in own["verdicts"]]
-    counts = {name: sum(own["verdict"] == name for own in verdicts) for name in (HOLDS, FAILS, UNSEEN)}
+    counts = {
+        name: sum(own["verdict"] == name for own in verdicts) for name in (HOLDS, FAILS, UNSEEN)
+    }
     where = Path(os.path.relpath(results, page.parent)).as_posix()
     links = [
-        f"- [{name}.md]({where}/{name}.md): {', '.join(own['tables'])}. {own['conditions']}" for name, own in found.items()
+        f"- [{name}.md]({where}/{name}.md): {', '.join(own['tables'])}. {own['conditions']}"
+        for name, own in found.items()
     ]
-    total = f"{counts[HOLDS]} of {len(verdicts)} claims hold, {counts[FAILS]} do not, {counts[UNSEEN]} cannot be seen here."
-    parts = [HEAD, "## Verdicts", total, verdict_table(verdicts), HOW, "## Tables and figures", "\n".join(links), NOT_DONE]
+    total = (
+        f"{counts[HOLDS]} of {len(verdicts)} claims hold, {counts[FAILS]} do not, {counts[UNSEEN]}"
+        " cannot be seen here."
+    )
+    parts = [
+        HEAD,
+        "## Verdicts",
+        total,
+        verdict_table(verdicts),
+        HOW,
+        "## Tables and figures",
+        "\n".join(links),
+        NOT_DONE,
+    ]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(part.strip() for part in parts) + "\n")

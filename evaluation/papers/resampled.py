@@ -1,9 +1,10 @@
 """Figures that carry their bootstrap samples, so that means and ratios of them are plain NumPy.
 
-A `Samples` is an array [1 + RESAMPLES]: the figure, then its value in every bootstrap sample. Example: the mean ratio of two
-methods over several settings, each a `Samples`, is
+A `Samples` is an array [1 + RESAMPLES]: the figure, then its value in every bootstrap sample.
+Example: the mean ratio of two methods over several settings, each a `Samples`, is
 
-    as_text(as_interval(np.mean([ours / theirs for ours, theirs in pairs], 0)))  # "1.07 [1.02, 1.13]"
+    as_text(as_interval(np.mean([ours / theirs for ours, theirs in pairs], 0)))  # "1.07 [1.02,
+    1.13]"
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,16 +12,18 @@ from itertools import zip_longest
 
 import numpy as np
 
-from data.text.prompts import Prompt
-from decoding.common.bootstrap import RESAMPLES, interval, samples, shown
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.common.bootstrap import RESAMPLES, interval, samples, shown
 
 Samples = np.ndarray
 FEW = 3  # prompts of a set, below which resampling them says nothing: such a figure has no interval
 
 
 class Prompts:
-    """The prompts that count, and how often each one does in every bootstrap sample. The prompts of a set are resampled among
-    themselves; one sample counts for all methods and all sampling settings, so that ratios are paired.
+    """The prompts that count, and how often each one does in every bootstrap sample.
+
+    The prompts of a set are resampled among themselves; one sample counts for all methods and all
+    sampling settings, so that ratios are paired.
 
     Attributes:
         every: in the order in which they are measured.
@@ -42,7 +45,9 @@ class Prompts:
 
     @classmethod
     def in_turn(cls, every: Iterable[Prompt], count: int | None = None) -> "Prompts":
-        """`count` prompts of every set, or all, the sets in turn, so that what was interrupted has as many of each."""
+        """`count` prompts of every set, or all, the sets in turn, so that what was interrupted has
+        as many of each.
+        """
         by_set: dict[str, list[Prompt]] = {}
         for prompt in every:
             by_set.setdefault(prompt.kind, []).append(prompt)
@@ -52,18 +57,23 @@ class Prompts:
     def __str__(self) -> str:
         """ "6 prompts (code 3, prose 3)"."""
         sets = ", ".join(f"{kind} {len(rows)}" for kind, rows in self._rows.items())
-        return f"{len(self.every)} prompt{'s' * (len(self.every) != 1)}" + (f" ({sets})" if sets else "")
+        return f"{len(self.every)} prompt{'s' * (len(self.every) != 1)}" + (
+            f" ({sets})" if sets else ""
+        )
 
     def ratio(self, above: np.ndarray, below: np.ndarray, kind: str | None = None) -> Samples:
-        """Sum of `above` over sum of `below`, each [prompts, ...], over one set of prompts or all: [1 + RESAMPLES, ...]."""
+        """Sum of `above` over sum of `below`, each [prompts, ...], over one set of prompts or all:
+        [1 + RESAMPLES, ...].
+        """
         rows = np.arange(len(self.every)) if kind is None else self._rows[kind]
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self._weights[:, rows] @ above[rows]) / (self._weights[:, rows] @ below[rows])
 
 
 def as_interval(figure: Samples | None) -> list[float] | None:
-    """[value, low, high] of a figure, with a 95 % interval; [value] where the prompts are too few for one; None if it was not
-    measured."""
+    """[value, low, high] of a figure, with a 95 % interval; [value] where the prompts are too few
+    for one; None if it was not measured.
+    """
     if figure is None or not np.isfinite(figure[0]):
         return None
     found = interval(figure[0], figure[1:])
@@ -72,7 +82,9 @@ def as_interval(figure: Samples | None) -> list[float] | None:
 
 def as_text(found: list[float] | None, digits: int = 2) -> str:
     """ "1.07 [1.02, 1.13]", "1.07", or nothing for what was not measured."""
-    return "" if not found else shown(found, digits) if len(found) == 3 else f"{found[0]:.{digits}f}"
+    return (
+        "" if not found else shown(found, digits) if len(found) == 3 else f"{found[0]:.{digits}f}"
+    )
 
 
 def mean(figures: Sequence[Samples | None]) -> Samples | None:

@@ -1,4 +1,6 @@
-"""The benchmarks of decoding run from their command lines on a tiny pair, and their figures are what they say."""
+"""The benchmarks of decoding run from their command lines on a tiny pair, and their figures are
+what they say.
+"""
 
 import json
 import re
@@ -9,13 +11,13 @@ import torch
 
 from benchmarks import block_order, decode, memory, policies, timing
 from benchmarks.rows import doubts, rate
-from data.text.pair import Pair
-from data.text.prompts import Prompt
-from draft_training.export import save_head
-from evaluation import methods
-from evaluation.benchmark import Record
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import speed_ratio
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.draft_training.export import save_head
+from nde_talf.evaluation import methods
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import speed_ratio
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
@@ -56,15 +58,32 @@ def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("table,settings", [("002", 1), ("003", 2), ("004", 2)])
 def test_the_papers_tables(run, results, monkeypatch, table, settings):
-    rows = ran(policies.main, results, f"policies_{table}", monkeypatch, table, "--run", run, "--prompts", 2, "--new-tokens", 5)
+    rows = ran(
+        policies.main,
+        results,
+        f"policies_{table}",
+        monkeypatch,
+        table,
+        "--run",
+        run,
+        "--prompts",
+        2,
+        "--new-tokens",
+        5,
+    )
     assert len(rows) == settings * {"002": 6, "003": 14, "004": 6}[table]
     for row in rows:
         tokens = float(row["tokens a pass"].split()[0])
         if row["method"] in (BASELINE, CONTROL):
             assert tokens == 1 and row["nodes"] == "1.0"
-            assert row["method"] == CONTROL or row["speedup"] == row["in CPU time"] == "1.00 [1.00, 1.00]"
+            assert (
+                row["method"] == CONTROL
+                or row["speedup"] == row["in CPU time"] == "1.00 [1.00, 1.00]"
+            )
         else:
-            assert tokens >= 1 and float(row["nodes"]) > 1 and float(row["draft passes a step"]) >= 1
+            assert (
+                tokens >= 1 and float(row["nodes"]) > 1 and float(row["draft passes a step"]) >= 1
+            )
             assert float(row["nodes"]) <= 1 + policies.TABLES[table][1]
     if table == "004":
         beliefs = json.loads((results / "policies_004_acceptance.json").read_text())["rows"]
@@ -94,11 +113,16 @@ def test_the_loop_beside_transformers(run, results, few, monkeypatch):
     others = ["transformers plain", "transformers assisted", "transformers prompt lookup"]
     for setting in ("T=1", "T=0"):
         own = [row for row in rows if row["setting"] == setting]
-        assert {kind(row["method"]) for row in own} == {*names, *others} and CONTROL in {row["method"] for row in own}
+        assert {kind(row["method"]) for row in own} == {*names, *others} and CONTROL in {
+            row["method"] for row in own
+        }
         best = [row for row in own if row["over transformers' best"] == "1.00 [1.00, 1.00]"]
         assert any(row["method"].startswith("transformers") for row in best)
         notes = json.loads((results / "decode.json").read_text())["notes"]
-        assert any(f"{setting}: transformers' best" in note and best[-1]["method"] in note for note in notes)
+        assert any(
+            f"{setting}: transformers' best" in note and best[-1]["method"] in note
+            for note in notes
+        )
         for row in own:
             if not row["method"].startswith("transformers"):
                 assert 0 < float(row["fraction outside"].split()[0]) < 100
@@ -107,7 +131,18 @@ def test_the_loop_beside_transformers(run, results, few, monkeypatch):
 
 
 def test_the_loop_with_static_shapes_beside_itself(run, results, few, monkeypatch):
-    found = ran(decode.main, results, "decode", monkeypatch, "--run", run, *SMALL, "--temperatures", 1, "--static")
+    found = ran(
+        decode.main,
+        results,
+        "decode",
+        monkeypatch,
+        "--run",
+        run,
+        *SMALL,
+        "--temperatures",
+        1,
+        "--static",
+    )
     by_method = {row["method"]: row for row in found}
     fixed = [name for name in by_method if name.endswith(", static")]
     assert len(fixed) == 6
@@ -119,20 +154,36 @@ def test_the_loop_with_static_shapes_beside_itself(run, results, few, monkeypatc
 
 def test_a_table_with_the_head(run, results, monkeypatch):
     sizes = "--prompts", 1, "--new-tokens", 5
-    rows = ran(policies.main, results, "policies_002_head", monkeypatch, "002", "--run", run, "--drafter", "head", *sizes)
+    rows = ran(
+        policies.main,
+        results,
+        "policies_002_head",
+        monkeypatch,
+        "002",
+        "--run",
+        run,
+        "--drafter",
+        "head",
+        *sizes,
+    )
     assert all(float(row["draft passes a step"]) >= 1 for row in rows[2:])
 
 
 def test_blocks_before_and_after(run, results, monkeypatch):
     rows = ran(block_order.main, results, "block_order", monkeypatch, "--trees", 2)
-    before, after = ([float(row[name]) for row in rows] for name in ("blocks as grown", "depth first"))
+    before, after = (
+        [float(row[name]) for row in rows] for name in ("blocks as grown", "depth first")
+    )
     assert all(a < b for a, b in zip(after, before, strict=True))
 
 
 def test_memory_of_one_method(run):
     plain, fast = (memory.measure(run, name, 40) for name in ("autoregressive", "DynaTree"))
     assert plain["tokens"] == fast["tokens"] == 40
-    assert fast["weights"] == 2 * plain["weights"] and fast["target_cache"] == plain["target_cache"] < fast["caches"]
+    assert (
+        fast["weights"] == 2 * plain["weights"]
+        and fast["target_cache"] == plain["target_cache"] < fast["caches"]
+    )
 
 
 def record(prompt: str, tokens: int, steps: int, seconds: float) -> Record:

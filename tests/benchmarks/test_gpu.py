@@ -8,13 +8,25 @@ import pytest
 
 from benchmarks import gpu, timing
 
-ABSENT = "pytorch_lightning", "hydra", "omegaconf", "datasets", "pyarrow", "wandb", "matplotlib", "numba", "ray"
+ABSENT = (
+    "pytorch_lightning",
+    "hydra",
+    "omegaconf",
+    "datasets",
+    "pyarrow",
+    "wandb",
+    "matplotlib",
+    "numba",
+    "ray",
+)
 IMPORT = "import sys, benchmarks.gpu; print(*{name.split('.')[0] for name in sys.modules})"
 
 
 @pytest.mark.slow
 def test_it_needs_torch_transformers_and_safetensors_alone():
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
+    )
     assert "transformers" in done.stdout.split() and not {*ABSENT} & {*done.stdout.split()}
 
 
@@ -23,7 +35,16 @@ def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
 
     def part(name: str, *more: str) -> list[list]:
-        common = ["--size", "small", "--device", "cpu", "--folder", str(tmp_path / "pair"), "--results", str(tmp_path)]
+        common = [
+            "--size",
+            "small",
+            "--device",
+            "cpu",
+            "--folder",
+            str(tmp_path / "pair"),
+            "--results",
+            str(tmp_path),
+        ]
         gpu.main(["--part", name, *common, *more])
         return json.loads((tmp_path / f"gpu_{name}.json").read_text())["rows"]
 
@@ -39,10 +60,16 @@ def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
         assert methods[name][1] == methods[f"{name}, static"][1]
     graphs = {row[0]: row for row in part("graphs")}
     assert len(graphs) == 8
-    for name in ("traversal (1, 0, 7)", "specinfer (3, 0, 5)", "specinfer (3, 2, 4)"):  # a recording changes no token
+    for name in (
+        "traversal (1, 0, 7)",
+        "specinfer (3, 0, 5)",
+        "specinfer (3, 2, 4)",
+    ):  # a recording changes no token
         assert graphs[f"{name}, one by one"][1] == graphs[f"{name}, recorded"][1]
     assert [row[0] for row in part("heads")] == ["talf", "hass", "eagle"]
-    assert [row[:2] for row in part("attention")] == [[context, rows] for context in (64, 256) for rows in (1, 8, 64)]
+    assert [row[:2] for row in part("attention")] == [
+        [context, rows] for context in (64, 256) for rows in (1, 8, 64)
+    ]
 
 
 def test_a_missing_gpu_is_named(monkeypatch):

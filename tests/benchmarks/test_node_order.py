@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from evaluation.papers.blocks import depth_first, heavy_first, nonzero_blocks, reordered
+from nde_talf.evaluation.papers.blocks import depth_first, heavy_first, nonzero_blocks, reordered
 
-ORDERS = {"as grown": lambda parents: list(range(len(parents))), "depth first": depth_first, "heavy first": heavy_first}
+ORDERS = {
+    "as grown": lambda parents: list(range(len(parents))),
+    "depth first": depth_first,
+    "heavy first": heavy_first,
+}
 
 
 def random_parents(nodes: int, seed: int) -> list[int]:

@@ -6,18 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.selector import GREEDY, IN_CPU_TIME, MAIN, MIXED, TRAVERSAL, Campaign, Decoded, _online
-from evaluation.benchmark import Record
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.speed import MEAN
-from pipelines.stage import BEGUN
+from benchmarks.selector import (
+    GREEDY,
+    IN_CPU_TIME,
+    MAIN,
+    MIXED,
+    TRAVERSAL,
+    Campaign,
+    Decoded,
+    _online,
+)
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed import MEAN
+from nde_talf.pipelines.stage import BEGUN
 
-SPEEDS = {BASELINE: 100.0, CONTROL: 100.0, TRAVERSAL: 200.0, "Traversal, by domain": 220.0, "n-gram": 90.0, MAIN: 250.0}
+SPEEDS = {
+    BASELINE: 100.0,
+    CONTROL: 100.0,
+    TRAVERSAL: 200.0,
+    "Traversal, by domain": 220.0,
+    "n-gram": 90.0,
+    MAIN: 250.0,
+}
 
 
 def run(folder: Path, setting: str, **changed: float) -> Decoded:
-    """An evaluation of four prompts under one setting. The best static tree is called after the setting; n-grams are the same
-    method as plain decoding would be under another name."""
+    """An evaluation of four prompts under one setting.
+
+    The best static tree is called after the setting; n-grams are the same method as plain decoding
+    would be under another name.
+    """
     speeds = SPEEDS | {MIXED: 180.0} | changed
     report = folder / "report"
     report.mkdir(parents=True)
@@ -63,15 +82,25 @@ def runs(tmp_path_factory) -> list[Decoded]:
 def test_every_role_is_compared_over_all_settings_though_its_methods_have_other_names(runs):
     found = Campaign.of(runs)
     over = found.over_role(MAIN, TRAVERSAL)
-    assert list(over) == ["T=0.6", "T=1", MEAN, IN_CPU_TIME, GREEDY] and over[IN_CPU_TIME] == pytest.approx(over[MEAN])
+    assert list(over) == ["T=0.6", "T=1", MEAN, IN_CPU_TIME, GREEDY] and over[
+        IN_CPU_TIME
+    ] == pytest.approx(over[MEAN])
     del over[IN_CPU_TIME]
-    assert [over[key][0] for key in over] == pytest.approx([1.25, 250 / 300, math.sqrt(1.25 * 250 / 300), 1.25])
-    assert found.over_role(MAIN, "BV, best static").items() >= over.items()  # the same method as Traversal's
+    assert [over[key][0] for key in over] == pytest.approx(
+        [1.25, 250 / 300, math.sqrt(1.25 * 250 / 300), 1.25]
+    )
+    assert (
+        found.over_role(MAIN, "BV, best static").items() >= over.items()
+    )  # the same method as Traversal's
 
 
 def test_the_best_rival_is_what_is_fastest_of_all_that_is_not_learned(runs):
     found = Campaign.of(runs)
-    assert [found.best_rival(s) for s in ("T=0.6", "T=1", GREEDY)] == ["Traversal, by domain", TRAVERSAL, "n-gram"]
+    assert [found.best_rival(s) for s in ("T=0.6", "T=1", GREEDY)] == [
+        "Traversal, by domain",
+        TRAVERSAL,
+        "n-gram",
+    ]
     assert found.one_rival() == TRAVERSAL and set(found.roles(learned=True)) == {MAIN, MIXED}
     assert CONTROL not in found.roles(learned=False)
 

@@ -1,38 +1,54 @@
-"""The target's own answers: each is what it says behind the dialogue so far, and unfinished ones end a dialogue."""
+"""The target's own answers: each is what it says behind the dialogue so far, and unfinished ones
+end a dialogue.
+"""
 
-from data.dialogues.chat_mask import ChatEncoder
-from data.dialogues.read import ASSISTANT, Dialogue, in_order
-from data.dialogues.regenerate import regenerate
-from data.engines.transformers import TransformersEngine
-from decoding.sampling import SamplingSetting
+from nde_talf.data.dialogues.chat_mask import ChatEncoder
+from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, in_order
+from nde_talf.data.dialogues.regenerate import regenerate
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.decoding.sampling import SamplingSetting
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
 
 GREEDY, NEW_TOKENS, LONGEST = SamplingSetting(0.0), 6, 120
-QUESTIONS = [[f"Who is {i}?", "And why?" + "?" * i, f"Since {i * i}?", "So?"] for i in range(12)] + [["Hm?", "日本" * 40]]
+QUESTIONS = [
+    [f"Who is {i}?", "And why?" + "?" * i, f"Since {i * i}?", "So?"] for i in range(12)
+] + [["Hm?", "日本" * 40]]
 
 
 def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
     tokenizer = family_tokenizer("llama3", ["Who? And why? Since when?"])
     target = tiny_target(vocabulary=len(tokenizer), seed=1)
-    target.module.generation_config.eos_token_id = list(range(0, len(tokenizer), 4))  # so that many answers end early
+    target.module.generation_config.eos_token_id = list(
+        range(0, len(tokenizer), 4)
+    )  # so that many answers end early
     engine, encoder = TransformersEngine(target), ChatEncoder(tokenizer)
     asked = [
-        Dialogue(str(i), [{"role": "system", "content": "Be odd."}, *in_order(turns)]) for i, turns in enumerate(QUESTIONS)
+        Dialogue(str(i), [{"role": "system", "content": "Be odd."}, *in_order(turns)])
+        for i, turns in enumerate(QUESTIONS)
     ]
     dialogues = regenerate(engine, encoder, asked, GREEDY, NEW_TOKENS, LONGEST, 0)
     answers = cut = 0
     for dialogue in dialogues:
-        questions = [message["content"] for message in dialogue.messages if message["role"] == "user"]
+        questions = [
+            message["content"] for message in dialogue.messages if message["role"] == "user"
+        ]
         assert questions == QUESTIONS[int(dialogue.name)][: len(questions)]
         for i, message in enumerate(dialogue.messages):
             if message["role"] != ASSISTANT:
                 continue
             prompt = encoder.prompt(dialogue.messages[:i])
             (text,) = engine.sample([prompt], GREEDY, NEW_TOKENS, 0)
-            assert message["content"] == tokenizer.decode(text[len(prompt) :], skip_special_tokens=True).strip()
+            assert (
+                message["content"]
+                == tokenizer.decode(text[len(prompt) :], skip_special_tokens=True).strip()
+            )
             unfinished = len(text) - len(prompt) == NEW_TOKENS
-            assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1), "an unfinished answer ends a dialogue"
+            assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1), (
+                "an unfinished answer ends a dialogue"
+            )
             assert len(prompt) + NEW_TOKENS <= LONGEST
             answers, cut = answers + 1, cut + unfinished
-    assert answers > len(dialogues) > cut > 0, "the test has to see several turns, and unfinished answers"
+    assert answers > len(dialogues) > cut > 0, (
+        "the test has to see several turns, and unfinished answers"
+    )

@@ -1,17 +1,22 @@
-"""Chat templates of four families: what counts is what the assistant generates, and the rest of a document is what it saw."""
+"""Chat templates of four families: what counts is what the assistant generates, and the rest of a
+document is what it saw.
+"""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.dialogues.chat_mask import ChatEncoder, UnsuitedError, encode_dialogues
-from data.dialogues.read import Dialogue, in_order
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.chat_mask import ChatEncoder, UnsuitedError, encode_dialogues
+from nde_talf.data.dialogues.read import Dialogue, in_order
+from nde_talf.decoding.common.errors import UserError
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
 TURNS = [
     ["What is the capital of France?", "The capital of France is Paris."],
-    ["And of Italy?\n\nIn one word, please.", "Rome.\n\n    It lies on the Tiber, naïvely \u2014 日本 🦊."],
+    [
+        "And of Italy?\n\nIn one word, please.",
+        "Rome.\n\n    It lies on the Tiber, naïvely \u2014 日本 🦊.",
+    ],
     ["<|im_end|> and <end_of_turn> are odd words", "What is the capital of France?"],
 ]
 SYSTEM = {"from": "system", "value": "Answer briefly."}
@@ -19,7 +24,11 @@ ANSWERS = [answer for _, answer in TURNS]
 
 
 def dialogue(turns=TURNS, system=False, cut=False) -> Dialogue:
-    said = [{"from": who, "value": text} for turn in turns for who, text in zip(("human", "gpt"), turn, strict=True)]
+    said = [
+        {"from": who, "value": text}
+        for turn in turns
+        for who, text in zip(("human", "gpt"), turn, strict=True)
+    ]
     return Dialogue("one", in_order([SYSTEM] * system + said), cut)
 
 
@@ -45,12 +54,16 @@ def counted(encoder, document) -> list[str]:
 
 
 @pytest.mark.parametrize("system", [False, True])
-def test_what_counts_is_the_answers_and_their_ends_of_turn_and_nothing_else(family, tokenizer, system):
+def test_what_counts_is_the_answers_and_their_ends_of_turn_and_nothing_else(
+    family, tokenizer, system
+):
     encoder = ChatEncoder(tokenizer)
     documents = encoder.documents(dialogue(system=system))
     said = [text for document in documents for text in counted(encoder, document)]
     assert said == [answer + END_OF_TURN[family] for answer in ANSWERS]
-    assert len(documents) == (3 if family == "qwen3" else 1)  # Qwen3 drops earlier thoughts: a document an answer
+    assert len(documents) == (
+        3 if family == "qwen3" else 1
+    )  # Qwen3 drops earlier thoughts: a document an answer
     assert not any(document.loss[0] for document in documents)
 
 
@@ -59,7 +72,9 @@ def test_every_answer_stands_behind_the_very_tokens_that_prompt_for_it(tokenizer
     messages = dialogue(system=True).messages
     found = 0
     for document in encoder.documents(dialogue(system=True)):
-        starts = [i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]]
+        starts = [
+            i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]
+        ]
         for start in starts:
             found += 1
             assert document.tokens[:start] == encoder.prompt(messages[: 2 * found])
@@ -69,11 +84,18 @@ def test_every_answer_stands_behind_the_very_tokens_that_prompt_for_it(tokenizer
 def test_a_document_is_what_the_template_renders(family, tokenizer):
     encoder = ChatEncoder(tokenizer)
     *_, last = encoder.documents(dialogue())
-    assert encoder.decode(last.tokens) == tokenizer.apply_chat_template(dialogue().messages, tokenize=False)
+    assert encoder.decode(last.tokens) == tokenizer.apply_chat_template(
+        dialogue().messages, tokenize=False
+    )
 
 
 def test_thoughts_are_the_assistants_where_a_template_shows_them():
-    texts = ["Two and two?", "<think>\nOn fingers.\n</think>\n\nFour.", "And one?", "<think>\nOnce more.\n</think>\n\nFive."]
+    texts = [
+        "Two and two?",
+        "<think>\nOn fingers.\n</think>\n\nFour.",
+        "And one?",
+        "<think>\nOnce more.\n</think>\n\nFive.",
+    ]
     encoder = ChatEncoder(family_tokenizer("qwen3", texts))
     first, second = encoder.documents(dialogue([texts[:2], texts[2:]]))
     assert counted(encoder, first) == [texts[1] + "<|im_end|>"]
@@ -89,7 +111,8 @@ def test_a_cut_answer_has_no_end_to_learn(family, tokenizer):
 
 def test_a_template_that_marks_what_is_generated_is_believed(tokenizer, family):
     marking = (
-        "{% for turn in messages %}{% if turn.role == 'assistant' %}{% generation %}{{ turn.content }}"
+        "{% for turn in messages %}{% if turn.role == 'assistant' %}{% generation %}{{"
+        " turn.content }}"
         + END_OF_TURN[family]
         + "{% endgeneration %}{% else %}{{ turn.content }}{% endif %}\n{% endfor %}"
     )
@@ -100,7 +123,9 @@ def test_a_template_that_marks_what_is_generated_is_believed(tokenizer, family):
     *_, last = encoder.documents(dialogue(cut=True))
     assert counted(encoder, last)[-1] == ANSWERS[-1]
     with pytest.raises(UnsuitedError, match="marks nothing"):
-        ChatEncoder(tokenizer, marking.replace("'assistant'", "'nobody'")).documents(dialogue(cut=True))
+        ChatEncoder(tokenizer, marking.replace("'assistant'", "'nobody'")).documents(
+            dialogue(cut=True)
+        )
 
 
 def showing(answer: str) -> str:
@@ -109,22 +134,30 @@ def showing(answer: str) -> str:
     return "{% for turn in messages %}" + question + answer + "<|im_end|>\n{% endif %}{% endfor %}"
 
 
-@pytest.mark.parametrize("answer", ["{{ turn.content | upper }}", "{{ turn.content.split('is')[-1] }}"])
+@pytest.mark.parametrize(
+    "answer", ["{{ turn.content | upper }}", "{{ turn.content.split('is')[-1] }}"]
+)
 def test_a_template_that_rewrites_answers_is_refused(answer):
     tokenizer = family_tokenizer("qwen2", ["a few words"])
-    documents, skipped = encode_dialogues(ChatEncoder(tokenizer, showing(answer)), [dialogue(TURNS[:1])])
+    documents, skipped = encode_dialogues(
+        ChatEncoder(tokenizer, showing(answer)), [dialogue(TURNS[:1])]
+    )
     assert not documents and skipped == {"whose answers the template does not show as they are": 1}
 
 
 def test_what_a_template_puts_in_front_of_every_answer_does_not_count():
-    encoder = ChatEncoder(family_tokenizer("qwen2", ["a few words"]), showing("Well. {{ turn.content }}"))
+    encoder = ChatEncoder(
+        family_tokenizer("qwen2", ["a few words"]), showing("Well. {{ turn.content }}")
+    )
     (document,) = encoder.documents(dialogue(TURNS[:1]))
     assert counted(encoder, document) == [ANSWERS[0] + "<|im_end|>"]
 
 
 def test_answers_rendered_otherwise_than_prompted_for_are_refused():
     thinking = family_tokenizer("qwen2", ["a few words"])
-    asks = thinking.chat_template.replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}")
+    asks = thinking.chat_template.replace(
+        "'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"
+    )
     assert asks != thinking.chat_template
     with pytest.raises(UnsuitedError, match="prompts for"):
         ChatEncoder(thinking, asks).documents(dialogue())
@@ -138,7 +171,10 @@ def test_special_tokens_inside_an_answer_are_refused():
 
 def test_a_token_over_the_beginning_of_an_answer_is_refused():
     tokenizer = family_tokenizer("qwen2", ["a few words"])
-    glued = "{% for turn in messages %}{{ turn.content }}{{ ' f' if turn.role == 'user' else eos_token }}{% endfor %}"
+    glued = (
+        "{% for turn in messages %}{{ turn.content }}{{ ' f' if turn.role == 'user' else eos_token"
+        " }}{% endfor %}"
+    )
     assert len(tokenizer(" few")["input_ids"]) == 1
     with pytest.raises(UnsuitedError, match="reaches over"):
         ChatEncoder(tokenizer, glued).documents(dialogue([["So", "ew words"]]))
@@ -147,7 +183,9 @@ def test_a_token_over_the_beginning_of_an_answer_is_refused():
 def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
     tokenizer = family_tokenizer("qwen2", ["a few words"])
     with pytest.raises(UserError, match="no special token"):
-        ChatEncoder(tokenizer, "{% for turn in messages %}{{ turn.content }}\n\n{% endfor %}").documents(dialogue())
+        ChatEncoder(
+            tokenizer, "{% for turn in messages %}{{ turn.content }}\n\n{% endfor %}"
+        ).documents(dialogue())
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)
@@ -155,22 +193,31 @@ def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
 
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_tokenizers_that_put_a_blank_before_words_keep_the_boundary_of_the_prompt(scheme):
-    """As of Llama 2, whose template has a blank on both sides of an answer: the assistant generates both."""
+    """As of Llama 2, whose template has a blank on both sides of an answer: the assistant generates
+    both.
+    """
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=letters, show_progress=False)
-    backend.train_from_iterator([text for turn in TURNS[:1] for text in turn] + ["And of Italy?", "Rome."], trainer)
+    backend.train_from_iterator(
+        [text for turn in TURNS[:1] for text in turn] + ["And of Italy?", "Rome."], trainer
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = (
-        "{% for turn in messages %}{% if turn.role == 'user' %}{{ bos_token }}[INST] {{ turn.content }} [/INST]"
-        "{% else %} {{ turn.content }} {{ eos_token }}{% endif %}{% endfor %}"
+        "{% for turn in messages %}{% if turn.role == 'user' %}{{ bos_token }}[INST] {{"
+        " turn.content }} [/INST]{% else %} {{ turn.content }} {{ eos_token }}{% endif %}{%"
+        " endfor %}"
     )
     encoder, turns = ChatEncoder(tokenizer), [TURNS[0], ["And of Italy?", "Rome."]]
     (document,) = encoder.documents(dialogue(turns))
-    assert [text.strip() for text in counted(encoder, document)] == [f"{answer} </s>" for _, answer in turns]
-    starts = [i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]]
+    assert [text.strip() for text in counted(encoder, document)] == [
+        f"{answer} </s>" for _, answer in turns
+    ]
+    starts = [
+        i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]
+    ]
     assert document.tokens[: starts[0]] == encoder.prompt(dialogue(turns).messages[:1])
 
 
@@ -178,4 +225,6 @@ def test_what_a_template_refuses_is_counted():
     encoder = ChatEncoder(family_tokenizer("gemma3", ["a few words"]))
     odd = Dialogue("odd", [*dialogue().messages[:1], *dialogue().messages[:2]])
     documents, skipped = encode_dialogues(encoder, [odd, dialogue(), odd])
-    assert len(documents) == 1 and skipped == {"that the template refuses (roles have to alternate)": 2}
+    assert len(documents) == 1 and skipped == {
+        "that the template refuses (roles have to alternate)": 2
+    }

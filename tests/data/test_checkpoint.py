@@ -1,4 +1,6 @@
-"""A checkpoint is whole or not there; a damaged one is told, and the one before it, or the start, is taken."""
+"""A checkpoint is whole or not there; a damaged one is told, and the one before it, or the start,
+is taken.
+"""
 
 import os
 import subprocess
@@ -7,15 +9,32 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, SAMPLED, damage, fingerprint, resumable, sampled
-from decoding.common.errors import UserError
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.train_lm import LanguageModel, build_llama, fit
-from selector.training import SelectorModule, fit_selector
+from nde_talf.decoding.common.checkpoint import (
+    BEFORE,
+    CHECKPOINT,
+    SAMPLED,
+    damage,
+    fingerprint,
+    resumable,
+    sampled,
+)
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
+from nde_talf.selector.training import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
 from tests.selector.examples import CONFIG, priced
 
-TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=12, batch=2, warm_up=2, checkpoint_seconds=0)
+TINY = LanguageModelConfig(
+    hidden=16,
+    layers=1,
+    heads=2,
+    intermediate=32,
+    steps=12,
+    batch=2,
+    warm_up=2,
+    checkpoint_seconds=0,
+)
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 
@@ -36,11 +55,16 @@ def flip(path, place: int, bit: int = 3) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, BEFORE)])
-def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_same_weights(tmp_path, capsys, damaged):
+def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_same_weights(
+    tmp_path, capsys, damaged
+):
     undisturbed = train(tmp_path / "undisturbed")
     with pytest.raises(ProcessLookupError):
         train(tmp_path / "killed", kill=7)
-    steps = {name: torch.load(tmp_path / "killed" / name, weights_only=True)["global_step"] for name in (CHECKPOINT, BEFORE)}
+    steps = {
+        name: torch.load(tmp_path / "killed" / name, weights_only=True)["global_step"]
+        for name in (CHECKPOINT, BEFORE)
+    }
     assert steps == {CHECKPOINT: 7, BEFORE: 6}
     for name in damaged:
         flip(tmp_path / "killed" / name, (tmp_path / "killed" / name).stat().st_size // 2)
@@ -53,7 +77,11 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
 
 def test_every_flip_in_a_checkpoint_is_seen_or_changes_nothing(tmp_path):
     path = tmp_path / CHECKPOINT
-    content = {"state_dict": {"a": torch.randn(40), "b": torch.arange(9)}, "epoch": 3, "loops": {"x": [1.5, None, "y"]}}
+    content = {
+        "state_dict": {"a": torch.randn(40), "b": torch.arange(9)},
+        "epoch": 3,
+        "loops": {"x": [1.5, None, "y"]},
+    }
     torch.save(content, path)
     good, seen = path.read_bytes(), 0
     for place in range(0, len(good), 9):
@@ -63,7 +91,10 @@ def test_every_flip_in_a_checkpoint_is_seen_or_changes_nothing(tmp_path):
             seen += 1
             continue
         found = torch.load(path, weights_only=True)
-        assert torch.equal(found["state_dict"]["a"], content["state_dict"]["a"]) and found["loops"] == content["loops"]
+        assert (
+            torch.equal(found["state_dict"]["a"], content["state_dict"]["a"])
+            and found["loops"] == content["loops"]
+        )
     assert seen > 0.2 * len(good) / 9
     path.write_bytes(good[:-200])
     assert damage(path) is not None
@@ -71,19 +102,27 @@ def test_every_flip_in_a_checkpoint_is_seen_or_changes_nothing(tmp_path):
 
 def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
     (tmp_path / CHECKPOINT).write_bytes(b"")
-    assert resumable(tmp_path) is None and "damaged" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert (
+        resumable(tmp_path) is None
+        and "damaged" in capsys.readouterr().out
+        and not list(tmp_path.iterdir())
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):
-    monkeypatch.setattr("selector.training.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("nde_talf.selector.training.CHECKPOINT_SECONDS", 0.0)
     training, validation, config = priced(120, 0), priced(60, 1), replace(CONFIG, epochs=5)
-    undisturbed, _ = fit_selector(training, validation, config, tmp_path / "undisturbed", progress=False)
+    undisturbed, _ = fit_selector(
+        training, validation, config, tmp_path / "undisturbed", progress=False
+    )
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(small)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(small)], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
 
     def fill(module: SelectorModule) -> None:
@@ -98,7 +137,10 @@ def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypat
         (small / "filler").unlink()
         left = {path.name: damage(path) for path in (small / "run").glob("*.ckpt")}
         assert left == ({CHECKPOINT: None, BEFORE: None} if epoch else {})
-        assert not epoch or torch.load(small / "run" / CHECKPOINT, weights_only=True)["epoch"] == epoch - 1
+        assert (
+            not epoch
+            or torch.load(small / "run" / CHECKPOINT, weights_only=True)["epoch"] == epoch - 1
+        )
         resumed, _ = fit_selector(training, validation, config, small / "run", progress=False)
         assert same(resumed, undisturbed)
     finally:
@@ -116,7 +158,9 @@ def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
     assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == ended
 
 
-def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_one_is_read(tmp_path):
+def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_one_is_read(
+    tmp_path,
+):
     with pytest.raises(ProcessLookupError):
         train(tmp_path, kill=7)
     path = tmp_path / CHECKPOINT
@@ -131,16 +175,31 @@ def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_o
 
 
 def test_a_fingerprint_tells_texts_weights_and_settings_apart():
-    one = fingerprint(TINY, ROWS, {"a": torch.ones(2, dtype=torch.bfloat16)}, torch.tensor(1.0), torch.empty(0, 3))
-    assert one == fingerprint(TINY, ROWS.clone(), {"a": torch.ones(2).bfloat16()}, torch.tensor(1.0), torch.empty(0, 3))
-    others = [(replace(TINY, seed=1), ROWS), (TINY, ROWS + 1), (TINY, ROWS.int()), (TINY, ROWS.flatten()), (TINY, None)]
+    one = fingerprint(
+        TINY, ROWS, {"a": torch.ones(2, dtype=torch.bfloat16)}, torch.tensor(1.0), torch.empty(0, 3)
+    )
+    assert one == fingerprint(
+        TINY, ROWS.clone(), {"a": torch.ones(2).bfloat16()}, torch.tensor(1.0), torch.empty(0, 3)
+    )
+    others = [
+        (replace(TINY, seed=1), ROWS),
+        (TINY, ROWS + 1),
+        (TINY, ROWS.int()),
+        (TINY, ROWS.flatten()),
+        (TINY, None),
+    ]
     assert len({one, *(fingerprint(*each) for each in others)}) == 6
     large = torch.arange(10 * SAMPLED)
-    assert fingerprint(large) != fingerprint(large + 1) and sampled(len(large)).tolist() == large[::10].tolist()
+    assert (
+        fingerprint(large) != fingerprint(large + 1)
+        and sampled(len(large)).tolist() == large[::10].tolist()
+    )
 
 
 def test_a_selector_does_not_go_on_from_the_checkpoint_of_other_roots(tmp_path):
     training, validation = priced(120, 0), priced(60, 1)
     fit_selector(training, validation, replace(CONFIG, epochs=1), tmp_path, progress=False)
     with pytest.raises(UserError, match="another run's"):
-        fit_selector(priced(120, 2), validation, replace(CONFIG, epochs=1), tmp_path, progress=False)
+        fit_selector(
+            priced(120, 2), validation, replace(CONFIG, epochs=1), tmp_path, progress=False
+        )

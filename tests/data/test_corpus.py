@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from data.text.corpus import load_documents, split_documents
-from data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
-from decoding.common.errors import UserError
+from nde_talf.data.text.corpus import load_documents, split_documents
+from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
+from nde_talf.decoding.common.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,15 @@ def write_jsonl(path, rows):
 
 
 @pytest.mark.slow
-def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_order(standard_library):
+def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_order(
+    standard_library,
+):
     names = standard_library["name"]
     assert len(names) > 200
     assert "argparse.py" in names
-    assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/")[:-1])]
+    assert not [
+        name for name in names if {"test", "tests", "site-packages"} & set(name.split("/")[:-1])
+    ]
     assert list(names) == sorted(names, key=lambda name: name.split("/"))
     assert list(load_documents("stdlib")["name"]) == list(names)
 
@@ -63,7 +67,9 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     assert len(set(documents["name"])) == len(documents)
 
 
-@pytest.mark.parametrize("content, column, named", [("", "text", "empty"), ('{"a": "x"}\n', "text", "'text'")])
+@pytest.mark.parametrize(
+    "content, column, named", [("", "text", "empty"), ('{"a": "x"}\n', "text", "'text'")]
+)
 def test_a_source_that_holds_nothing_to_read_is_refused_by_name(tmp_path, content, column, named):
     path = tmp_path / "corpus.jsonl"
     path.write_text(content)
@@ -91,7 +97,12 @@ def test_the_tokenizer_gives_back_every_text(standard_library, tmp_path):
     text = "def f(x):\n\treturn 'né 漢 😀'  # two  spaces\n"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) == 400
-    assert tokenizer.eos_token_id == tokenizer.bos_token_id == tokenizer.convert_tokens_to_ids(END_OF_TEXT) == 0
+    assert (
+        tokenizer.eos_token_id
+        == tokenizer.bos_token_id
+        == tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        == 0
+    )
 
 
 def test_packed_rows_hold_the_documents_end_to_end(standard_library):

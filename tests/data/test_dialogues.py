@@ -1,12 +1,19 @@
-"""Rows of data sets as dialogues: the shapes they come in, what is skipped and counted, and what is told."""
+"""Rows of data sets as dialogues: the shapes they come in, what is skipped and counted, and what is
+told.
+"""
 
 import json
 
 import pytest
 
-from data.dialogues.read import OutOfOrderError, in_order, read_dialogues, up_to_last_answer
-from data.dialogues.settings import DialogueConfig
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.read import (
+    OutOfOrderError,
+    in_order,
+    read_dialogues,
+    up_to_last_answer,
+)
+from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.decoding.common.errors import UserError
 
 SHAREGPT = [
     {"from": "human", "value": " Hi. "},
@@ -60,12 +67,18 @@ def test_rows_out_of_order_are_skipped_and_counted(tmp_path):
     said = (SHAREGPT, SHAREGPT[1:], SHAREGPT, SHAREGPT[2:])
     dialogues, skipped = read(tmp_path, [{"conversations": turns} for turns in said])
     assert [one.messages for one in dialogues] == [in_order(SHAREGPT)[:2]]
-    assert skipped == {"with roles out of order": 1, "said before": 1, "without an assistant's turn": 1}
+    assert skipped == {
+        "with roles out of order": 1,
+        "said before": 1,
+        "without an assistant's turn": 1,
+    }
 
 
 def test_a_set_without_an_assistants_turn_is_an_error_unless_the_target_answers(tmp_path):
     rows = [{"turns": ["Hi.", "Bye."]}, {"turns": ["What?"]}]
-    with pytest.raises(UserError, match=r"2 without an assistant's turn.*dialogues\.regenerate=true"):
+    with pytest.raises(
+        UserError, match=r"2 without an assistant's turn.*dialogues\.regenerate=true"
+    ):
         read(tmp_path, rows)
     dialogues, _ = read(tmp_path, rows, regenerate=True)
     assert sorted(len(one.messages) for one in dialogues) == [1, 2]
@@ -92,7 +105,15 @@ def test_columns_can_be_named(tmp_path):
 
 
 def test_a_count_takes_so_many_and_a_seed_which(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]} for i in range(9)]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": f"{i}!"},
+            ]
+        }
+        for i in range(9)
+    ]
     names = {one.name for one in read(tmp_path, rows)[0]}
     some = [one.name for one in read(tmp_path, rows, count=4)[0]]
     assert len(names) == 9 and len(set(some)) == 4 and set(some) < names

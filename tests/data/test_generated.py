@@ -1,22 +1,32 @@
-"""Text that the project makes: the same everywhere, right in what it says, and split like any other corpus."""
+"""Text that the project makes: the same everywhere, right in what it says, and split like any other
+corpus.
+"""
 
 import re
 
 import pytest
 
-from data.text.corpus import load_documents, split_documents
-from data.text.generated import DOCUMENTS, GENERATED
-from data.text.mixture import load_mixture
-from data.text.settings import BUILT_IN, Corpus, DataConfig
-from decoding.common.errors import UserError
+from nde_talf.data.text.corpus import load_documents, split_documents
+from nde_talf.data.text.generated import DOCUMENTS, GENERATED
+from nde_talf.data.text.mixture import load_mixture
+from nde_talf.data.text.settings import BUILT_IN, Corpus, DataConfig
+from nde_talf.decoding.common.errors import UserError
 
-ARITHMETIC = "Problem 66: at the beginning Anna has 10 cherries and Felix has 17 cherries.\nThen Anna gives 1 cherr"
-TABLES = "Table 5: square roots.\n\n| 6 | 2. 4 4 9 4 8 9 7 4 2 7 8 3 |\n| 5 | 2. 2 3 6 0 6 7 9 7 7 4 9 9 |\n| 15 |"
+ARITHMETIC = (
+    "Problem 66: at the beginning Anna has 10 cherries and Felix has 17 cherries.\nThen Anna gives"
+    " 1 cherr"
+)
+TABLES = (
+    "Table 5: square roots.\n\n| 6 | 2. 4 4 9 4 8 9 7 4 2 7 8 3 |\n| 5 | 2. 2 3 6 0 6 7 9 7 7 4 9 9"
+    " |\n| 15 |"
+)
 
 
 @pytest.fixture(scope="module", params=GENERATED)
 def documents(request):
-    return dict(zip(*(load_documents(request.param)[column] for column in ("name", "text")), strict=True))
+    return dict(
+        zip(*(load_documents(request.param)[column] for column in ("name", "text")), strict=True)
+    )
 
 
 def test_a_document_depends_on_its_name_alone(documents):
@@ -52,7 +62,9 @@ def test_nobody_gains_or_loses_fruit_in_a_story():
     assert len(stories) > 100
     for story in stories:
         states = re.findall(r"has (\d+) \w+ and \w+ has (\d+)", story)
-        assert {int(one) + int(other) for one, other in states} == {int(re.findall(r"\d+", story)[-1])}
+        assert {int(one) + int(other) for one, other in states} == {
+            int(re.findall(r"\d+", story)[-1])
+        }
         assert all(int(number) > 0 for state in states for number in state)
 
 
@@ -60,8 +72,15 @@ def test_an_order_is_of_an_article_in_the_table_above_it():
     text = "\n".join(load_documents("tables")["text"][:100])
     found = 0
     for section in re.split(r"(?=Table \d+:)", text):
-        rows = {i: row for i, *row in re.findall(r"^\| (\d+) \| (\w+) \| (\w+) \| (\d+) \|$", section, re.MULTILINE)}
-        for i, colour, article, price in re.findall(r"of article (\d+), which is the (\w+) (\w+) at a price of (\d+)", section):
+        rows = {
+            i: row
+            for i, *row in re.findall(
+                r"^\| (\d+) \| (\w+) \| (\w+) \| (\d+) \|$", section, re.MULTILINE
+            )
+        }
+        for i, colour, article, price in re.findall(
+            r"of article (\d+), which is the (\w+) (\w+) at a price of (\d+)", section
+        ):
             assert rows[i] == [article, colour, price]
             found += 1
     assert found > 50
@@ -75,14 +94,21 @@ def test_every_machine_has_the_built_in_sources(source):
 
 
 def test_the_mixture_marks_what_the_draft_learns():
-    mix = {"manual": Corpus("pydoc", characters=50_000, draft_fraction=0.0), "tables": Corpus("tables", characters=50_000)}
+    mix = {
+        "manual": Corpus("pydoc", characters=50_000, draft_fraction=0.0),
+        "tables": Corpus("tables", characters=50_000),
+    }
     documents = load_mixture(DataConfig(mix=mix).mix)
-    assert {(kind, known) for kind, known in zip(documents["kind"], documents["for_draft"], strict=True)} == {
+    assert {
+        (kind, known) for kind, known in zip(documents["kind"], documents["for_draft"], strict=True)
+    } == {
         ("manual", False),
         ("tables", True),
     }
 
 
 def test_a_mixture_that_leaves_the_draft_nothing_is_refused():
-    with pytest.raises(UserError, match=r"data.mix: draft_fraction is 0 for every corpus \(a, b\).*Raise"):
+    with pytest.raises(
+        UserError, match=r"data.mix: draft_fraction is 0 for every corpus \(a, b\).*Raise"
+    ):
         DataConfig(mix={"a": Corpus(draft_fraction=0.0), "b": Corpus("pydoc", draft_fraction=0.0)})

@@ -7,19 +7,19 @@ import sys
 
 import pytest
 
-from decoding.common.micro_batch import out_of_memory
+from nde_talf.decoding.common.micro_batch import out_of_memory
 
 pytestmark = pytest.mark.slow
 
 TRACE = """
 import json, os, resource, sys
 import torch
-from data.traces.budget import peak_memory
-from decoding.common.micro_batch import MicroBatch
-from data.text.prompts import Prompt
-from data.traces.settings import TracesConfig
-from data.traces.trace import trace_trajectories
-from decoding.sampling import SamplingSetting
+from nde_talf.data.traces.budget import peak_memory
+from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces.trace import trace_trajectories
+from nde_talf.decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair
 
 def status(name):
@@ -71,7 +71,15 @@ def traced(*options: dict) -> list[dict]:
 
 
 WIDE = {"vocabulary": 30_000, "hidden": 16, "layers": 1, "tokens": 20, "micro_batch": 4, "room": 0}
-DEEP = {"vocabulary": 100, "hidden": 256, "layers": 4, "tokens": 40, "micro_batch": 16, "node_chunk": 400, "room": 50 << 20}
+DEEP = {
+    "vocabulary": 100,
+    "hidden": 256,
+    "layers": 4,
+    "tokens": 40,
+    "micro_batch": 16,
+    "node_chunk": 400,
+    "room": 50 << 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +96,9 @@ def test_the_peak_is_bounded_by_the_chunk_as_predicted(found):
 
 def test_a_lack_of_memory_is_known_by_the_words_of_cudas_libraries():
     words = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    assert out_of_memory(RuntimeError(words)) and not out_of_memory(RuntimeError("CUBLAS_STATUS_INVALID_VALUE"))
+    assert out_of_memory(RuntimeError(words)) and not out_of_memory(
+        RuntimeError("CUBLAS_STATUS_INVALID_VALUE")
+    )
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(found):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from data.text.mixture import load_mixture
-from data.text.settings import Corpus, DataConfig
-from decoding.common.errors import UserError
+from nde_talf.data.text.mixture import load_mixture
+from nde_talf.data.text.settings import Corpus, DataConfig
+from nde_talf.decoding.common.errors import UserError
 
 
 def write(path, rows: list[dict]) -> str:
@@ -18,7 +18,10 @@ def mixture(tmp_path, **changes) -> dict[str, Corpus]:
     sums = [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)]
     options = {"template": "Q: {question} A: {answer}", "draft_fraction": 0.25, **changes}
     plain = write(tmp_path / "plain.jsonl", [{"text": f"text {i}"} for i in range(100)])
-    return {"mathematics": Corpus(write(tmp_path / "sums.jsonl", sums), **options), "plain": Corpus(plain)}
+    return {
+        "mathematics": Corpus(write(tmp_path / "sums.jsonl", sums), **options),
+        "plain": Corpus(plain),
+    }
 
 
 def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_path):

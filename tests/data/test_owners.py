@@ -1,4 +1,6 @@
-"""A device's memory has one owner: no torch model is alive when an engine starts, and none is loaded before it has gone."""
+"""A device's memory has one owner: no torch model is alive when an engine starts, and none is
+loaded before it has gone.
+"""
 
 import gc
 import json
@@ -9,20 +11,20 @@ from typing import ClassVar
 import pytest
 import torch
 
-import data.traces.worker
-from data.dialogues.settings import DialogueConfig
-from data.engines.settings import EngineConfig
-from data.engines.transformers import TransformersEngine
-from data.text.pair import Pair, spread
-from data.text.settings import DataConfig
-from data.text.tokenizer import train_tokenizer
-from data.traces.settings import TracesConfig
-from data.traces.store import TraceStore
-from decoding.model import CausalModel
-from draft_training.train_lm import held_out_report
-from pipelines import draft, traces
-from pipelines import pair as pair_stage
-from pipelines.config import Config, ModelConfig
+import nde_talf.data.traces.worker
+from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.pair import Pair, spread
+from nde_talf.data.text.settings import DataConfig
+from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.train_lm import held_out_report
+from nde_talf.pipelines import draft, traces
+from nde_talf.pipelines import pair as pair_stage
+from nde_talf.pipelines.config import Config, ModelConfig
 from tests import ROOT
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
@@ -35,8 +37,11 @@ def models() -> list[CausalModel]:
 
 
 class Witness(TransformersEngine):
-    """Samples as the transformers engine does. When it starts, as vLLM does with its first request, it notes how many models
-    of torch are alive. Its own model counts as an engine's."""
+    """Samples as the transformers engine does.
+
+    When it starts, as vLLM does with its first request, it notes how many models of torch are
+    alive. Its own model counts as an engine's.
+    """
 
     alive: ClassVar[list[int]] = []
     open: ClassVar[list[str]] = []
@@ -67,7 +72,12 @@ def pair(tmp_path) -> Path:
 
 def config(**own) -> Config:
     small = TracesConfig(
-        train_prompts=1, validation_prompts=1, new_tokens=8, stride=4, verifiers=["specinfer"], shard_prompts=1
+        train_prompts=1,
+        validation_prompts=1,
+        new_tokens=8,
+        stride=4,
+        verifiers=["specinfer"],
+        shard_prompts=1,
     )
     found = Config(traces=small, engine=EngineConfig(name="vllm"), **own)
     found.tracking.mode = "disabled"
@@ -82,7 +92,7 @@ def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pai
         assert not Witness.open, "an engine still holds the memory"
         return load(self, *args)
 
-    monkeypatch.setattr(data.traces.worker, "VLLMEngine", Witness)
+    monkeypatch.setattr(nde_talf.data.traces.worker, "VLLMEngine", Witness)
     monkeypatch.setattr(Pair, "models", models_of)
     monkeypatch.setattr(Witness, "alive", [])
     (tmp_path / "traces").mkdir()
@@ -94,7 +104,9 @@ def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pai
     assert TraceStore(tmp_path / "traces").read("train")["h_p_previous"].dtype == "float16"
 
 
-def test_a_head_is_not_trained_beside_the_engine_that_writes_its_dialogues(tmp_path, pair, monkeypatch):
+def test_a_head_is_not_trained_beside_the_engine_that_writes_its_dialogues(
+    tmp_path, pair, monkeypatch
+):
     class Reached(Exception):
         pass
 
@@ -107,7 +119,8 @@ def test_a_head_is_not_trained_beside_the_engine_that_writes_its_dialogues(tmp_p
     monkeypatch.setattr(draft, "dialogue_rows", rows)
     with pytest.raises(Reached) as reached:
         draft.work(
-            config(dialogues=DialogueConfig(source="x.jsonl", regenerate=True)), {"pair": pair, "draft": tmp_path / "draft"}
+            config(dialogues=DialogueConfig(source="x.jsonl", regenerate=True)),
+            {"pair": pair, "draft": tmp_path / "draft"},
         )
     assert reached.value.args == (others,)
 
@@ -141,8 +154,12 @@ def test_a_pairs_figures_are_computed_with_one_model_after_the_other(tmp_path, m
 
 def test_closing_a_worker_frees_its_models(tmp_path, pair):
     others = len(models())
-    tracer = data.traces.worker.Tracer(pair, {"traces": tmp_path / "traces"}, config().traces, "cpu", config().engine)
+    tracer = nde_talf.data.traces.worker.Tracer(
+        pair, {"traces": tmp_path / "traces"}, config().traces, "cpu", config().engine
+    )
     assert len(tracer.models) == 2 and len(models()) == others + 2
-    assert all(torch.isfinite(w).all() for model in tracer.models for w in model.module.parameters())
+    assert all(
+        torch.isfinite(w).all() for model in tracer.models for w in model.module.parameters()
+    )
     tracer.close()
     assert len(models()) == others

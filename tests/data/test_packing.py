@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.dialogues.pack import Document, pack_documents
-from data.dialogues.token_rows import PADDING
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.pack import Document, pack_documents
+from nde_talf.data.dialogues.token_rows import PADDING
+from nde_talf.decoding.common.errors import UserError
 
 
 def document(length: int, mark: int, counting: int = 1) -> Document:
@@ -22,14 +22,18 @@ def test_documents_that_fit_are_never_split(lengths):
     found = []
     for tokens, loss, numbers in zip(rows.tokens, rows.loss, rows.document, strict=True):
         held = numbers[numbers != PADDING]
-        assert torch.equal(numbers[: len(held)], held) and torch.equal(held.unique(), torch.arange(int(held.max()) + 1))
+        assert torch.equal(numbers[: len(held)], held) and torch.equal(
+            held.unique(), torch.arange(int(held.max()) + 1)
+        )
         assert torch.equal(held, held.sort().values)
         for number in held.unique():
             here = numbers == number
             assert loss[here].tolist() == [False] * (int(here.sum()) - 1) + [True]
             found.append((int(tokens[here].unique()), int(here.sum())))
     assert sorted(found) == [(i + 1, length) for i, length in enumerate(lengths)]
-    assert len(rows) <= -(-11 * sum(lengths) // (9 * 12)) + 1  # best-fit decreasing: at most 11/9 of the least, and one
+    assert (
+        len(rows) <= -(-11 * sum(lengths) // (9 * 12)) + 1
+    )  # best-fit decreasing: at most 11/9 of the least, and one
     assert rows.padding == pytest.approx(1 - sum(lengths) / rows.tokens.numel())
 
 

@@ -1,4 +1,6 @@
-"""Every prompt set of configs/data: composed by Hydra, read by the real loader from a small file in the set's own schema."""
+"""Every prompt set of configs/data: composed by Hydra, read by the real loader from a small file in
+the set's own schema.
+"""
 
 import json
 from dataclasses import replace
@@ -10,20 +12,31 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tokenizers.processors import TemplateProcessing
 
-from data.text.pair import test_splits as splits_of
-from data.text.prompt_sets import first_of_each, load_sets
-from data.text.prompts import encode_prompts
-from data.text.row_template import RowTemplate
-from data.text.settings import PromptPart, PromptSet
-from data.text.tokenizer import train_tokenizer
-from decoding.common.errors import Advice, UserError
-from pipelines import config as configuration
+from nde_talf.data.text.pair import test_splits as splits_of
+from nde_talf.data.text.prompt_sets import first_of_each, load_sets
+from nde_talf.data.text.prompts import encode_prompts
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.settings import PromptPart, PromptSet
+from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.pipelines import config as configuration
 
 WORDS = " ".join(f"word{i}" for i in range(900))
 # A row of each set's hub schema, number i.
 ROWS = {
-    "math500": lambda i: {"problem": f"Find {i}.", "solution": "s", "answer": "a", "subject": "Algebra", "level": 1},
-    "olympiadbench": lambda i: {"id": i, "question": f"Prove {i}.", "solution": ["s"], "final_answer": ["1"]},
+    "math500": lambda i: {
+        "problem": f"Find {i}.",
+        "solution": "s",
+        "answer": "a",
+        "subject": "Algebra",
+        "level": 1,
+    },
+    "olympiadbench": lambda i: {
+        "id": i,
+        "question": f"Prove {i}.",
+        "solution": ["s"],
+        "final_answer": ["1"],
+    },
     "livecodebench": lambda i: {
         "question_title": "t",
         "question_content": f"Sort {i}.",
@@ -40,18 +53,39 @@ ROWS = {
         ],
     },
     "gsm8k": lambda i: {"question": f"Ann has {i} eggs.", "answer": "#### 1"},
-    "humaneval": lambda i: {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}(x):\n    ", "canonical_solution": "", "test": ""},
+    "humaneval": lambda i: {
+        "task_id": f"HumanEval/{i}",
+        "prompt": f"def f{i}(x):\n    ",
+        "canonical_solution": "",
+        "test": "",
+    },
     "wikitext2": lambda i: {"text": f"Article {i} {WORDS}"},
-    "pg19": lambda i: {"short_book_title": "b", "publication_date": 1900, "url": "u", "text": f"Book {i} {WORDS}"},
+    "pg19": lambda i: {
+        "short_book_title": "b",
+        "publication_date": 1900,
+        "url": "u",
+        "text": f"Book {i} {WORDS}",
+    },
     "c4": lambda i: {"text": f"Page {i} {WORDS}", "timestamp": "t", "url": "u"},
     "openwebtext": lambda i: {"text": f"Page {i} {WORDS}"},
     "cnn_dailymail": lambda i: {"article": f"News {i}.", "highlights": "h", "id": str(i)},
-    "mt_bench": lambda i: {"category": "math", "prompt": [f"Question {i}?", "And then?"], "reference": [], "prompt_id": i},
-    "alpaca": lambda i: {"instruction": f"Name {i} things.", "input": "", "output": "o", "text": "t"},
+    "mt_bench": lambda i: {
+        "category": "math",
+        "prompt": [f"Question {i}?", "And then?"],
+        "reference": [],
+        "prompt_id": i,
+    },
+    "alpaca": lambda i: {
+        "instruction": f"Name {i} things.",
+        "input": "",
+        "output": "o",
+        "text": "t",
+    },
     "file": lambda i: {"text": f"My prompt {i}"},
 }
 BOOKS = [
-    lambda i, to=to: {"id": str(i), "translation": {"en": f"House {to} {i}", to: f"Casa {to} {i}"}} for to in ("fr", "es", "it")
+    lambda i, to=to: {"id": str(i), "translation": {"en": f"House {to} {i}", to: f"Casa {to} {i}"}}
+    for to in ("fr", "es", "it")
 ]
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -92,7 +126,9 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
             book = BOOKS[("fr", "es", "it").index(part.source[-2:])]
             rows = [book(i) for i in range(30)]
         else:
-            rows = [{"english": f"Hello {n} {i}", "non_english": f"Ciao {n} {i}"} for i in range(30)]
+            rows = [
+                {"english": f"Hello {n} {i}", "non_english": f"Ciao {n} {i}"} for i in range(30)
+            ]
         parts.append(PromptPart(write(folder, f"{name}{n}", rows), part.template))
     return replace(own, parts=parts)
 
@@ -106,12 +142,21 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
     ),
 )
 def test_every_set_renders_its_own_schema(name, tmp_path, tokenizer):
-    (own,) = composed(f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])).values()
+    (own,) = composed(
+        f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])
+    ).values()
     for suffix in ("jsonl", "parquet"):
         prompts = load_sets({name: local(own, name, tmp_path, suffix)}, 16, 0, tokenizer)
-        assert len({p.text for p in prompts}) == 16 and {p.kind for p in prompts} == {own.kind or name}
+        assert len({p.text for p in prompts}) == 16 and {p.kind for p in prompts} == {
+            own.kind or name
+        }
         for prompt in prompts:
-            assert prompt.text.startswith("<|user|>") == prompt.text.endswith("<|assistant|>") == own.chat == prompt.chat
+            assert (
+                prompt.text.startswith("<|user|>")
+                == prompt.text.endswith("<|assistant|>")
+                == own.chat
+                == prompt.chat
+            )
             if own.cut:
                 assert 0.5 * own.cut < len(tokenizer(prompt.text)["input_ids"]) <= own.cut
     if name == "translation":
@@ -131,10 +176,18 @@ def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
     assert [p.kind for p in prompts] == ["math500", "gsm8k", "alpaca"] * 6
     assert prompts == load_sets(sets, 18, 0, tokenizer) != load_sets(sets, 18, 1, tokenizer)
     assert list(first_of_each(prompts)) == list(sets)
-    assert list(composed("data=nde")) == ["math500", "olympiadbench", "livecodebench", "litbench", "translation"]
+    assert list(composed("data=nde")) == [
+        "math500",
+        "olympiadbench",
+        "livecodebench",
+        "litbench",
+        "translation",
+    ]
 
 
-@pytest.mark.parametrize("kinds", [["a", "b", "c"] * 10, ["a"] * 7 + ["b"] * 2 + ["c"] * 21, ["a"] * 30])
+@pytest.mark.parametrize(
+    "kinds", [["a", "b", "c"] * 10, ["a"] * 7 + ["b"] * 2 + ["c"] * 21, ["a"] * 30]
+)
 def test_every_kind_has_its_share_of_test_prompts(kinds):
     splits = splits_of(kinds, 10)
     assert splits.count("test") == 10
@@ -144,12 +197,20 @@ def test_every_kind_has_its_share_of_test_prompts(kinds):
 
 
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
-    rows = [{"question": f"Question {i}", "label": i} for i in range(10)] + [{"question": WORDS, "label": 0}]
-    own = PromptSet(source=write(tmp_path, "q", rows), template="{question}", chat=True, max_tokens=50)
+    rows = [{"question": f"Question {i}", "label": i} for i in range(10)] + [
+        {"question": WORDS, "label": 0}
+    ]
+    own = PromptSet(
+        source=write(tmp_path, "q", rows), template="{question}", chat=True, max_tokens=50
+    )
     said = []
     assert len(load_sets({"q": own}, 10, 0, tokenizer, said.append)) == 10
     for change, count, words in (
-        ({"template": "{prompt}"}, 5, r"data\.sets\.q\.template asks for the column 'prompt'.*question, label"),
+        (
+            {"template": "{prompt}"},
+            5,
+            r"data\.sets\.q\.template asks for the column 'prompt'.*question, label",
+        ),
         ({"template": "{question"}, 5, r"data\.sets\.q\.template='{question' is no format string"),
         ({"template": "{}"}, 5, r"asks for the column ''.*question, label"),
         ({"template": "{label[en]}"}, 5, r"data\.sets\.q\.template='{label\[en\]}' does not fit"),
@@ -160,7 +221,10 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         with pytest.raises(UserError, match=words):
             load_sets({"q": replace(own, **change)}, count, 0, tokenizer, said.append)
     assert any("more than data.sets.q.max_tokens=50" in line for line in said)
-    with pytest.raises(UserError, match=r"data\.sets\.again: 10 .* has 0 and 1 longer than .* and 10 that occurred before"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.sets\.again: 10 .* has 0 and 1 longer than .* and 10 that occurred before",
+    ):
         load_sets({"q": own, "again": own}, 20, 0, tokenizer, said.append)
     plain = train_tokenizer([WORDS], 300)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
@@ -169,7 +233,10 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
 
 def test_a_text_that_several_parts_have_is_drawn_once(tmp_path, tokenizer):
     parts = [
-        PromptPart(write(tmp_path, name, [{"text": f"Hello {i}"} for i in range(first, first + 8)]), "{text}")
+        PromptPart(
+            write(tmp_path, name, [{"text": f"Hello {i}"} for i in range(first, first + 8)]),
+            "{text}",
+        )
         for name, first in (("a", 0), ("b", 4))
     ]
     prompts = load_sets({"q": PromptSet(parts=parts)}, 8, 0, tokenizer)
@@ -178,9 +245,19 @@ def test_a_text_that_several_parts_have_is_drawn_once(tmp_path, tokenizer):
 
 def test_a_conversation_without_a_human_turn_is_left_out(tmp_path, tokenizer):
     robots = [{"conversations": [{"from": "gpt", "value": f"So {i}."}]} for i in range(5)]
-    people = [{"conversations": [*robots[i]["conversations"], {"from": "human", "value": f"Why {i}?"}]} for i in range(3)]
-    own = PromptSet(source=write(tmp_path, "talk", robots + people + [{"conversations": []}]), template="{conversations}")
-    assert sorted(p.text for p in load_sets({"q": own}, 3, 0, tokenizer)) == ["Why 0?", "Why 1?", "Why 2?"]
+    people = [
+        {"conversations": [*robots[i]["conversations"], {"from": "human", "value": f"Why {i}?"}]}
+        for i in range(3)
+    ]
+    own = PromptSet(
+        source=write(tmp_path, "talk", robots + people + [{"conversations": []}]),
+        template="{conversations}",
+    )
+    assert sorted(p.text for p in load_sets({"q": own}, 3, 0, tokenizer)) == [
+        "Why 0?",
+        "Why 1?",
+        "Why 2?",
+    ]
     with pytest.raises(UserError, match="has 3"):
         load_sets({"q": own}, 4, 0, tokenizer)
 
@@ -194,11 +271,15 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
     own = train_tokenizer([WORDS, TEMPLATE], 400)
     own.add_special_tokens({"bos_token": "<s>"})
     begin = own.bos_token_id
-    own.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    own.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
     own.chat_template = "{{ bos_token }}" + TEMPLATE
     source = write(tmp_path, "q", [{"question": f"Question {i}"} for i in range(4)])
     for chat in (True, False):
-        prompts = load_sets({"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own)
+        prompts = load_sets(
+            {"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own
+        )
         for special, count in ((True, 1), (False, int(chat))):
             for ids in (prompt.tokens for prompt in encode_prompts(prompts, own, special=special)):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
@@ -206,7 +287,10 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
 
 
 def test_an_index_picks_an_item_of_a_list():
-    row = {"turns": ["first question", "second question"], "chat": [{"role": "user", "content": "hi"}]}
+    row = {
+        "turns": ["first question", "second question"],
+        "chat": [{"role": "user", "content": "hi"}],
+    }
     templates = ("{turns}", "{turns[0]}", "{turns[1]}", "{chat[0]}")
     rendered = [RowTemplate(text, "mt.jsonl", "key").render(row) for text in templates]
     assert rendered == ["first question", "first question", "second question", "hi"]
@@ -214,7 +298,12 @@ def test_an_index_picks_an_item_of_a_list():
 
 def test_one_character_of_a_text_is_warned_of():
     with pytest.warns(Advice, match="one character of a text"):
-        assert RowTemplate("{question[0]}", "q.jsonl", "data.sets.q.template").render({"question": "why"}) == "w"
+        assert (
+            RowTemplate("{question[0]}", "q.jsonl", "data.sets.q.template").render(
+                {"question": "why"}
+            )
+            == "w"
+        )
 
 
 def test_an_index_beyond_the_list_is_told():

@@ -2,10 +2,10 @@ import ast
 
 import pytest
 
-from data.text.corpus import load_documents, split_documents
-from data.text.prompts import CODE, PROSE, prompts_from_documents
-from data.text.tokenizer import train_tokenizer
-from decoding.common.errors import UserError
+from nde_talf.data.text.corpus import load_documents, split_documents
+from nde_talf.data.text.prompts import CODE, PROSE, prompts_from_documents
+from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.decoding.common.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,23 @@ def test_half_the_prompts_are_code_and_half_are_prose(prompts):
 
 
 @pytest.mark.slow
-def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(prompts, tokenizer, held_out):
+def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(
+    prompts, tokenizer, held_out
+):
     for prompt in prompts:
         assert 16 <= len(tokenizer(prompt.text)["input_ids"]) <= 64
         assert any(prompt.text in text for text in held_out["text"])
-    assert len({prompt.text for prompt in prompts}) == len({prompt.id for prompt in prompts}) == len(prompts)
+    assert (
+        len({prompt.text for prompt in prompts})
+        == len({prompt.id for prompt in prompts})
+        == len(prompts)
+    )
 
 
 @pytest.mark.slow
-def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_outside(prompts, held_out):
+def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_outside(
+    prompts, held_out
+):
     sources = list(held_out["text"])
     spans = {source: list(docstrings(source)) for source in sources}
     for prompt in prompts:
@@ -70,7 +78,9 @@ def test_prompts_are_a_function_of_documents_and_seed(held_out, tokenizer, promp
 
 
 def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
-    one = held_out.select([max(range(len(held_out)), key=lambda i: held_out[i]["text"].count("def "))])
+    one = held_out.select(
+        [max(range(len(held_out)), key=lambda i: held_out[i]["text"].count("def "))]
+    )
     assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
     with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
         prompts_from_documents(one, 6, 0, tokenizer, (16, 64))
@@ -80,7 +90,9 @@ def test_other_text_gives_prompts_of_the_kind_in_its_column(tokenizer):
     import datasets
 
     words = " ".join(f"word{i}" for i in range(500))
-    documents = datasets.Dataset.from_dict({"name": ["a", "b"], "text": [words, words[::-1]], "kind": ["x", "y"]})
+    documents = datasets.Dataset.from_dict(
+        {"name": ["a", "b"], "text": [words, words[::-1]], "kind": ["x", "y"]}
+    )
     found = prompts_from_documents(documents, 4, 0, tokenizer, (8, 32))
     assert {prompt.kind for prompt in found} == {"x", "y"}
     plain = prompts_from_documents(documents.remove_columns("kind"), 4, 0, tokenizer, (8, 32))
@@ -96,6 +108,8 @@ def test_a_kind_with_few_prompts_is_spread_over_all_of_them(tokenizer):
         for kind, count in texts.items()
         for i in range(count)
     ]
-    found = prompts_from_documents(datasets.Dataset.from_list(rows), 60, 0, tokenizer, (4, 12), per_document=2)
+    found = prompts_from_documents(
+        datasets.Dataset.from_list(rows), 60, 0, tokenizer, (4, 12), per_document=2
+    )
     thirds = [[prompt.kind for prompt in found[at : at + 20]].count("rare") for at in (0, 20, 40)]
     assert thirds == [2, 2, 2]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
 
 
 @pytest.fixture

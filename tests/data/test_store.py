@@ -1,4 +1,6 @@
-"""The trace store: what is written is read, by us and by `datasets`; damage is named; several processes write at once."""
+"""The trace store: what is written is read, by us and by `datasets`; damage is named; several
+processes write at once.
+"""
 
 import json
 import subprocess
@@ -10,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.traces.settings import TracesConfig
-from data.traces.store import INDEX, TraceStore
-from decoding.common.errors import UserError
-from pipelines.config import Config
-from pipelines.traces import _place
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces.store import INDEX, TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.traces import _place
 
 
 def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
@@ -28,7 +30,12 @@ def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
 
 
 def test_shards_are_read_back_and_by_datasets(tmp_path):
-    store, first, second, third = TraceStore(tmp_path), columns(4), columns(3), columns(2, "validation", 4)
+    store, first, second, third = (
+        TraceStore(tmp_path),
+        columns(4),
+        columns(3),
+        columns(2, "validation", 4),
+    )
     for i, shard in enumerate((first, second, third)):
         store.write(store.name(i, 3), shard)
     read = TraceStore(tmp_path).read("train")
@@ -36,11 +43,18 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
     expected = torch.cat([first["specinfer"], second["specinfer"]]).numpy()
     assert np.array_equal(read["specinfer"], expected)
     table = datasets.load_dataset(
-        "parquet", data_files=str(tmp_path / "*.parquet"), cache_dir=str(tmp_path / "cache"), split="train"
+        "parquet",
+        data_files=str(tmp_path / "*.parquet"),
+        cache_dir=str(tmp_path / "cache"),
+        split="train",
     )
     labels = table.to_dict()["specinfer"]
-    assert np.array_equal(labels[:7], expected) and np.array_equal(labels[7:], third["specinfer"].numpy())
-    assert np.array_equal(TraceStore(tmp_path).read("validation")["specinfer"], third["specinfer"].numpy())
+    assert np.array_equal(labels[:7], expected) and np.array_equal(
+        labels[7:], third["specinfer"].numpy()
+    )
+    assert np.array_equal(
+        TraceStore(tmp_path).read("validation")["specinfer"], third["specinfer"].numpy()
+    )
 
 
 def test_a_half_written_shard_is_named(tmp_path):
@@ -48,11 +62,17 @@ def test_a_half_written_shard_is_named(tmp_path):
     store.write(store.name(0, 1), columns(4))
     path = tmp_path / store.name(0, 1)
     path.write_bytes(path.read_bytes()[:100])
-    assert not TraceStore(tmp_path).holds(store.name(0, 1)) and "checksum" in TraceStore(tmp_path).faults()[path.name]
+    assert (
+        not TraceStore(tmp_path).holds(store.name(0, 1))
+        and "checksum" in TraceStore(tmp_path).faults()[path.name]
+    )
     with pytest.raises(UserError, match=r"traces-00000-of-00001.parquet.*stage=traces again"):
         TraceStore(tmp_path).read("train")
     path.unlink()
-    assert not TraceStore(tmp_path).holds(store.name(0, 1)) and "missing" in TraceStore(tmp_path).faults()[path.name]
+    assert (
+        not TraceStore(tmp_path).holds(store.name(0, 1))
+        and "missing" in TraceStore(tmp_path).faults()[path.name]
+    )
 
 
 def test_a_killed_write_leaves_nothing_behind(tmp_path):
@@ -69,7 +89,11 @@ def test_a_shard_without_rows_is_only_an_entry(tmp_path):
         store.read("train")
     store.write(store.name(1, 2), columns(3))
     again = TraceStore(tmp_path)
-    assert again.holds(store.name(0, 2)) and not again.faults() and len(again.read("train")["context"]) == 3
+    assert (
+        again.holds(store.name(0, 2))
+        and not again.faults()
+        and len(again.read("train")["context"]) == 3
+    )
     again.finish()
     assert TraceStore(tmp_path).shards == again.shards
     assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
@@ -87,7 +111,7 @@ def test_splits_may_have_labels_of_different_size(tmp_path):
 
 WRITE = """
 import sys
-from data.traces.store import TraceStore
+from nde_talf.data.traces.store import TraceStore
 from tests.data.test_store import columns
 store = TraceStore(sys.argv[1])
 for shard in range(int(sys.argv[2]), 40, 2):
@@ -96,7 +120,10 @@ for shard in range(int(sys.argv[2]), 40, 2):
 
 
 def test_two_processes_write_one_store_at_once(tmp_path):
-    writers = [subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)]) for first in (0, 1)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)])
+        for first in (0, 1)
+    ]
     assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
     found = TraceStore(tmp_path)
     assert sorted(found.shards) == [found.name(i, 40) for i in range(40)] and not found.faults()
@@ -105,7 +132,9 @@ def test_two_processes_write_one_store_at_once(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == [INDEX]
     assert TraceStore(tmp_path).shards == found.shards and TraceStore(tmp_path).roots == 120
     after = TraceStore(tmp_path).read("train")
-    assert len(before["context"]) == 78 and all(np.array_equal(before[name], after[name]) for name in before)
+    assert len(before["context"]) == 78 and all(
+        np.array_equal(before[name], after[name]) for name in before
+    )
 
 
 def test_a_shard_made_again_after_the_store_was_finished_counts(tmp_path):
@@ -153,9 +182,14 @@ def test_a_store_may_lie_on_another_file_system(tmp_path):
     for place in (url, tmp_path):  # a folder that names the URL stands for it
         found = TraceStore(place).read("train")
         assert np.array_equal(found["specinfer"], shard["specinfer"].numpy())
-        assert TraceStore(place).shards == again.shards and TraceStore(place).lists(store.name(0, 2))["context"] == [0, 1, 2, 3]
+        assert TraceStore(place).shards == again.shards and TraceStore(place).lists(
+            store.name(0, 2)
+        )["context"] == [0, 1, 2, 3]
     fs = again.folder.fs
-    assert sorted(name.rpartition("/")[2] for name in fs.ls("/bucket/traces", detail=False)) == [INDEX, store.name(0, 2)]
+    assert sorted(name.rpartition("/")[2] for name in fs.ls("/bucket/traces", detail=False)) == [
+        INDEX,
+        store.name(0, 2),
+    ]
     data = fs.cat_file(f"/bucket/traces/{store.name(0, 2)}")
     fs.pipe_file(f"/bucket/traces/{store.name(0, 2)}", data[:-1] + b"?")
     assert "checksum" in TraceStore(url).faults()[store.name(0, 2)]

@@ -1,21 +1,28 @@
-"""Super-trees from real models: their rows are each path run alone, and their labels are what decoding gives."""
+"""Super-trees from real models: their rows are each path run alone, and their labels are what
+decoding gives.
+"""
 
 import pytest
 import torch
 
-from data.traces.label_chunks import labels
-from data.traces.super_trees import Prefix, SuperTreeRows, draw_super_trees, sampled_super_trees
-from decoding.actions import TREE_INDEX, Action
-from decoding.drafter import LMDrafter
-from decoding.names import LABELLED
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.super_tree import super_tree_layout
-from decoding.tree import WarpedRows
-from decoding.verification import VERIFIERS
-from decoding.verification.gains import expected_block_efficiency
+from nde_talf.data.traces.label_chunks import labels
+from nde_talf.data.traces.super_trees import (
+    Prefix,
+    SuperTreeRows,
+    draw_super_trees,
+    sampled_super_trees,
+)
+from nde_talf.decoding.actions import TREE_INDEX, Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.tree import WarpedRows
 from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
 
@@ -44,7 +51,9 @@ def test_every_row_is_its_path_run_alone():
     roots = torch.tensor([2, 5])
     with torch.inference_mode():
         prefixes = [Prefix(model, trajectory) for model in (target, draft)]
-        uniforms = torch.rand(2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        uniforms = torch.rand(
+            2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         tokens, h_q = draw_super_trees(prefixes[1], roots, layout, SETTING, uniforms, 3)
         q = warp(draft.logits(h_q), SETTING)
         hidden = SuperTreeRows(prefixes[0], roots, layout).run(tokens[:, : layout.inner])
@@ -52,8 +61,12 @@ def test_every_row_is_its_path_run_alone():
             for row in range(layout.inner):
                 path = tokens[tree][layout.ancestors[row]].tolist()
                 ids = torch.tensor([[*trajectory[:root].tolist(), *path]])
-                assert torch.allclose(hidden[tree, row], target.body(ids).last_hidden_state[0, -1], atol=1e-5)
-                assert torch.allclose(q[tree, row], warp(draft.module(ids).logits[0, -1], SETTING), atol=1e-5)
+                assert torch.allclose(
+                    hidden[tree, row], target.body(ids).last_hidden_state[0, -1], atol=1e-5
+                )
+                assert torch.allclose(
+                    q[tree, row], warp(draft.module(ids).logits[0, -1], SETTING), atol=1e-5
+                )
 
 
 CONTEXT, SAMPLES, REPEATS = [3, 1, 4, 1, 5, 9], 100, 300
@@ -61,20 +74,30 @@ CONTEXT, SAMPLES, REPEATS = [3, 1, 4, 1, 5, 9], 100, 300
 
 @pytest.fixture(scope="module", params=[11, 9, 13], ids="{} draft rows".format)
 def labelled(request):
-    """A pair of a target with 11 rows, and by verifier its labels [SAMPLES, 233] of the root after CONTEXT. A draft of 9 rows
-    does not know its token 9."""
+    """A pair of a target with 11 rows, and by verifier its labels [SAMPLES, 233] of the root after
+    CONTEXT.
+
+    A draft of 9 rows does not know its token 9.
+    """
     target, draft = padded_pair(11, request.param, noise=0.06)
     with torch.inference_mode():
         trajectory = torch.tensor(CONTEXT)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         root, generator = torch.tensor([len(CONTEXT) - 1]), torch.Generator().manual_seed(1)
-        found = sampled_super_trees(*prefixes, trajectory, root, SAMPLES, LAYOUT, SETTING, generator, 40)
-        parts = [labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)[0] for trees in found]
+        found = sampled_super_trees(
+            *prefixes, trajectory, root, SAMPLES, LAYOUT, SETTING, generator, 40
+        )
+        parts = [
+            labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)[0]
+            for trees in found
+        ]
     return target, draft, {name: torch.cat([part[name] for part in parts]) for name in LABELLED}
 
 
 def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tensor]:
-    """tau + 1 [repeats] by verifier, of really decoding one step with `action` behind CONTEXT: every tree for all of them."""
+    """Tau + 1 [repeats] by verifier, of really decoding one step with `action` behind CONTEXT:
+    every tree for all of them.
+    """
     session = TreeSession(target.hidden, target.device, target.dtype)
     features = session.append(CONTEXT[:-1])
     p_previous = warp(target.logits(features[-1]), SETTING)
@@ -106,22 +129,40 @@ def test_labels_are_what_decoding_from_the_root_gives(labelled, action):
                 found.append(name)
         return found
 
-    # Of so many comparisons one in 400 lies outside by chance: such a one has to hold with ten times the repetitions.
+    # Of so many comparisons one in 400 lies outside by chance: such a one has to hold with ten
+    # times the repetitions.
     if again := outside(decoded(target, draft, action, LABELLED, REPEATS, 0)):
         assert not outside(decoded(target, draft, action, again, 10 * REPEATS, 1))
 
 
 def test_labels_in_chunks_are_labels_of_all_rows_at_once():
     target, draft = tiny_pair(11, noise=0.06)
-    trajectory, settings = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), [SamplingSetting(0.6), SamplingSetting(1.0, 0.9)]
+    trajectory, settings = (
+        torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]),
+        [SamplingSetting(0.6), SamplingSetting(1.0, 0.9)],
+    )
     with torch.inference_mode():
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         roots, generator = torch.tensor([4, 7]), torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(*prefixes, trajectory, roots, 2, LAYOUT, SETTING, generator, 4)
+        (trees,) = sampled_super_trees(
+            *prefixes, trajectory, roots, 2, LAYOUT, SETTING, generator, 4
+        )
         for chunk in (29, 100, 5000):
-            found = labels(trees, target, draft, [(setting, SETTING) for setting in settings], LABELLED, LAYOUT, chunk)
+            found = labels(
+                trees,
+                target,
+                draft,
+                [(setting, SETTING) for setting in settings],
+                LABELLED,
+                LAYOUT,
+                chunk,
+            )
             for setting, by_name in zip(settings, found, strict=True):
                 p, q = trees.distributions(target, draft, setting, SETTING)
                 for name in LABELLED:
                     whole = expected_block_efficiency(p, q, trees.tokens, name)
-                    assert torch.allclose(by_name[name].double(), whole, atol=1e-4, rtol=1e-5), (chunk, setting, name)
+                    assert torch.allclose(by_name[name].double(), whole, atol=1e-4, rtol=1e-5), (
+                        chunk,
+                        setting,
+                        name,
+                    )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from data.text.pair import check_tokenizers
-from decoding.common.errors import UserError
+from nde_talf.data.text.pair import check_tokenizers
+from nde_talf.decoding.common.errors import UserError
 
 TARGET = {"<s>": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4, "<image>": 9}
 
@@ -19,9 +19,15 @@ def test_one_may_know_more_than_the_other():
     [
         (
             {**TARGET, "<s>": 4, "</s>": 0},
-            "2 ids stand for other tokens (id 0 is '</s>' in the draft and '<s>' in the target; id 4",
+            (
+                "2 ids stand for other tokens (id 0 is '</s>' in the draft and '<s>' in the target;"
+                " id 4"
+            ),
         ),
-        ({"b": 0, "c": 1, "d": 2, "e": 3}, "4 ids stand for other tokens (id 0 is 'b' in the draft"),
+        (
+            {"b": 0, "c": 1, "d": 2, "e": 3},
+            "4 ids stand for other tokens (id 0 is 'b' in the draft",
+        ),
         ({"z": 100}, "no id is known to both"),
     ],
 )

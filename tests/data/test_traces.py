@@ -1,24 +1,34 @@
-"""Traces of a trajectory: the same however the work is cut, one set of super-trees for all settings of a raw draft."""
+"""Traces of a trajectory: the same however the work is cut, one set of super-trees for all settings
+of a raw draft.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from data.text.prompts import Prompt
-from data.traces.settings import SETTINGS, TracesConfig
-from data.traces.trace import trace_trajectories
-from decoding.actions import TREE_INDEX, Action, canonical
-from decoding.common.errors import UserError
-from decoding.common.micro_batch import MicroBatch
-from decoding.features import SCALARS
-from decoding.sampling import RAW, warp
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.settings import SETTINGS, TracesConfig
+from nde_talf.data.traces.trace import trace_trajectories
+from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.decoding.features import SCALARS
+from nde_talf.decoding.sampling import RAW, warp
 from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
 
-CONFIG = TracesConfig(samples=3, stride=8, verifiers=["specinfer", "traversal"], draft_temperature="raw")
-PROMPTS = [Prompt("a", "code", "", [1, 2, 3], "train"), Prompt("b", "prose", "", [4, 5], "validation")]
-TRAJECTORIES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9, 8, 7], [4, 5]]  # behind b the target wrote nothing
+CONFIG = TracesConfig(
+    samples=3, stride=8, verifiers=["specinfer", "traversal"], draft_temperature="raw"
+)
+PROMPTS = [
+    Prompt("a", "code", "", [1, 2, 3], "train"),
+    Prompt("b", "prose", "", [4, 5], "validation"),
+]
+TRAJECTORIES = [
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9, 8, 7],
+    [4, 5],
+]  # behind b the target wrote nothing
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +39,9 @@ def pair():
 def trace(pair, names, micro_batch=4, **changes):
     settings = [SETTINGS[name] for name in names]
     batch = MicroBatch(micro_batch, pytest.fail)
-    return trace_trajectories(*pair, PROMPTS, TRAJECTORIES, settings, replace(CONFIG, **changes), batch, 7)
+    return trace_trajectories(
+        *pair, PROMPTS, TRAJECTORIES, settings, replace(CONFIG, **changes), batch, 7
+    )
 
 
 def test_columns_do_not_depend_on_micro_batch_or_chunk(pair):
@@ -47,22 +59,40 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     assert together["temperature"].tolist() == pytest.approx([0.6] * 2 + [1.0] * 4)
     for i, name in enumerate(["t0.6", "t1.0", "p0.9"]):
         alone = trace(pair, [name])
-        for column in ("specinfer", "traversal", "h_q_root", "entropy_p_previous", "entropy_q_root"):
-            assert torch.allclose(together[column][2 * i : 2 * i + 2], alone[column], atol=1e-6), (name, column)
+        for column in (
+            "specinfer",
+            "traversal",
+            "h_q_root",
+            "entropy_p_previous",
+            "entropy_q_root",
+        ):
+            assert torch.allclose(together[column][2 * i : 2 * i + 2], alone[column], atol=1e-6), (
+                name,
+                column,
+            )
     # The draft's entropy is that of its raw distribution, the target's of the setting's.
     target, draft = pair
     hidden = together["h_q_previous"][0]
     q = warp(draft.logits(hidden), RAW)
-    assert float(together["entropy_q_previous"][0]) == pytest.approx(float(-(q * q.log()).sum()), abs=1e-5)
+    assert float(together["entropy_q_previous"][0]) == pytest.approx(
+        float(-(q * q.log()).sum()), abs=1e-5
+    )
     p = warp(target.logits(together["h_p_previous"][0]), SETTINGS["t0.6"])
-    assert float(together["entropy_p_previous"][0]) == pytest.approx(float(-(p * p.log()).sum()), abs=1e-5)
+    assert float(together["entropy_p_previous"][0]) == pytest.approx(
+        float(-(p * p.log()).sum()), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("draft", ["match", "raw"])
 def test_greedy_decoding_is_traced_with_the_features_of_unwarped_rows(pair, draft):
-    """They are those of the loop at temperature 0 (tests/decoding/test_draft_temperature.py). Labels are of the greedy target:
-    with a draft that is greedy too all branches are one path."""
-    greedy, warm = trace(pair, ["t0"], draft_temperature=draft), trace(pair, ["t1.0"], draft_temperature="raw")
+    """They are those of the loop at temperature 0 (tests/decoding/test_draft_temperature.py).
+
+    Labels are of the greedy target: with a draft that is greedy too all branches are one path.
+    """
+    greedy, warm = (
+        trace(pair, ["t0"], draft_temperature=draft),
+        trace(pair, ["t1.0"], draft_temperature="raw"),
+    )
     for name in SCALARS:
         torch.testing.assert_close(greedy[name], warm[name], rtol=1e-4, atol=1e-5)
     labels = greedy["traversal"]
@@ -72,9 +102,14 @@ def test_greedy_decoding_is_traced_with_the_features_of_unwarped_rows(pair, draf
 
 
 @pytest.mark.parametrize("rows", [7, 9, 14])
-def test_a_draft_of_other_rows_is_traced_as_one_that_never_draws_what_the_target_or_it_does_not_have(rows):
-    """The other draft has the target's 11 rows. Its bias forbids the rows that the first one lacks; surplus ones it never had.
-    The trajectory has tokens from 7 to 10, which a draft of 7 rows reads as its last one."""
+def test_a_draft_of_other_rows_is_traced_as_one_that_never_draws_what_the_target_or_it_does_not_have(
+    rows,
+):
+    """The other draft has the target's 11 rows.
+
+    Its bias forbids the rows that the first one lacks; surplus ones it never had. The trajectory
+    has tokens from 7 to 10, which a draft of 7 rows reads as its last one.
+    """
     target, draft = padded_pair(11, rows, noise=0.3)
     known = min(rows, 11)
     _, other = tiny_pair(11, noise=0.3)
@@ -82,8 +117,12 @@ def test_a_draft_of_other_rows_is_traced_as_one_that_never_draws_what_the_target
         for name, weight in other.module.named_parameters():
             own = draft.module.get_parameter(name)[:11]
             weight[: len(own)] = own
-        other.module.model.embed_tokens.weight[known:] = other.module.model.embed_tokens.weight[known - 1]
-        other.lm_head.bias = torch.nn.Parameter(torch.where(torch.arange(11) < known, 0.0, -torch.inf))
+        other.module.model.embed_tokens.weight[known:] = other.module.model.embed_tokens.weight[
+            known - 1
+        ]
+        other.lm_head.bias = torch.nn.Parameter(
+            torch.where(torch.arange(11) < known, 0.0, -torch.inf)
+        )
     one, two = (trace((target, each), ["t0.6", "p0.9"]) for each in (draft, other))
     for name, column in one.items():
         if isinstance(column, torch.Tensor):
@@ -102,6 +141,9 @@ def test_rules_of_one_path_have_the_labels_of_that_path(pair):
 
 
 def test_texts_that_end_at_once_give_no_rows_and_chunks_too_small_are_told(pair):
-    assert trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0) == {}
+    assert (
+        trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0)
+        == {}
+    )
     with pytest.raises(UserError, match="node_chunk=10: a branch point needs 29"):
         replace(CONFIG, node_chunk=10)

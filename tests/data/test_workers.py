@@ -1,4 +1,6 @@
-"""Work spread over a local Ray cluster of two: nothing is lost or doubled when workers are killed, nothing waits for ever."""
+"""Work spread over a local Ray cluster of two: nothing is lost or doubled when workers are killed,
+nothing waits for ever.
+"""
 
 import importlib.util
 import os
@@ -14,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.traces.store import TraceStore
-from decoding.common import parallel
-from decoding.common.errors import UserError
-from decoding.common.parallel import Workers
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common import parallel
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.parallel import Workers
 
 needs_ray = [
     pytest.mark.ray,
@@ -27,7 +29,7 @@ needs_ray = [
 
 LISTEN = """
 import os, psutil
-from decoding.common.parallel import Workers
+from nde_talf.decoding.common.parallel import Workers
 with Workers(dict, 2, None, 0) as workers:
     assert sorted(workers.map(lambda worker, x: x, [(1,), (2,)])) == [(0, 1), (1, 2)]
     ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
@@ -36,7 +38,9 @@ with Workers(dict, 2, None, 0) as workers:
 
 
 class Squares:
-    """Squares numbers; dies the first time it is asked for the square of 3, always for 13, and complains of 99."""
+    """Squares numbers; dies the first time it is asked for the square of 3, always for 13, and
+    complains of 99.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -59,23 +63,36 @@ class Squares:
         generator = torch.Generator().manual_seed(shard)
         time.sleep(0.2)
         store = TraceStore(self.folder / "traces")
-        columns = {"split": ["train"] * 4, "h_q_root": torch.randn(4, 5, generator=generator).half()}
+        columns = {
+            "split": ["train"] * 4,
+            "h_q_root": torch.randn(4, 5, generator=generator).half(),
+        }
         return store.write(store.name(shard, shards), columns)
 
 
-def run(folder: Path, numbers: list[int], count: int, work=Squares.square, gpus: float = 0) -> list[tuple[int, int]]:
+def run(
+    folder: Path, numbers: list[int], count: int, work=Squares.square, gpus: float = 0
+) -> list[tuple[int, int]]:
     with Workers(partial(Squares, folder), count, None, gpus) as workers:
         return list(workers.map(work, [(x,) for x in numbers]))
 
 
 @pytest.fixture
 def ray(request):
-    """Ray, with the local cluster of this module; a test that asks for GPUs gets a cluster that says it has so many."""
+    """Ray, with the local cluster of this module; a test that asks for GPUs gets a cluster that
+    says it has so many.
+    """
     import ray
 
     if gpus := getattr(request, "param", 0):
         ray.shutdown()
-        ray.init(address="local", num_gpus=gpus, num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
+        ray.init(
+            address="local",
+            num_gpus=gpus,
+            num_cpus=2,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+        )
     yield ray
     if gpus:
         ray.shutdown()
@@ -111,17 +128,24 @@ class TestRay:
 
     def test_gpus_that_the_cluster_has_not_are_named_at_once(self, tmp_path, ray):
         started = time.monotonic()
-        with pytest.raises(UserError, match=r"engine.workers=2 with 1 GPUs each.*the cluster has 0 GPUs.*room for 0"):
+        with pytest.raises(
+            UserError,
+            match=r"engine.workers=2 with 1 GPUs each.*the cluster has 0 GPUs.*room for 0",
+        ):
             run(tmp_path, [1, 2], 2, gpus=1)
         assert time.monotonic() - started < 30  # with the start of the cluster
 
     @pytest.mark.parametrize("ray", [2], indirect=True)
-    def test_a_busy_cluster_is_told_and_a_free_part_of_it_used(self, tmp_path, monkeypatch, ray, capsys):
+    def test_a_busy_cluster_is_told_and_a_free_part_of_it_used(
+        self, tmp_path, monkeypatch, ray, capsys
+    ):
         other = ray.remote(num_gpus=1)(Squares)
         held = [other.remote(tmp_path), other.remote(tmp_path)]
         ray.get([actor.square.remote(2) for actor in held])
         monkeypatch.setattr(parallel, "FREE_SECONDS", 1.0)
-        with pytest.raises(UserError, match=r"no Ray worker can start: the cluster has 2 GPUs.*free are 0 GPUs"):
+        with pytest.raises(
+            UserError, match=r"no Ray worker can start: the cluster has 2 GPUs.*free are 0 GPUs"
+        ):
             run(tmp_path, [1, 2], 2, gpus=1)
         ray.kill(held[0])
         monkeypatch.setattr(parallel, "FREE_SECONDS", 30.0)
@@ -137,9 +161,13 @@ class TestRay:
         assert time.monotonic() - started < 15
 
     def test_a_cluster_of_ones_own_listens_on_the_loopback_alone(self):
-        done = subprocess.run([sys.executable, "-c", LISTEN], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", LISTEN], capture_output=True, text=True, timeout=120
+        )
         addresses = done.stdout.split()
-        assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {"127.0.0.1"}, done
+        assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {
+            "127.0.0.1"
+        }, done
 
     def test_kills_at_random_moments_leave_the_same_shards(self, tmp_path, ray):
         kills, shards, rng = 3, 30, random.Random(0)
@@ -167,4 +195,7 @@ class TestRay:
                 killer.join()
             TraceStore(tmp_path / name / "traces").finish()
         assert died and not TraceStore(tmp_path / "killed/traces").faults()
-        assert TraceStore(tmp_path / "killed/traces").shards == TraceStore(tmp_path / "whole/traces").shards
+        assert (
+            TraceStore(tmp_path / "killed/traces").shards
+            == TraceStore(tmp_path / "whole/traces").shards
+        )

@@ -1,7 +1,9 @@
-"""A program whose helper processes end in turn, for `test_tensor_parallel`: `python -m tests.decoding.ending MODEL`.
+"""A program whose helper processes end in turn, for `test_tensor_parallel`: `python -m
+tests.decoding.ending MODEL`.
 
-It prints a line after each part: the error when process 1 was killed between two passes; seconds and error when process 1
-stopped answering inside one; and the number of process 1 while it runs and waits.
+It prints a line after each part: the error when process 1 was killed between two passes; seconds
+and error when process 1 stopped answering inside one; and the number of process 1 while it runs and
+waits.
 """
 
 import os
@@ -12,9 +14,9 @@ from contextlib import suppress
 
 import torch
 
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from decoding.tensor_parallel import Leader, leading
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.tensor_parallel import Leader, leading
 
 
 def helper(leader: Leader) -> int:

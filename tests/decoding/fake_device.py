@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from decoding.forward.fused import FusedPass
-from decoding.forward.layer import DecoderLayer, HeadNorms, Linear, Norm
+from nde_talf.decoding.forward.fused import FusedPass
+from nde_talf.decoding.forward.layer import DecoderLayer, HeadNorms, Linear, Norm
 
 LOOKS = (
     *("tolist", "item", "numpy", "cpu", "nonzero", "equal"),
@@ -16,8 +16,11 @@ LOOKS = (
 
 
 class OnDevice(torch.Tensor):
-    """Stands for a tensor on a GPU: whatever is computed from one is one. `waits` counts looks at the numbers, and what makes
-    torch look, or copy a tensor of the host: indexing by masks, lists and single numbers, and operations on both kinds."""
+    """Stands for a tensor on a GPU: whatever is computed from one is one.
+
+    `waits` counts looks at the numbers, and what makes torch look, or copy a tensor of the host:
+    indexing by masks, lists and single numbers, and operations on both kinds.
+    """
 
     waits: ClassVar[Counter] = Counter()
 
@@ -29,17 +32,23 @@ class OnDevice(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
-        cls.waits["host tensor"] += any(isinstance(x, torch.Tensor) and not isinstance(x, cls) and x.dim() for x in flat)
+        cls.waits["host tensor"] += any(
+            isinstance(x, torch.Tensor) and not isinstance(x, cls) and x.dim() for x in flat
+        )
         if name in ("__getitem__", "__setitem__"):
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
             tensors = [index for index in indices if isinstance(index, torch.Tensor)]
             cls.waits["index"] += any(isinstance(index, list) for index in indices)
-            cls.waits["index"] += any(index.dtype == torch.bool or not index.dim() for index in tensors)
+            cls.waits["index"] += any(
+                index.dtype == torch.bool or not index.dim() for index in tensors
+            )
         return super().__torch_function__(function, types, args, kwargs)
 
 
 class Made(torch.overrides.TorchFunctionMode):
-    """What is made on a device counts as lying there; where it is made of host data, the copy is waited for."""
+    """What is made on a device counts as lying there; where it is made of host data, the copy is
+    waited for.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
@@ -55,7 +64,9 @@ def moved(module: torch.nn.Module) -> torch.nn.Module:
         *path, leaf = name.split(".")
         owner = module.get_submodule(".".join(path))
         if leaf in owner._parameters:
-            owner._parameters[leaf] = torch.nn.Parameter(weight.detach().as_subclass(OnDevice), requires_grad=False)
+            owner._parameters[leaf] = torch.nn.Parameter(
+                weight.detach().as_subclass(OnDevice), requires_grad=False
+            )
         else:
             owner._buffers[leaf] = weight.as_subclass(OnDevice)
     return module
@@ -79,15 +90,26 @@ def _owners(part: object) -> Iterator[object]:
 
 
 def pretend(monkeypatch) -> None:
-    """Let the code take the CPU for a device that works asynchronously; what is uploaded counts as lying there."""
+    """Let the code take the CPU for a device that works asynchronously; what is uploaded counts as
+    lying there.
+    """
 
     def upload(host, _):
         assert not isinstance(host, OnDevice)
         return host.as_subclass(OnDevice)
 
-    for module in ("session", "cache", "static", "sampling", "tree", "device_tree", "captured", "features"):
+    for module in (
+        "session",
+        "cache",
+        "static",
+        "sampling",
+        "tree",
+        "device_tree",
+        "captured",
+        "features",
+    ):
         monkeypatch.setattr(f"decoding.{module}.upload", upload)
     for module in ("policy", "baselines"):
         monkeypatch.setattr(f"selector.{module}.upload", upload)
-    for module in ("decoding.sampling", "selector.policy"):
+    for module in ("nde_talf.decoding.sampling", "nde_talf.selector.policy"):
         monkeypatch.setattr(f"{module}.asynchronous", lambda _: True)

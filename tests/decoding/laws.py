@@ -5,14 +5,16 @@ from itertools import product
 
 import pytest
 
-from decoding.testing import EnumeratedRng, exact_law
-from decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.testing import EnumeratedRng, exact_law
+from nde_talf.decoding.tree import DraftTree, Verdict
 from tests.decoding.tables import Tables, context_of
 
 Law = dict[tuple[int, ...], float]
 
 
-def emitted_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree, Verdict]], length: int) -> Law:
+def emitted_law(
+    tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree, Verdict]], length: int
+) -> Law:
     """Law of the first `length` tokens: one step's output, continued by samples of p."""
 
     def tokens(rng):
@@ -22,7 +24,9 @@ def emitted_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree,
     return tokens_law(tables, tokens, length)
 
 
-def tokens_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[int, ...]], length: int) -> Law:
+def tokens_law(
+    tables: Tables, step: Callable[[EnumeratedRng], tuple[int, ...]], length: int
+) -> Law:
     """The same of a step that returns its tokens."""
 
     def experiment(rng):

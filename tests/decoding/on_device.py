@@ -1,7 +1,7 @@
 """Rules with policies whose trees can stay on a device."""
 
-from decoding.actions import Action
-from decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.policies.delayed import Delayed, FollowTau
 
 METHODS = [
     ("specinfer", Delayed(Action(3, 2, 2))),

@@ -1,12 +1,16 @@
-"""Tiny real pairs: Llamas with random weights, the draft a noisy copy of the target so that drafts are accepted."""
+"""Tiny real pairs: Llamas with random weights, the draft a noisy copy of the target so that drafts
+are accepted.
+"""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoding.model import CausalModel
+from nde_talf.decoding.model import CausalModel
 
 
-def tiny_model(vocabulary: int, hidden: int = 16, layers: int = 1, seed: int = 0, scale: float = 1.0) -> CausalModel:
+def tiny_model(
+    vocabulary: int, hidden: int = 16, layers: int = 1, seed: int = 0, scale: float = 1.0
+) -> CausalModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -1,16 +1,19 @@
-"""Tables of peaked rows in float32 and float64, with exact ones, zeros and ties, and the error of a step's law."""
+"""Tables of peaked rows in float32 and float64, with exact ones, zeros and ties, and the error of a
+step's law.
+"""
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import RAW, SamplingSetting, warp
-from decoding.testing import exact_law
+from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.laws import Law, distance
 from tests.decoding.tables import emitted, scored
 
 V = 4
 GAPS = (10, 14, 16, 17, 18, 25, 40, 80)
-# Name -> (logits of p, logits of q, setting of p, setting of q). Position 0 of the logits is the favourite.
+# Name -> (logits of p, logits of q, setting of p, setting of q). Position 0 of the logits is the
+# favourite.
 KINDS: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSetting]] = {
     **{f"gap {gap}": ([0, 1, 0.5, 0.8], [gap, 1, 0.2, 0.7], RAW, RAW) for gap in GAPS},
     "both peaked": ([20, 17, 3, 1], [18, 2, 17, 0], RAW, RAW),
@@ -22,12 +25,19 @@ KINDS: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSettin
     "cold draft": ([1, 2, 0.5, 0], [6, 2, 0.5, 1], RAW, SamplingSetting(0.3)),
     "top-p of the target": ([2, 1, 0.5, 0.8], [17, 1, 0.2, 0.7], SamplingSetting(1.0, 0.7), RAW),
     "top-p of the draft": ([2, 1, 0.5, 0.8], [1, 3, 2, 0.7], RAW, SamplingSetting(1.0, 0.9)),
-    "top-p of both": ([0, 1, 3, 3], [3, 2.5, 1, 1], SamplingSetting(1.0, 0.9), SamplingSetting(0.7, 0.9)),
+    "top-p of both": (
+        [0, 1, 3, 3],
+        [3, 2.5, 1, 1],
+        SamplingSetting(1.0, 0.9),
+        SamplingSetting(0.7, 0.9),
+    ),
 }
 
 
 class PeakedTables:
-    """p(. | context) and q(. | context) of a kind, in `dtype`; every context turns the logits round, so that rows differ."""
+    """p(. | context) and q(. | context) of a kind, in `dtype`; every context turns the logits
+    round, so that rows differ.
+    """
 
     def __init__(self, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = V):
         p, q, self.target, self.draft = KINDS[kind]
@@ -43,9 +53,15 @@ class PeakedTables:
         return self._rows[context]
 
 
-def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int, room: int = 1 << 20) -> float:
-    """Largest difference of probability between the first `length` tokens that a step emits, continued by the target, and the
-    target's. What follows the step is not enumerated: its law is p's, of which the float64 quotients are taken."""
+def step_error(
+    tables: PeakedTables, policy, rule, on_device: bool, length: int, room: int = 1 << 20
+) -> float:
+    """Largest difference of probability between the first `length` tokens that a step emits,
+    continued by the target, and the target's.
+
+    What follows the step is not enumerated: its law is p's, of which the float64 quotients are
+    taken.
+    """
 
     def step(rng):
         return emitted(scored(tables, policy, rng, on_device, room), rule, rng)
@@ -61,7 +77,11 @@ def continued(law: Law, tables: PeakedTables, length: int) -> Law:
     for tokens, probability in law.items():
         parts = {tokens[:length]: probability}
         for _ in range(length - len(tokens)):
-            parts = {(*head, t): x * y for head, x in parts.items() for t, y in enumerate(shares(tables(head)[0]))}
+            parts = {
+                (*head, t): x * y
+                for head, x in parts.items()
+                for t, y in enumerate(shares(tables(head)[0]))
+            }
         for whole, part in parts.items():
             found[whole] = found.get(whole, 0.0) + part
     return found

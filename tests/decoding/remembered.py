@@ -1,22 +1,28 @@
-"""Tiny models that run a pass once: laws are found by decoding one prompt hundreds of times, and most passes come again."""
+"""Tiny models that run a pass once: laws are found by decoding one prompt hundreds of times, and
+most passes come again.
+"""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from decoding.cache import KVCache
-from decoding.model import CausalModel
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.model import CausalModel
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 
 
 def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and what it wrote into the
-    cache, where all that it reads is the same to the bit: its arguments, and the keys and values in the cache."""
+    """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and
+    what it wrote into the cache, where all that it reads is the same to the bit: its arguments, and
+    the keys and values in the cache.
+    """
     known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]], bool]] = {}
 
-    def run(tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, **inputs: Tensor) -> Tensor:
+    def run(
+        tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, **inputs: Tensor
+    ) -> Tensor:
         if int(positions.max()) >= LONGEST:
             return forward(tokens, positions, mask, cache, **inputs)
         read, written = places(cache, mask, tokens.shape[1])
@@ -38,7 +44,9 @@ def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def at(cache: KVCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Copies of the keys and values at `slots`, by layer."""
-    return [(layer.keys[:, :, slots], layer.values[:, :, slots]) for layer in cache.layers if len(slots)]
+    return [
+        (layer.keys[:, :, slots], layer.values[:, :, slots]) for layer in cache.layers if len(slots)
+    ]
 
 
 def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
@@ -54,6 +62,9 @@ def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tens
 
 
 def remembering(model: CausalModel) -> CausalModel:
-    """The model itself, which from now on recalls its passes. Not with features of inner layers: they are taken by hooks."""
+    """The model itself, which from now on recalls its passes.
+
+    Not with features of inner layers: they are taken by hooks.
+    """
     model.hidden = remembered(model.hidden)
     return model

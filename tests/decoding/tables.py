@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from decoding.device_tree import DeviceTree
-from decoding.policies.base import DecodingState
-from decoding.sampling import RAW
-from decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.tree import DraftTree, Verdict
 
 V = 3
 KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "close")
@@ -33,7 +33,9 @@ class Tables:
         elif self.kind == "equal":
             q = p.clone()
         elif self.kind == "close":
-            q = p * (1 + 1e-9 * torch.rand(self.vocabulary, generator=generator, dtype=torch.float64))
+            q = p * (
+                1 + 1e-9 * torch.rand(self.vocabulary, generator=generator, dtype=torch.float64)
+            )
         elif self.kind == "disjoint":
             split = int(torch.randint(1, self.vocabulary, (1,), generator=generator))
             p[:split], q[split:] = 0, 0
@@ -81,8 +83,12 @@ def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, 
     return tree, verify(tree, rng)
 
 
-def scored(tables: Tables, policy, rng, device: bool = False, room: int = 1 << 20, tau=None) -> DraftTree | DeviceTree:
-    """A tree of the policy with the target's rows of the tables, on the host or, as far as the loop sees, on a device."""
+def scored(
+    tables: Tables, policy, rng, device: bool = False, room: int = 1 << 20, tau=None
+) -> DraftTree | DeviceTree:
+    """A tree of the policy with the target's rows of the tables, on the host or, as far as the loop
+    sees, on a device.
+    """
     state = DecodingState(0, 1, room, RAW, None, None, tau, device)
     tree = policy.draft(state, TableDrafter(tables), rng)
     assert tree.on_device == device

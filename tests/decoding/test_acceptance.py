@@ -1,4 +1,6 @@
-"""Acceptance rates and branching probabilities against enumeration, and the orders and reductions between the methods."""
+"""Acceptance rates and branching probabilities against enumeration, and the orders and reductions
+between the methods.
+"""
 
 from itertools import product
 
@@ -8,26 +10,29 @@ import torch
 from hypothesis import given, settings
 from scipy.optimize import linprog
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.policies.delayed import Delayed
-from decoding.testing import exact_law, expectation
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS, Verifier, check_compatible
-from decoding.verification.acceptance import acceptance, branching, optimal_acceptance
-from decoding.verification.branching import BRANCHING, OfRule
-from decoding.verification.bundles import Bundle, levels
-from decoding.verification.gbv import TiltedRow
-from decoding.verification.khisti import Khisti, KhistiBranching
-from decoding.verification.ranking import advantage, mass_below, order_by, order_of, rank_key
-from decoding.verification.rules import Node, SpecInfer
-from decoding.verification.spectr import partial_sums, threshold
-from decoding.verification.tournament import Tournament, play, share_out
-from decoding.verification.walk import solve, walk
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS, Verifier, check_compatible
+from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
+from nde_talf.decoding.rules.branching import BRANCHING, OfRule
+from nde_talf.decoding.rules.bundles import Bundle, levels
+from nde_talf.decoding.rules.gbv import TiltedRow
+from nde_talf.decoding.rules.khisti import Khisti, KhistiBranching
+from nde_talf.decoding.rules.ranking import advantage, mass_below, order_by, order_of, rank_key
+from nde_talf.decoding.rules.rules import Node, SpecInfer
+from nde_talf.decoding.rules.spectr import partial_sums, threshold
+from nde_talf.decoding.rules.tournament import Tournament, play, share_out
+from nde_talf.decoding.rules.walk import solve, walk
+from nde_talf.decoding.testing import exact_law, expectation
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
-# No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls back on p.
-weights = st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(1e-6, 1), min_size=4, max_size=4)
+# No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls
+# back on p.
+weights = st.lists(
+    st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(1e-6, 1), min_size=4, max_size=4
+)
 
 
 @st.composite
@@ -64,11 +69,19 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     total = 0.0
     for drafted, probability in every_draw(q[0], k):
         tree = depth_one(p[0], q[0], drafted)
-        verdicts = exact_law(lambda rng, tree=tree: tuple(tree.path(VERIFIERS[name](tree, rng).end)))
+        verdicts = exact_law(
+            lambda rng, tree=tree: tuple(tree.path(VERIFIERS[name](tree, rng).end))
+        )
         parts = branching(name, p, q, torch.tensor([drafted]))[0]
         for token in set(drafted):
-            by_formula = sum(float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
-            by_walk = sum(chance for path, chance in verdicts.items() if path and tree.tokens[path[0]] == token)
+            by_formula = sum(
+                float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token
+            )
+            by_walk = sum(
+                chance
+                for path, chance in verdicts.items()
+                if path and tree.tokens[path[0]] == token
+            )
             assert by_formula == pytest.approx(by_walk, abs=1e-7)
         total += probability * float(parts.sum())
     alpha = float(acceptance(name, p, q, k))
@@ -86,7 +99,10 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
 def test_alpha_is_the_enumerated_acceptance(name, k, kind):
     for vocabulary in (2, 3):
         p, q = (row[None] for row in Tables(kind, seed=11, vocabulary=vocabulary)(()))
-        mean = sum(chance * float(branching(name, p, q, torch.tensor([d])).sum()) for d, chance in every_draw(q[0], k))
+        mean = sum(
+            chance * float(branching(name, p, q, torch.tensor([d])).sum())
+            for d, chance in every_draw(q[0], k)
+        )
         alpha = float(acceptance(name, p, q, k))
         if name == "khisti":
             assert alpha <= mean + 1e-9
@@ -113,10 +129,15 @@ def test_spectr_has_a_threshold_where_p_and_q_hardly_meet():
     for small in (1.3333e-9, 1e-12, 1e-15, 1e-17, 0.0):
         p = torch.tensor([[0.0, small, 1.0 - small, 0.0]], dtype=torch.float64)
         for k in range(1, 6):
-            assert float(acceptance("spectr", p, q, k)) == pytest.approx(small, rel=1e-6, abs=1e-15)  # of 1 - Z
+            assert float(acceptance("spectr", p, q, k)) == pytest.approx(
+                small, rel=1e-6, abs=1e-15
+            )  # of 1 - Z
 
 
-TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # the solver's own are 1e-7
+TIGHT = {
+    "primal_feasibility_tolerance": 1e-10,
+    "dual_feasibility_tolerance": 1e-10,
+}  # the solver's own are 1e-7
 
 
 def best_transport(p, q) -> float:
@@ -127,7 +148,9 @@ def best_transport(p, q) -> float:
     columns = [(pair, token) for pair in range(len(pairs)) for token in {*pairs[pair]}]
     limits = [[float(c[0] == pair) for c in columns] for pair in range(len(pairs))]
     limits += [[float(c[1] == token) for c in columns] for token in range(size)]
-    found = linprog([-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=TIGHT)
+    found = linprog(
+        [-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=TIGHT
+    )
     return -found.fun
 
 
@@ -138,11 +161,16 @@ def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
     best = best_transport(p[0], q[0])
     assert float(optimal_acceptance(p, q, 2)) == pytest.approx(best, abs=1e-7)
     full = Tournament(4, "score", guard=False)  # four tokens: all are in the core
-    assert float(torch.minimum(p[0], play(p[0], q[0], 2, full)[1][-1]).sum()) == pytest.approx(best, abs=1e-7)
+    assert float(torch.minimum(p[0], play(p[0], q[0], 2, full)[1][-1]).sum()) == pytest.approx(
+        best, abs=1e-7
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=10, max_size=10), st.lists(st.floats(0, 1), min_size=5, max_size=5))
+@given(
+    st.lists(st.floats(0, 1), min_size=10, max_size=10),
+    st.lists(st.floats(0, 1), min_size=5, max_size=5),
+)
 def test_sharing_out_is_optimal(flat, demands):
     pairs = [(i, j) for i in range(5) for j in range(i)]
     masses = [[0.0] * 5 for _ in range(5)]
@@ -151,8 +179,11 @@ def test_sharing_out_is_optimal(flat, demands):
     shares = share_out(masses, demands)
     met = sum(min(d, sum(row)) for d, row in zip(demands, shares, strict=True))
     for i, j in pairs:
-        assert shares[i][j] >= -1e-12 and shares[i][j] + shares[j][i] == pytest.approx(masses[i][j], abs=1e-12)
-    # maximise sum met_i: met_i <= demand_i, met_i <= sum of shares; variables: share of i in each pair, and met.
+        assert shares[i][j] >= -1e-12 and shares[i][j] + shares[j][i] == pytest.approx(
+            masses[i][j], abs=1e-12
+        )
+    # maximise sum met_i: met_i <= demand_i, met_i <= sum of shares; variables: share of i in each
+    # pair, and met.
     rows_, right = [], []
     for i in range(5):
         row = [0.0] * 15
@@ -167,11 +198,18 @@ def test_sharing_out_is_optimal(flat, demands):
         rows_.append(row)
         right.append(spare)
     bounds = [(0, mass) for mass in flat] + [(0, demand) for demand in demands]
-    best = -linprog([0.0] * 10 + [-1.0] * 5, rows_, right, bounds=bounds, method="highs", options=TIGHT).fun
+    best = -linprog(
+        [0.0] * 10 + [-1.0] * 5, rows_, right, bounds=bounds, method="highs", options=TIGHT
+    ).fun
     assert met == pytest.approx(best, abs=1e-7)
 
 
-TOURNAMENTS = [Tournament(core, order, guard) for core in (0, 2, 5) for order in ("score", "ratio") for guard in (False, True)]
+TOURNAMENTS = [
+    Tournament(core, order, guard)
+    for core in (0, 2, 5)
+    for order in ("score", "ratio")
+    for guard in (False, True)
+]
 
 
 @pytest.mark.slow
@@ -198,7 +236,9 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
         return tree.tokens[verdict.end] if verdict.end else verdict.token
 
     law = exact_law(emitted)
-    assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (1e-7 if kind == "close" else 1e-9)
+    assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (
+        1e-7 if kind == "close" else 1e-9
+    )
 
 
 @pytest.mark.slow
@@ -209,11 +249,20 @@ def test_branching_of_truncated_tournaments(how):
         tree = depth_one(p, q, drafted)
         law = exact_law(lambda rng, tree=tree: tuple(tree.path(walk(Khisti(how), tree, rng).end)))
         nodes = torch.zeros(1, 3, 1, dtype=torch.long)
-        level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, 3).bool()))
+        level = next(
+            levels(
+                Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes),
+                torch.ones(1, 3).bool(),
+            )
+        )
         parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]
         for token in set(drafted):
-            expected = sum(chance for path, chance in law.items() if path and tree.tokens[path[0]] == token)
-            assert sum(float(x) for x, t in zip(parts, drafted, strict=True) if t == token) == pytest.approx(expected, abs=1e-9)
+            expected = sum(
+                chance for path, chance in law.items() if path and tree.tokens[path[0]] == token
+            )
+            assert sum(
+                float(x) for x, t in zip(parts, drafted, strict=True) if t == token
+            ) == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_guard_never_covers_less_than_a_single_draft():
@@ -226,7 +275,10 @@ def test_the_guard_never_covers_less_than_a_single_draft():
 
     alone = float(torch.minimum(p, q).sum())
     assert covered(Tournament(2, "score", False)) < alone - 0.2
-    assert covered(Tournament(2, "score", True)) >= alone - 1e-12 and covered(Tournament()) >= alone - 1e-12
+    assert (
+        covered(Tournament(2, "score", True)) >= alone - 1e-12
+        and covered(Tournament()) >= alone - 1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +293,9 @@ def test_gbv_selects_with_its_tilted_law(kind):
         law[max(drafted, key=order.index)] += chance
     assert torch.allclose(tilted.dense(), law, atol=1e-12)
     assert all(tilted[t] == pytest.approx(float(law[t]), abs=1e-12) for t in range(3) if q[t] > 0)
-    accepted = expectation(lambda rng: tau(*one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng)))
+    accepted = expectation(
+        lambda rng: tau(*one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng))
+    )
     assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
 
 
@@ -256,14 +310,19 @@ def step_law(tables, action, name):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "close"])
 def test_on_a_single_path_methods_coincide(kind):
     tables, path = Tables(kind, seed=6), Action(1, 0, 2)
-    laws = {name: step_law(tables, path, name) for name in VERIFIERS if name not in ("greedy", "nss")}
+    laws = {
+        name: step_law(tables, path, name) for name in VERIFIERS if name not in ("greedy", "nss")
+    }
     for family in (
         ("naive", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "without_replacement"),
         ("bv", "tv", "traversal", "gbv", "gbv_exact"),
     ):
         for name in family[1:]:
             first, other = laws[family[0]], laws[name]
-            assert all(abs(first.get(key, 0.0) - other.get(key, 0.0)) < 1e-9 for key in first.keys() | other.keys()), name
+            assert all(
+                abs(first.get(key, 0.0) - other.get(key, 0.0)) < 1e-9
+                for key in first.keys() | other.keys()
+            ), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,17 +330,23 @@ def test_block_efficiencies_keep_their_order(kind):
     tables = Tables(kind, seed=8, vocabulary=2)
 
     def efficiency(name: str, action: Action) -> float:
-        return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(action), VERIFIERS[name], rng)))
+        return expectation(
+            lambda rng: 1 + tau(*one_step(tables, Delayed(action), VERIFIERS[name], rng))
+        )
 
     path, tree = Action(1, 0, 3), Action(2, 1, 1)
     assert efficiency("bv", path) >= efficiency("naive", path) - 1e-9
     assert efficiency("traversal", tree) >= efficiency("specinfer", tree) - 1e-9
-    assert efficiency("traversal", Action(3, 0, 1)) == pytest.approx(efficiency("specinfer", Action(3, 0, 1)), abs=1e-9)
+    assert efficiency("traversal", Action(3, 0, 1)) == pytest.approx(
+        efficiency("specinfer", Action(3, 0, 1)), abs=1e-9
+    )
 
 
 def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
     p, q = torch.tensor([[0.45, 0.35, 0.2]]).double(), torch.tensor([[0.1, 0.3, 0.6]]).double()
-    rho, covered = threshold(partial_sums(p[0], q[0], torch.empty_like(p[0])), 2.0, p.dtype == torch.float64)
+    rho, covered = threshold(
+        partial_sums(p[0], q[0], torch.empty_like(p[0])), 2.0, p.dtype == torch.float64
+    )
     assert 1 < rho < 2 and 1 - (1 - covered / rho) ** 2 <= covered
     below = rho - 1e-6
     mass = float(torch.minimum(p, below * q).sum())
@@ -328,7 +393,10 @@ def test_bad_trees_and_names_are_named():
         (lambda tree: tree.p.__setitem__(1, p[:1]), "tree.p: node 1"),
         (lambda tree: tree.p.__setitem__(2, p * 2), "tree.p: node 2 does not sum"),
         (lambda tree: tree.q.__setitem__(0, None), "tree.q: node 0"),
-        (lambda tree: tree.q.__setitem__(0, torch.tensor([1.0, 0.0])), "tree.q: node 0 cannot have drawn token 1"),
+        (
+            lambda tree: tree.q.__setitem__(0, torch.tensor([1.0, 0.0])),
+            "tree.q: node 0 cannot have drawn token 1",
+        ),
         (lambda tree: tree.children[1].append(0), "tree.children: node 1"),
         (lambda tree: tree.left[0].pop(), "tree.left: node 0 has 1 masses for 2 children"),
         (lambda tree: tree.p.pop(), "tree.p: it has 2 rows for 3 nodes"),
@@ -358,13 +426,22 @@ def test_labels_of_a_rule_of_ones_own_are_its_law(kind, k):
     for drafted, probability in every_draw(q, k):
         law = exact_law(lambda rng, drafted=drafted: solve(rule, Node(p, q, drafted), rng))
         nodes = torch.zeros(1, k, 1, dtype=torch.long)
-        level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, k).bool()))
+        level = next(
+            levels(
+                Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes),
+                torch.ones(1, k).bool(),
+            )
+        )
         parts = branching.contributions(level)[0, 0].tolist()
         for token in set(drafted):
             found = sum(part for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
-            assert found == pytest.approx(law.get(token, 0.0), abs=1e-7 if kind == "close" else 1e-9)
+            assert found == pytest.approx(
+                law.get(token, 0.0), abs=1e-7 if kind == "close" else 1e-9
+            )
         mean += probability * sum(parts)
-    assert float(branching.alpha[0, k]) == pytest.approx(mean, abs=1e-7 if kind == "close" else 1e-9)
+    assert float(branching.alpha[0, k]) == pytest.approx(
+        mean, abs=1e-7 if kind == "close" else 1e-9
+    )
 
 
 def test_kinds_of_tree_that_there_are_not_are_named():

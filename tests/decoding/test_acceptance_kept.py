@@ -1,7 +1,7 @@
 """What the law does not show: how much is accepted.
 
-Drafts are those of a fresh pass over the whole text, trees are those of the printed algorithms, and a step accepts as many
-tokens as enumeration says.
+Drafts are those of a fresh pass over the whole text, trees are those of the printed algorithms, and
+a step accepts as many tokens as enumeration says.
 """
 
 import heapq
@@ -11,23 +11,23 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import DecodingState
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.fixed import Shaped
-from decoding.policies.salf import Salf
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.setting import AUTO, drafted_under
-from decoding.super_tree import super_tree_layout
-from decoding.testing import expectation
-from decoding.verification import VERIFIERS
-from decoding.verification.gains import pooled
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.gains import pooled
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.setting import AUTO, drafted_under
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.testing import expectation
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, one_step, tau
 from tests.decoding.tiny_loop import DRAFT, TARGET
@@ -41,7 +41,10 @@ SETTINGS = [  # of the target and of the draft (None: what fits the trees)
 ]
 GROWN = {
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "traversal"),
-    "distinct": (lambda: Shaped((((), ()), ((),), ()), "without_replacement"), "without_replacement"),
+    "distinct": (
+        lambda: Shaped((((), ()), ((),), ()), "without_replacement"),
+        "without_replacement",
+    ),
     "dyspec": (lambda: DySpec(nodes=8), "without_replacement"),
     "beam": (lambda: Beam(k=3, depth=3, nodes=6), "nss"),
     "salf": (lambda: Salf(nodes=8, batch=2, threshold=0.2), "nss"),
@@ -60,17 +63,27 @@ class Watched:
 
 
 @torch.inference_mode()
-def fresh_q(kind: str, text: list[int], path: tuple[int, ...], setting: SamplingSetting) -> torch.Tensor:
-    """q behind `text` and the drafted `path`, by a pass over all of it."""
+def fresh_q(
+    kind: str, text: list[int], path: tuple[int, ...], setting: SamplingSetting
+) -> torch.Tensor:
+    """Q behind `text` and the drafted `path`, by a pass over all of it."""
     target, draft = PAIR
     if kind == "lm":
         return warp(draft.module(torch.tensor([[*text, *path]])).logits[0, -1], setting)
-    features = target.hidden(torch.tensor([text[:-1]]), torch.arange(len(text) - 1)[None], None, None)[0]
+    features = target.hidden(
+        torch.tensor([text[:-1]]), torch.arange(len(text) - 1)[None], None, None
+    )[0]
     head = ITS_HEAD
     outputs = head.combine(features)
     tokens, rows = [*text[1:]], [*outputs]
     for token in (*path, None):  # behind drafted tokens the head feeds back its own output
-        whole = head(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, None, features=torch.stack(rows)[None])[0]
+        whole = head(
+            torch.tensor([tokens]),
+            torch.arange(len(tokens))[None],
+            None,
+            None,
+            features=torch.stack(rows)[None],
+        )[0]
         if token is None:
             return warp(head.logits(whole[-1]), setting)
         tokens.append(token)
@@ -86,9 +99,18 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
     if on_device and policy in ("dyspec", "salf"):
         pytest.skip("drafted on the host alone")
     for setting, own in SETTINGS:
-        watched, drafter = Watched(make()), LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD)
-        decoder = SpeculativeDecoder(PAIR[0], drafter, watched, VERIFIERS[rule], own, device=on_device)
-        stream, text, taus = decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)), [3, 1, 4, 1, 5], set()
+        watched, drafter = (
+            Watched(make()),
+            LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD),
+        )
+        decoder = SpeculativeDecoder(
+            PAIR[0], drafter, watched, VERIFIERS[rule], own, device=on_device
+        )
+        stream, text, taus = (
+            decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)),
+            [3, 1, 4, 1, 5],
+            set(),
+        )
         text.append(next(stream)[0])
         for step in islice(stream, 8):
             tree = watched.tree
@@ -98,18 +120,24 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
                     continue
                 path = context_of(tree, node)
                 torch.testing.assert_close(
-                    q, fresh_q(kind, text, path, own or drafted_under(AUTO, setting, watched.trees)), atol=2e-5, rtol=0
+                    q,
+                    fresh_q(kind, text, path, own or drafted_under(AUTO, setting, watched.trees)),
+                    atol=2e-5,
+                    rtol=0,
                 )
             text += step.tokens
             taus.add(step.tau)
         assert kind == "head" or (max(taus) > 0 and min(taus) < 3)
 
 
-# The algorithms as they are printed, one candidate at a time and over the whole vocabulary. q: path -> the draft's row.
+# The algorithms as they are printed, one candidate at a time and over the whole vocabulary. q: path
+# -> the draft's row.
 
 
 def dyspec(q, nodes: int, rng) -> list[tuple[int, ...]]:
-    """Algorithm 1, DySpec paper: the place of highest value is drawn at, and falls to what its siblings have not got."""
+    """Algorithm 1, DySpec paper: the place of highest value is drawn at, and falls to what its
+    siblings have not got.
+    """
     heap, found = [(-1.0, (), q(()))], []
     while len(found) < nodes and heap:
         negative, path, rest = heapq.heappop(heap)
@@ -156,9 +184,12 @@ def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
 
 
 def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[int, ...]]:
-    """Algorithm 2, SALF & TALF paper, line by line. N counts drafted tokens (Appendix D), so that G holds one more: the root.
-    Two things that it does not print: it ends where D is empty, which at th = 0 line 13 never would, and nodes at `depth` have
-    no children."""
+    """Algorithm 2, SALF & TALF paper, line by line.
+
+    N counts drafted tokens (Appendix D), so that G holds one more: the root. Two things that it
+    does not print: it ends where D is empty, which at th = 0 line 13 never would, and nodes at
+    `depth` have no children.
+    """
     capacity = nodes + 1
     g: dict[tuple[int, ...], float] = {(): 1.0}  # 1
     queue = dict(g)  # 2
@@ -190,8 +221,11 @@ def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[
 
 
 def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
-    """DRAFTTREE of Algorithm 1, DynaTree paper, line by line, one node after another. A node is its path from u_0 on, so that
-    d(u) is one less than its length. `room`: of the context, which is not in the paper."""
+    """DRAFTTREE of Algorithm 1, DynaTree paper, line by line, one node after another.
+
+    A node is its path from u_0 on, so that d(u) is one less than its length. `room`: of the
+    context, which is not in the paper.
+    """
     few, some, many = config.branches
     row = q(()).tolist()  # 10
     u0 = (row.index(max(row)),)
@@ -226,7 +260,9 @@ def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
 
 
 DEPTH = 3
-CONFIG = DynaTreeConfig(nodes=9, depth=1, max_depth=2, confident_low=0.35, confident_high=0.45, prune=0.03, stop=0.05)
+CONFIG = DynaTreeConfig(
+    nodes=9, depth=1, max_depth=2, confident_low=0.35, confident_high=0.45, prune=0.03, stop=0.05
+)
 WIDE = DynaTreeConfig(branches=(2, 3, 4), nodes=30, depth=2, max_depth=4, deep=0.3)
 PRINTED = {
     "dyspec": (lambda: DySpec(nodes=9), lambda q, rng: dyspec(q, 9, rng)),
@@ -242,7 +278,10 @@ PRINTED = {
         )
         for threshold in (0.2, 0.5, 0.8)
     },
-    "optimal": (lambda: Salf(nodes=8, batch=3, threshold=0.0), lambda q, _: salf(q, 8, 3, 0.0, DEPTH)),
+    "optimal": (
+        lambda: Salf(nodes=8, batch=3, threshold=0.0),
+        lambda q, _: salf(q, 8, 3, 0.0, DEPTH),
+    ),
     "dynatree": (lambda: DynaTree(CONFIG), lambda q, _: dynatree(q, CONFIG, DEPTH)),
     "dynatree, wide": (lambda: DynaTree(WIDE), lambda q, _: dynatree(q, WIDE, DEPTH)),
 }
@@ -263,18 +302,29 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
         state = DecodingState(0, 1, room, RAW, None, None)
         tree = make().draft(state, Keeping(tables), Rng.seeded(seed))
         found = sorted(context_of(tree, node) for node in range(1, len(tree)))
-        assert found == sorted(printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))), seed
+        assert found == sorted(
+            printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))
+        ), seed
         sizes.add(len(found))
     assert len(sizes) > 1 or name in ("dyspec", "beam", "optimal")
 
 
 def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():
-    """Two branches of one token behind a trunk of at most one: a path of one token is either branch, or the trunk."""
+    """Two branches of one token behind a trunk of at most one: a path of one token is either
+    branch, or the trunk.
+    """
     layout = super_tree_layout(2, 1, 1)
-    reach, trunk = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.tensor([[0.0, 0.4]], dtype=torch.float64)
+    reach, trunk = (
+        torch.tensor([[1.0, 0.5]], dtype=torch.float64),
+        torch.tensor([[0.0, 0.4]], dtype=torch.float64),
+    )
     # Gains [root, end of the trunk] x subsets {second}, {first}, both x levels.
-    gains = torch.tensor([[[0, 0.1], [0, 0.3], [0, 0.6]], [[0, 0.05], [0, 0.15], [0, 0.2]]], dtype=torch.float64)
-    none, one, two, pair, behind = (float(x) for x in pooled(reach, trunk, gains, layout)[0].sort().values)
+    gains = torch.tensor(
+        [[[0, 0.1], [0, 0.3], [0, 0.6]], [[0, 0.05], [0, 0.15], [0, 0.2]]], dtype=torch.float64
+    )
+    none, one, two, pair, behind = (
+        float(x) for x in pooled(reach, trunk, gains, layout)[0].sort().values
+    )
     assert none == 1
     assert one == pytest.approx((2 * (1 + 0.2) + 1 * (1 + 0.4)) / 3)
     assert two == pytest.approx(1 + 0.5 + 0.1)
@@ -312,11 +362,18 @@ class FreshTables:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,policy,on_device", [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)])
+@pytest.mark.parametrize(
+    "name,policy,on_device",
+    [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)],
+)
 def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
-    """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches, and from fresh passes."""
+    """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches,
+    and from fresh passes.
+    """
     setting, own = SamplingSetting(0.9, 0.97), SamplingSetting(0.5, 0.9)
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, device=on_device)
+    decoder = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, device=on_device
+    )
     for seed in range(1 + (policy is SPLIT)):
         texts = set()
 
@@ -333,5 +390,7 @@ def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_devi
         found = expectation(step)
         (text,) = texts
         tables = FreshTables(list(text), setting, own)
-        exact = expectation(lambda rng, tables=tables: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng)))
+        exact = expectation(
+            lambda rng, tables=tables: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng))
+        )
         assert found == pytest.approx(exact, abs=1e-5) and 1 < exact < 4

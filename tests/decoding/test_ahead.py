@@ -5,18 +5,18 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.actions import TREES, Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import Chooser
-from decoding.policies.delayed import Autoregressive, FollowTau
-from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
-from selector.baselines import EntropyRule
-from selector.policy import NeuralPolicy
-from selector.selector import Selector
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import Chooser
+from nde_talf.decoding.policies.delayed import Autoregressive, FollowTau
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.selector.baselines import EntropyRule
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.selector.examples import TABLE, schema
@@ -37,7 +37,9 @@ class Checked(NeuralPolicy):
         selector = Selector(schema(32, 32, ("specinfer", "traversal")))
         with torch.no_grad():
             selector.network.mlp[-1].weight.mul_(30)
-            selector.network.mlp[-1].bias[torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)] = -1e3
+            selector.network.mlp[-1].bias[
+                torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)
+            ] = -1e3
         super().__init__(selector, TABLE)
         self.checks = 0
 
@@ -49,11 +51,24 @@ class Checked(NeuralPolicy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, True)])
-def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exact(with_head, static):
+def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exact(
+    with_head, static
+):
     shapes = StaticShapes(60) if static else None
     policy, plain = Checked(), SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["nss"])
-    warm, greedy = SamplingSetting(0.7), SamplingSetting(0.0)  # the draft's, so that branches differ
-    decoder = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, policy.verifier, warm, static=shapes, device=True)
+    warm, greedy = (
+        SamplingSetting(0.7),
+        SamplingSetting(0.0),
+    )  # the draft's, so that branches differ
+    decoder = SpeculativeDecoder(
+        TARGET,
+        drafter(with_head, shapes),
+        policy,
+        policy.verifier,
+        warm,
+        static=shapes,
+        device=True,
+    )
     # With static shapes to the end of the context.
     tokens = decoder.generate(PROMPT, 1000 if static else 40, greedy, Rng.seeded(0)).tokens
     assert tokens == plain.generate(PROMPT, len(tokens), greedy, Rng.seeded(0)).tokens
@@ -63,7 +78,9 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
 @pytest.mark.parametrize("with_head", [False, True])
 def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
     setting = SamplingSetting(0.9, 0.97)
-    decoder = SpeculativeDecoder(TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], device=True)
+    decoder = SpeculativeDecoder(
+        TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], device=True
+    )
     stream = decoder.stream(PROMPT, setting, Rng.seeded(1))
     text, taus = [*PROMPT, next(stream)[0]], set()
     for step in islice(stream, 15):
@@ -73,7 +90,9 @@ def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
         features = TARGET.hidden(torch.tensor([text[:-1]]), positions, None, None)[0]
         fresh.start(text[:-1], text[-1], features, setting)
         for point in ("previous", "root"):
-            for ours, theirs in zip(getattr(decoder.drafting, point), getattr(fresh, point), strict=True):
+            for ours, theirs in zip(
+                getattr(decoder.drafting, point), getattr(fresh, point), strict=True
+            ):
                 torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
     assert len(taus) > (1 if with_head else 2)
 

@@ -1,17 +1,19 @@
-"""`verify_batch`: trees of different shapes padded to one number of nodes; every one's verdict has the law that it has
-alone."""
+"""`verify_batch`: trees of different shapes padded to one number of nodes; every one's verdict has
+the law that it has alone.
+"""
 
 import pytest
 import torch
 
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.testing import exact_law
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS, rows_of, verifier, verify_batch
+from nde_talf.decoding.rules import VERIFIERS, rows_of, verifier, verify_batch
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables
 
-# Drafted paths of tokens; what two have in common is one node, drawn as often as there are paths through it.
+# Drafted paths of tokens; what two have in common is one node, drawn as often as there are paths
+# through it.
 SHAPES = {
     "bare": [],
     "path": [(1, 0)],
@@ -61,7 +63,9 @@ def shapes_for(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if rule.on_device and name != "greedy"])
+@pytest.mark.parametrize(
+    "name", [name for name, rule in VERIFIERS.items() if rule.on_device and name != "greedy"]
+)
 def test_in_a_batch_every_tree_has_the_law_that_it_has_alone(name, kind):
     if kind in ("disjoint", "sparse", "one-hot q"):
         pytest.skip("the shapes' tokens need mass in q")
@@ -81,7 +85,9 @@ def test_in_a_batch_every_tree_has_the_law_that_it_has_alone(name, kind):
 
 
 class OneRow:
-    """Draws of row b come from `rng`, and all others are the likeliest: what they are does not matter to b."""
+    """Draws of row b come from `rng`, and all others are the likeliest: what they are does not
+    matter to b.
+    """
 
     def __init__(self, rng, b: int):
         self.rng, self.b = rng, b
@@ -106,15 +112,27 @@ def test_rows_are_warped_when_they_are_asked_for(name):
     """A top-down rule asks for depth + 1 rows of each tree, whatever the number of nodes."""
     generator, setting, asked = torch.Generator().manual_seed(0), SamplingSetting(0.7, 0.9), []
     logits = torch.randn(2, 2, 9, 50, generator=generator)
-    tokens, parents = torch.randint(50, (2, 9), generator=generator), torch.tensor([[-1, 0, 0, 0, 0, 1, 2, 3, 4]] * 2)
+    tokens, parents = (
+        torch.randint(50, (2, 9), generator=generator),
+        torch.tensor([[-1, 0, 0, 0, 0, 1, 2, 3, 4]] * 2),
+    )
 
     def rows(at):
         asked.append(at)
         return logits[0][torch.arange(2), at]
 
-    lazily = verify_batch(verifier(name), tokens, parents, rows_of(rows, setting), rows_of(logits[1], RAW), Rng.seeded(0))
+    lazily = verify_batch(
+        verifier(name),
+        tokens,
+        parents,
+        rows_of(rows, setting),
+        rows_of(logits[1], RAW),
+        Rng.seeded(0),
+    )
     p, q = warp(logits[0], setting), warp(logits[1], RAW)
-    at_once = verify_batch(verifier(name), tokens, parents, p, q, Rng.seeded(0), depth=2, max_draws=4)
+    at_once = verify_batch(
+        verifier(name), tokens, parents, p, q, Rng.seeded(0), depth=2, max_draws=4
+    )
     assert len(asked) == 3
     assert all(torch.equal(one, other) for one, other in zip(lazily, at_once, strict=True))
 
@@ -134,7 +152,11 @@ def test_without_replacement_needs_the_masses_and_keeps_the_law():
         alone = exact_law(lambda rng, rule=rule: emitted(tree, *rule(tree, rng)))
         batch = exact_law(
             lambda rng, rule=rule: tuple(
-                t for t in verify_batch(rule, tokens, parents, *rows, rng, left=left).tokens[0].tolist() if t >= 0
+                t
+                for t in (
+                    verify_batch(rule, tokens, parents, *rows, rng, left=left).tokens[0].tolist()
+                )
+                if t >= 0
             )
         )
         assert distance(alone, batch) < 1e-9

@@ -1,21 +1,22 @@
-"""Trees that lie on the device: laws of shapes and beams, and verdicts that have the host's law (`test_lossless` has delayed
-trees)."""
+"""Trees that lie on the device: laws of shapes and beams, and verdicts that have the host's law
+(`test_lossless` has delayed trees).
+"""
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.device_tree import DeviceTree
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.fixed import Shaped
-from decoding.sampling import Rng
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
-from decoding.verification.rules import Nodes, SpecInfer
-from decoding.verification.traversal import weights_of
-from decoding.verification.trees import trees_of
-from decoding.verification.walk import accept_law
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.rules import Nodes, SpecInfer
+from nde_talf.decoding.rules.traversal import weights_of
+from nde_talf.decoding.rules.trees import trees_of
+from nde_talf.decoding.rules.walk import accept_law
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.laws import distance, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, scored
 from tests.decoding.wide_rows import rows
@@ -25,9 +26,21 @@ FLAT, UNEVEN, FORKED = ((), ()), (((),), ()), (((), ()), ())
 BOTH = ("without_replacement", "traversal_without_replacement")
 # Drafts whose mass ends before the draws do: one-hot, sparse and disjoint.
 SHAPES = [
-    *((name, "without_replacement", FLAT, kind, 3) for name in BOTH for kind in ("random", "sparse", "disjoint", "one-hot q")),
-    *((name, "without_replacement", FORKED, kind, 2) for name in BOTH for kind in ("random", "equal", "one-hot q")),
-    *((name, "iid", UNEVEN, kind, 2) for name in ("specinfer", "traversal", "nss") for kind in ("random", "sparse")),
+    *(
+        (name, "without_replacement", FLAT, kind, 3)
+        for name in BOTH
+        for kind in ("random", "sparse", "disjoint", "one-hot q")
+    ),
+    *(
+        (name, "without_replacement", FORKED, kind, 2)
+        for name in BOTH
+        for kind in ("random", "equal", "one-hot q")
+    ),
+    *(
+        (name, "iid", UNEVEN, kind, 2)
+        for name in ("specinfer", "traversal", "nss")
+        for kind in ("random", "sparse")
+    ),
     *(("nss", trees, UNEVEN, "sparse", 2) for trees in ("top_k", "without_replacement")),
     ("nss", "top_k", FLAT, "random", 3),
     *((name, "iid", UNEVEN, "random", 2) for name in ("naivetree", "spectr", "khisti")),
@@ -36,7 +49,11 @@ SHAPES = [
 
 def error(policy, name: str, tables: Tables, length: int) -> float:
     """Of the law of what a step on the device emits."""
-    found = tokens_law(tables, lambda rng: emitted(scored(tables, policy, rng, device=True), VERIFIERS[name], rng), length)
+    found = tokens_law(
+        tables,
+        lambda rng: emitted(scored(tables, policy, rng, device=True), VERIFIERS[name], rng),
+        length,
+    )
     return distance(found, target_law(tables, length))
 
 
@@ -47,19 +64,29 @@ def test_trees_of_a_fixed_shape_have_the_targets_law(name, trees, shape, kind, v
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy,vocabulary", [(Beam(2, 2, 3), 3), (Beam(3, 3, 5), 2)], ids=["wide", "deep"])
+@pytest.mark.parametrize(
+    "policy,vocabulary", [(Beam(2, 2, 3), 3), (Beam(3, 3, 5), 2)], ids=["wide", "deep"]
+)
 def test_beams_have_the_targets_law(policy, vocabulary, kind):
-    assert error(policy, "nss", Tables(kind, seed=3, vocabulary=vocabulary), policy.depth + 1) < 1e-9
+    assert (
+        error(policy, "nss", Tables(kind, seed=3, vocabulary=vocabulary), policy.depth + 1) < 1e-9
+    )
 
 
 VERDICTS = [
-    *((name, Delayed(Action(2, 0, 2)), 2) for name in (*RULES, "naivetree", "khisti", "gbv") if name not in ("naive", "bv")),
+    *(
+        (name, Delayed(Action(2, 0, 2)), 2)
+        for name in (*RULES, "naivetree", "khisti", "gbv")
+        if name not in ("naive", "bv")
+    ),
     *((name, Delayed(Action(1, 0, 3)), 2) for name in ("naive", "bv")),
     *((name, Shaped(FLAT, "without_replacement"), V) for name in BOTH),
 ]
 
 
-@pytest.mark.parametrize("name,policy,vocabulary", VERDICTS, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    "name,policy,vocabulary", VERDICTS, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_verdicts_have_the_law_of_the_rule_on_the_host(name, policy, vocabulary):
     """Of the tree, the node accepted last and the token, not only of what is emitted."""
     tables = Tables("random", seed=5, vocabulary=vocabulary)
@@ -70,18 +97,27 @@ def test_verdicts_have_the_law_of_the_rule_on_the_host(name, policy, vocabulary)
         host = tree.to_host() if device else tree
         return tuple(host.tokens), tuple(map(tuple, host.children)), tokens
 
-    assert distance(exact_law(lambda rng: verdict(rng, False)), exact_law(lambda rng: verdict(rng, True))) < 1e-9
+    assert (
+        distance(
+            exact_law(lambda rng: verdict(rng, False)), exact_law(lambda rng: verdict(rng, True))
+        )
+        < 1e-9
+    )
 
 
 def weights(batch, carried):
-    """Of all nodes: traversal's, or with what probability SpecInfer accepts each of a node's draws first."""
+    """Of all nodes: traversal's, or with what probability SpecInfer accepts each of a node's draws
+    first.
+    """
     if carried:
         found = weights_of(batch)
         return [x[0] for x in (found.w0, found.c, found.keep)]
     laws = torch.zeros(batch.tokens.shape[1], batch.max_draws + 1, dtype=torch.float64)
     for node in batch.parents[0, 1:].unique():
         at = node[None]
-        laws[node] = accept_law(SpecInfer(), Nodes(batch.p(at), batch.q(at), *batch.children(at)))[0][0]
+        laws[node] = accept_law(SpecInfer(), Nodes(batch.p(at), batch.q(at), *batch.children(at)))[
+            0
+        ][0]
     return [laws]
 
 
@@ -106,7 +142,9 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
     assert torch.equal(single.tokens, double.tokens)
     assert len(single.first.unique()) < len(single) == 11
     for found, right in zip(*(weights(trees_of(tree), carried) for tree in trees), strict=True):
-        torch.testing.assert_close(found[single.first.unique()], right[single.first.unique()], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            found[single.first.unique()], right[single.first.unique()], atol=1e-4, rtol=1e-4
+        )
     for name in ("traversal", "gbv") if carried else ("specinfer", "nss"):
         for seed in range(5):
             assert single.commit(*VERIFIERS[name](single, Rng.seeded(seed))).read().tokens[-1] >= 0

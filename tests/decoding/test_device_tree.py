@@ -1,26 +1,28 @@
-"""Trees on the device are those of the host; they commit and read the same, and decode the same text at temperature 0."""
+"""Trees on the device are those of the host; they commit and read the same, and decode the same
+text at temperature 0.
+"""
 
 from itertools import product
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.device_tree import DeviceTree
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.masks import HostMask, ancestor_mask, grown_mask
-from decoding.policies.base import DecodingState
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.fixed import Shaped, fixed_shape
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.static import StaticShapes
-from decoding.testing import exact_law
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.masks import HostMask, ancestor_mask, grown_mask
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.testing import exact_law
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
@@ -29,7 +31,14 @@ from tests.draft_training.heads import random_head
 
 TARGET, DRAFT = tiny_pair(64, hidden=32, layers=2)
 HEAD = random_head(TARGET)
-BEAMS = [Beam(3, 3, 9), Beam(2, 5, 8), Beam(1, 3, 2), Beam(4, 1, 3), Beam(2, 2, 100), Beam(10, 3, 40)]
+BEAMS = [
+    Beam(3, 3, 9),
+    Beam(2, 5, 8),
+    Beam(1, 3, 2),
+    Beam(4, 1, 3),
+    Beam(2, 2, 100),
+    Beam(10, 3, 40),
+]
 
 
 def drafter(with_head: bool, static: StaticShapes | None = None):
@@ -37,7 +46,9 @@ def drafter(with_head: bool, static: StaticShapes | None = None):
 
 
 class SeeingDrafter(TableDrafter):
-    """Looks whether the rows of the nodes to expand see what is on the way to each, and nothing else."""
+    """Looks whether the rows of the nodes to expand see what is on the way to each, and nothing
+    else.
+    """
 
     def expand(self, tree, nodes):
         super().expand(tree, nodes)
@@ -54,13 +65,22 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
 
 
 def on_tables(policy, tables: Tables, rng=None, room: int = 1 << 20) -> DeviceTree:
-    return policy.draft(DecodingState(0, 1, room, RAW, None, None, device=True), SeeingDrafter(tables), rng)
+    return policy.draft(
+        DecodingState(0, 1, room, RAW, None, None, device=True), SeeingDrafter(tables), rng
+    )
 
 
 def test_ancestor_masks_are_those_written_down():
     parents = [-1, 0, 0, 1, 1, 3]
     expected = torch.tensor(
-        [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0], [1, 1, 0, 1, 0, 1]]
+        [
+            [1, 0, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0, 0],
+            [1, 0, 1, 0, 0, 0],
+            [1, 1, 0, 1, 0, 0],
+            [1, 1, 0, 0, 1, 0],
+            [1, 1, 0, 1, 0, 1],
+        ]
     ).bool()
     assert torch.equal(ancestor_mask(torch.tensor(parents)), expected)
     assert torch.equal(ancestor_mask(torch.tensor(parents), depth=3), expected)
@@ -71,7 +91,9 @@ def test_ancestor_masks_are_those_written_down():
             for rows in (slice(0, 2), slice(2, 6)):
                 seen = expected[rows, : rows.stop]
                 host.grow(parents[rows])
-                assert torch.equal(host.of(rows.start)[0, 0], torch.where(seen, torch.zeros_like(blocked), blocked))
+                assert torch.equal(
+                    host.of(rows.start)[0, 0], torch.where(seen, torch.zeros_like(blocked), blocked)
+                )
             assert host.depths == [0, 1, 1, 2, 2, 3]
             host.clear()
             host.grow([-1] * 6)
@@ -81,7 +103,10 @@ def test_ancestor_masks_are_those_written_down():
 def test_ancestor_masks_of_random_forests_agree():
     generator = torch.Generator().manual_seed(0)
     for size in (1, 2, 7, 40, 130):
-        parents = [int(torch.randint(-1, row, (), generator=generator)) if row else -1 for row in range(size)]
+        parents = [
+            int(torch.randint(-1, row, (), generator=generator)) if row else -1
+            for row in range(size)
+        ]
         host = HostMask(torch.float32)
         host.grow(parents)
         assert torch.equal(ancestor_mask(torch.tensor(parents)), host.of(0)[0, 0] == 0)
@@ -94,7 +119,11 @@ def test_the_same_seed_drafts_the_same_delayed_tree():
         host = scored(tables, policy, Rng.seeded(seed))
         tree = on_tables(policy, tables, Rng.seeded(seed))
         read = tree.to_host()
-        assert (read.tokens, read.parents, read.children) == (host.tokens, host.parents, host.children)
+        assert (read.tokens, read.parents, read.children) == (
+            host.tokens,
+            host.parents,
+            host.children,
+        )
         first = tree.first.unique()
         assert tree.tokens[first].tolist() == host.tokens
         assert tree.commit(torch.tensor([0]), torch.tensor([0])).read().nodes == len(host)
@@ -117,7 +146,9 @@ def test_draws_on_a_device_are_those_of_the_host():
 
 
 def test_where_no_mass_is_left_a_draw_comes_again():
-    tree = on_tables(Shaped(((), ()), "without_replacement"), Tables("one-hot q", seed=3), Rng.seeded(0))
+    tree = on_tables(
+        Shaped(((), ()), "without_replacement"), Tables("one-hot q", seed=3), Rng.seeded(0)
+    )
     assert int(tree.tokens[1]) == int(tree.tokens[2]) and tree.first.tolist() == [0, 1, 1]
     assert tree.left.tolist() == [1, 1, 0]
 
@@ -129,7 +160,9 @@ def test_beams_are_those_of_the_host(room, vocabulary, kind):
     """And what comes instead of tokens that the draft gives nothing has no probability either."""
     for policy, seed in product(BEAMS, range(4)):
         tables = Tables(kind, seed, vocabulary)
-        host = policy.draft(DecodingState(0, 1, room, RAW, None, None), TableDrafter(tables), Rng.seeded(0))
+        host = policy.draft(
+            DecodingState(0, 1, room, RAW, None, None), TableDrafter(tables), Rng.seeded(0)
+        )
         ours = on_tables(policy, tables, room=room)
         tree = ours.to_host()
         assert paths(host) <= paths(tree) and len(paths(tree)) == len(tree) == len(ours)
@@ -144,14 +177,19 @@ def test_beams_are_those_of_the_host(room, vocabulary, kind):
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
 def test_models_draft_the_beams_of_the_host(with_head, static):
-    own, generator = drafter(with_head, StaticShapes(60, rows=32) if static else None), torch.Generator().manual_seed(0)
+    own, generator = (
+        drafter(with_head, StaticShapes(60, rows=32) if static else None),
+        torch.Generator().manual_seed(0),
+    )
     trees = set()
     for policy in (Beam(3, 4, 12), Beam(2, 5, 8), Beam(4, 3, 20)):
         prompt = torch.randint(64, (1, 6), generator=generator)
         features, found = TARGET.hidden(prompt, torch.arange(6)[None], None, None)[0], []
         for device in (False, True):
             own.start(prompt[0].tolist(), 7, features, RAW)
-            tree = policy.draft(DecodingState(7, 7, 50, RAW, None, None, device=device), own, Rng.seeded(0))
+            tree = policy.draft(
+                DecodingState(7, 7, 50, RAW, None, None, device=device), own, Rng.seeded(0)
+            )
             found.append(paths(tree.to_host() if device else tree))
         assert found[0] == found[1]
         trees.add(frozenset(found[0]))
@@ -168,12 +206,22 @@ def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
 
 
 @pytest.mark.parametrize(
-    "policy", [*BEAMS, Delayed(Action(3, 1, 2)), Delayed(Action(1, 0, 3)), Shaped((((), ()), ((),)), "without_replacement")]
+    "policy",
+    [
+        *BEAMS,
+        Delayed(Action(3, 1, 2)),
+        Delayed(Action(1, 0, 3)),
+        Shaped((((), ()), ((),)), "without_replacement"),
+    ],
 )
 def test_what_is_committed_is_what_is_read(policy):
     """At every end of every tree, on the device and on the host."""
     for seed in range(3):
-        tree = on_tables(policy, Tables("random", seed, V if isinstance(policy, Delayed) else 4), Rng.seeded(seed))
+        tree = on_tables(
+            policy,
+            Tables("random", seed, V if isinstance(policy, Delayed) else 4),
+            Rng.seeded(seed),
+        )
         host, states = tree.to_host(), torch.arange(len(tree))
         tree.p = host.p = 10 + states
         for end in tree.first.unique().tolist():
@@ -186,69 +234,114 @@ def test_what_is_committed_is_what_is_read(policy):
             assert [context_of(tree, row) for row in ours.of(states)[: tau + 1].tolist()] == [
                 context[:n] for n in range(tau + 1)
             ]
-            assert [*map(int, ours.last(states))] == [10 + end, end] and [*map(int, theirs.last(states))] == [10 + node, node]
+            assert [*map(int, ours.last(states))] == [10 + end, end] and [
+                *map(int, theirs.last(states))
+            ] == [10 + node, node]
             assert len(ours.nodes) == len(ours.tokens) == tree.depth + 1
             read, expected = ours.read(torch.tensor([7])), theirs.read(torch.tensor([7]))
             assert (read.tokens, read.nodes, read.choice) == (expected.tokens, expected.nodes, 7)
-            assert read.rows == ours.nodes[: tau + 1].tolist() and expected.rows == [0, *theirs.path]
+            assert read.rows == ours.nodes[: tau + 1].tolist() and expected.rows == [
+                0,
+                *theirs.path,
+            ]
             for room in range(tau + 3):
                 cut, whole = ours.within(room), theirs.within(room)
                 assert (whole is None) == (room <= tau) and (cut is None) == (room == 0)
-                assert cut is None or (len(cut.tokens) == min(room, tree.depth + 1) and int(cut.root) == min(tau, room - 1))
+                assert cut is None or (
+                    len(cut.tokens) == min(room, tree.depth + 1)
+                    and int(cut.root) == min(tau, room - 1)
+                )
 
 
 SHAPED = [
     (name, Shaped(fixed_shape(3, 2, 10), trees))
-    for trees, name in (("iid", "traversal"), ("without_replacement", "without_replacement"), ("top_k", "greedy"))
+    for trees, name in (
+        ("iid", "traversal"),
+        ("without_replacement", "without_replacement"),
+        ("top_k", "greedy"),
+    )
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
-@pytest.mark.parametrize("name,policy", [*METHODS, *SHAPED], ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+@pytest.mark.parametrize(
+    "name,policy", [*METHODS, *SHAPED], ids=lambda x: x if isinstance(x, str) else type(x).__name__
+)
 def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, static):
     shapes = StaticShapes(60, rows=32) if static else None
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["specinfer"])
     warm = SamplingSetting(0.7)  # the draft's, so that branches differ
-    fast = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, VERIFIERS[name], warm, static=shapes, device=True)
+    fast = SpeculativeDecoder(
+        TARGET,
+        drafter(with_head, shapes),
+        policy,
+        VERIFIERS[name],
+        warm,
+        static=shapes,
+        device=True,
+    )
     generator = torch.Generator().manual_seed(0)
     for seed in range(2):
         prompt = torch.randint(64, (5 + seed,), generator=generator).tolist()
         asked = prompt, 1000 if static else 50, SamplingSetting(0.0), Rng.seeded(seed)
         generation = fast.generate(*asked)
-        assert generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
+        assert (
+            generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
+        )
     assert with_head or generation.block_efficiency > 1.1
 
 
 @pytest.mark.parametrize(
-    "with_head,static,name", [(False, False, "greedy"), (False, True, "nss"), (True, False, "nss"), (True, True, "greedy")]
+    "with_head,static,name",
+    [(False, False, "greedy"), (False, True, "nss"), (True, False, "nss"), (True, True, "greedy")],
 )
 def test_greedy_beams_are_those_of_the_host_step_by_step(with_head, static, name):
-    shapes, greedy, warm = StaticShapes(60, rows=32) if static else None, SamplingSetting(0.0), SamplingSetting(0.7)
+    shapes, greedy, warm = (
+        StaticShapes(60, rows=32) if static else None,
+        SamplingSetting(0.0),
+        SamplingSetting(0.7),
+    )
     own = drafter(with_head, shapes)
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["nss"])
     ours, host = (
-        SpeculativeDecoder(TARGET, own, Beam(3, 4, 12), VERIFIERS[name], warm, static=shapes, device=device)
+        SpeculativeDecoder(
+            TARGET, own, Beam(3, 4, 12), VERIFIERS[name], warm, static=shapes, device=device
+        )
         for device in (True, False)
     )
-    asked = [1, 2, 3], 1000 if static else 40, greedy  # with static shapes to the end of the context
+    asked = (
+        [1, 2, 3],
+        1000 if static else 40,
+        greedy,
+    )  # with static shapes to the end of the context
     found = ours.generate(*asked, Rng.seeded(0))
-    assert found.tokens == plain.generate([1, 2, 3], len(found.tokens), greedy, Rng.seeded(0)).tokens
+    assert (
+        found.tokens == plain.generate([1, 2, 3], len(found.tokens), greedy, Rng.seeded(0)).tokens
+    )
     expected = host.generate(*asked, Rng.seeded(0))
-    assert [(step.tokens, step.nodes) for step in found.steps] == [(step.tokens, step.nodes) for step in expected.steps]
+    assert [(step.tokens, step.nodes) for step in found.steps] == [
+        (step.tokens, step.nodes) for step in expected.steps
+    ]
     assert with_head or found.block_efficiency > 1.1
 
 
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, False)])
 def test_with_beams_the_loop_writes_the_targets_law(with_head, static):
     target, draft = map(remembering, tiny_pair(2, noise=0.5))
-    prompt, setting, shapes = [1, 0, 1], SamplingSetting(0.9), StaticShapes(20, rows=8) if static else None
+    prompt, setting, shapes = (
+        [1, 0, 1],
+        SamplingSetting(0.9),
+        StaticShapes(20, rows=8) if static else None,
+    )
     if with_head:
         head = random_head(target)
         head.forward = remembered(head.forward)
     own = EagleDrafter(head) if with_head else LMDrafter(draft, shapes)
-    decoder = SpeculativeDecoder(target, own, Beam(2, 2, 3), VERIFIERS["nss"], static=shapes, device=True)
+    decoder = SpeculativeDecoder(
+        target, own, Beam(2, 2, 3), VERIFIERS["nss"], static=shapes, device=True
+    )
     law = exact_law(lambda rng: tuple(decoder.generate(prompt, 3, setting, rng).tokens))
     for tokens in product(range(2), repeat=3):
         rows = warp(target.module(torch.tensor([[*prompt, *tokens]])).logits[0], setting)
@@ -258,7 +351,9 @@ def test_with_beams_the_loop_writes_the_targets_law(with_head, static):
 
 def test_a_distribution_without_mass_is_an_error():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), VERIFIERS["traversal"], device=True)
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(2, 1, 1)), VERIFIERS["traversal"], device=True
+    )
     stream = iter(decoder.blocks([1, 2], 50, SamplingSetting(), Rng.seeded(0)))
     next(stream)
     with torch.no_grad():
@@ -272,7 +367,10 @@ def test_a_distribution_without_mass_is_an_error():
 @pytest.mark.parametrize("static", [False, True])
 def test_rows_that_are_told_what_they_see_run_as_those_with_parents(static):
     """In two passes, the second of rows below both; then a path is committed."""
-    shapes, generator = StaticShapes(60, rows=12) if static else None, torch.Generator().manual_seed(0)
+    shapes, generator = (
+        StaticShapes(60, rows=12) if static else None,
+        torch.Generator().manual_seed(0),
+    )
     told, known = (
         TreeSession(forward, TARGET.device, TARGET.dtype, TARGET.layers, shapes)
         for forward in (TARGET.hidden, lambda *inputs: TARGET.hidden(*inputs))
@@ -282,14 +380,18 @@ def test_rows_that_are_told_what_they_see_run_as_those_with_parents(static):
         own.append([1, 2, 3])
     for _ in range(4):
         tokens = torch.randint(64, (9,), generator=generator)
-        parents = [int(torch.randint(-1, row, (), generator=generator)) if row else -1 for row in range(9)]
+        parents = [
+            int(torch.randint(-1, row, (), generator=generator)) if row else -1 for row in range(9)
+        ]
         sees = torch.eye(9, dtype=torch.bool)
         for row, parent in enumerate(parents):
             if parent >= 0:
                 sees[row] |= sees[parent]
         for a, b in ((0, 5), (5, 9)):
             ours = told.grow(tokens[a:b], sees[a:b, :b])
-            torch.testing.assert_close(ours, known.grow(tokens[a:b].tolist(), parents[a:b]), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                ours, known.grow(tokens[a:b].tolist(), parents[a:b]), atol=1e-5, rtol=1e-4
+            )
         path = sees[8].nonzero().flatten().tolist()
         for own in (told, known):
             own.commit(path)

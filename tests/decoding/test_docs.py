@@ -1,21 +1,27 @@
-"""What the pages on decoding show is true: the policy runs and is lossless, the table of verifiers is the code's."""
+"""What the pages on decoding show is true: the policy runs and is lossless, the table of verifiers
+is the code's.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Autoregressive
-from decoding.sampling import Rng, SamplingSetting
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Autoregressive
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law
 
 DOCS = Path(__file__).parents[2] / "docs"
 PYTHON = re.compile(r"```python\n(.*?)```", re.S)
-EXAMPLE = next(code for code in PYTHON.findall((DOCS / "write_a_policy.md").read_text()) if "class WhileSure" in code)
+EXAMPLE = next(
+    code
+    for code in PYTHON.findall((DOCS / "write_a_policy.md").read_text())
+    if "class WhileSure" in code
+)
 
 
 def own_policy(**options):
@@ -31,7 +37,9 @@ def test_the_example_is_twenty_lines():
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(min_probability=0.4, depth=2), VERIFIERS[verifier])
+    decoder = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), own_policy(min_probability=0.4, depth=2), VERIFIERS[verifier]
+    )
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
 
@@ -39,7 +47,9 @@ def test_the_examples_policy_samples_the_target(verifier):
 def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
     greedy = SamplingSetting(0.0)
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["naive"])
-    fast = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(), VERIFIERS["naive"], SamplingSetting(1.0))
+    fast = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), own_policy(), VERIFIERS["naive"], SamplingSetting(1.0)
+    )
     generation = fast.generate(PROMPT, 40, greedy, Rng.seeded(0))
     assert generation.tokens == plain.generate(PROMPT, 40, greedy, Rng.seeded(0)).tokens
     assert len(generation.stats.nodes) > 1  # trees of several sizes
@@ -51,4 +61,6 @@ def test_the_table_of_verifiers_is_the_codes():
     rows = re.findall(rf"^\| ({'|'.join(kinds)}) \|.*\| ([\w, ]+) \|$", text, re.M)
     assert [kind for kind, _ in rows] == kinds
     for kind, named in rows:
-        assert named.split(", ") == [name for name, rule in VERIFIERS.items() if kind in rule.trees and name != "greedy"]
+        assert named.split(", ") == [
+            name for name, rule in VERIFIERS.items() if kind in rule.trees and name != "greedy"
+        ]

@@ -1,20 +1,22 @@
-"""The draft at a temperature of its own: under a greedy target trees branch, and the text stays the target's."""
+"""The draft at a temperature of its own: under a greedy target trees branch, and the text stays the
+target's.
+"""
 
 import pytest
 import torch
 
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.features import SCALARS, draft_rows, scalar_features
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Autoregressive
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
-from pipelines.policy_table import POLICIES, make_policy
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.features import SCALARS, draft_rows, scalar_features
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Autoregressive
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.pipelines.policy_table import POLICIES, make_policy
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
@@ -36,7 +38,11 @@ class Kept:
     """A policy, with the trees that it drafted and the states it saw."""
 
     def __init__(self, policy):
-        self.policy, self.trees, self.drafted = policy, policy.trees, list[tuple[DecodingState, object]]()
+        self.policy, self.trees, self.drafted = (
+            policy,
+            policy.trees,
+            list[tuple[DecodingState, object]](),
+        )
 
     def draft(self, state, drafter, rng):
         tree = self.policy.draft(state, drafter, rng)
@@ -45,7 +51,13 @@ class Kept:
 
 
 def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, head=False):
-    drafter = None if policy.trees == "none" else EagleDrafter(HEAD_OF_PAIR) if head else LMDrafter(PAIR[1])
+    drafter = (
+        None
+        if policy.trees == "none"
+        else EagleDrafter(HEAD_OF_PAIR)
+        if head
+        else LMDrafter(PAIR[1])
+    )
     decoder = SpeculativeDecoder(PAIR[0], drafter, policy, rule, draft, device=device)
     return decoder.generate([1, 2, 3], count, setting, Rng.seeded(0)).tokens
 
@@ -61,16 +73,28 @@ def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, hea
     ],
 )
 def test_auto_fits_the_trees(trees, greedy, warm):
-    assert drafted_under(AUTO, GREEDY, trees) == greedy and drafted_under(AUTO, SETTING, trees) == warm
+    assert (
+        drafted_under(AUTO, GREEDY, trees) == greedy and drafted_under(AUTO, SETTING, trees) == warm
+    )
     for wanted, found in ((MATCH, SETTING), (RAW, RAW), (COOL := SamplingSetting(0.3), COOL)):
         assert drafted_under(wanted, SETTING, trees) == found
 
 
 def test_what_a_user_may_write():
-    words = {"auto": AUTO, "match": MATCH, "raw": RAW, "0.5": SamplingSetting(0.5), 2: SamplingSetting(2.0), "0": GREEDY}
+    words = {
+        "auto": AUTO,
+        "match": MATCH,
+        "raw": RAW,
+        "0.5": SamplingSetting(0.5),
+        2: SamplingSetting(2.0),
+        "0": GREEDY,
+    }
     assert {word: read_draft_temperature(word) for word in words} == words
     for wrong in ("-1", -0.5, "warm", "nan", "inf", "", "[]"):
-        with pytest.raises(UserError, match=r"draft_temperature=.*choose auto, match, raw, or a number of at least 0"):
+        with pytest.raises(
+            UserError,
+            match=r"draft_temperature=.*choose auto, match, raw, or a number of at least 0",
+        ):
             read_draft_temperature(wrong)
     with pytest.raises(UserError, match="draft_setting=cold: choose auto"):
         SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
@@ -81,13 +105,22 @@ def test_a_policy_says_what_it_was_trained_with_and_the_decoder_may_say_otherwis
     for trained, found in ((RAW, RAW), (None, MATCH)):
         policy.draft_setting = trained
         assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss").draft_setting == found
-        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss", 0.5).draft_setting == SamplingSetting(0.5)
+        assert SpeculativeDecoder(
+            *PAIR[:1], drafter, policy, "nss", 0.5
+        ).draft_setting == SamplingSetting(0.5)
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
-@pytest.mark.parametrize("name", ["beam", "optimal", "salf", "dynatree", "dyspec", "dyspec_threshold", "sequoia", "fixed"])
-def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_greedy_too(name, head):
-    """Some node of some tree has two children; with the draft warped like the target none has one of positive probability."""
+@pytest.mark.parametrize(
+    "name",
+    ["beam", "optimal", "salf", "dynatree", "dyspec", "dyspec_threshold", "sequoia", "fixed"],
+)
+def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_greedy_too(
+    name, head
+):
+    """Some node of some tree has two children; with the draft warped like the target none has one
+    of positive probability.
+    """
     rule, widths = POLICIES[name].verifier, {}
     for draft in (AUTO, MATCH):
         policy = Kept(make_policy(name, SMALLER.get(name, {})))
@@ -113,7 +146,9 @@ def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
         if policy.trees in rule.trees:
             assert decode(policy, rule, draft) == plain, rule.name
             if name in ("delayed", "sequoia", "beam"):
-                assert decode(policy, rule, draft, device=rule.on_device is not None) == plain, rule.name
+                assert decode(policy, rule, draft, device=rule.on_device is not None) == plain, (
+                    rule.name
+                )
 
 
 CASES = [
@@ -131,7 +166,9 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
 @pytest.mark.parametrize("policy,rule,draft,device", CASES, ids=str)
-def test_the_law_is_the_targets_with_a_draft_of_another_temperature(policy, rule, draft, device, head):
+def test_the_law_is_the_targets_with_a_draft_of_another_temperature(
+    policy, rule, draft, device, head
+):
     drafter = EagleDrafter(HEAD) if head else LMDrafter(DRAFT)
     decoder = SpeculativeDecoder(TARGET, drafter, SMALL[policy](), rule, draft, device=device)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
@@ -160,7 +197,9 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
         rows = warp(p[context - 2], RAW), warp(q[context - 2], RAW), warp(q[context - 1], RAW)
         torch.testing.assert_close(features, scalar_features(*rows), rtol=1e-3, atol=1e-4)
     together = torch.stack(found)
-    assert len(found) > 4 and (together.std(0) > 1e-3).all(), dict(zip(SCALARS, together.std(0).tolist(), strict=True))
+    assert len(found) > 4 and (together.std(0) > 1e-3).all(), dict(
+        zip(SCALARS, together.std(0).tolist(), strict=True)
+    )
 
 
 def test_features_above_temperature_0_are_of_the_rows_that_are_sampled():
@@ -168,7 +207,10 @@ def test_features_above_temperature_0_are_of_the_rows_that_are_sampled():
 
     class Seeing(Kept):
         def draft(self, state, drafter, rng):
-            seen.append(draft_rows(drafter)[0] is drafter.previous.q and draft_rows(drafter)[1] is drafter.root.q)
+            seen.append(
+                draft_rows(drafter)[0] is drafter.previous.q
+                and draft_rows(drafter)[1] is drafter.root.q
+            )
             seen.append(float(state.p_previous.count_nonzero()) < 48)  # cut by top-p
             return super().draft(state, drafter, rng)
 

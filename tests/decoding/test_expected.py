@@ -1,18 +1,20 @@
-"""Labels: the super-tree's estimates are unbiased for the enumerated block efficiency of every action."""
+"""Labels: the super-tree's estimates are unbiased for the enumerated block efficiency of every
+action.
+"""
 
 from functools import cache
 
 import pytest
 import torch
 
-from decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
-from decoding.names import LABELLED
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng
-from decoding.super_tree import super_tree_layout
-from decoding.testing import expectation
-from decoding.verification import VERIFIERS
-from decoding.verification.gains import expected_block_efficiency
+from nde_talf.decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.testing import expectation
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 
@@ -31,12 +33,19 @@ def draw_super_tree(tables, layout, rng):
 
 
 @cache
-def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocabulary: int = 2) -> tuple[torch.Tensor, ...]:
+def every_super_tree(
+    kind: str, size: tuple[int, int, int], seed: int = 5, vocabulary: int = 2
+) -> tuple[torch.Tensor, ...]:
     """Tokens [n, N], p and q [n, N_inner, V] of all that can be drawn, and their probabilities [n]."""
     tables, layout, drawn = Tables(kind, seed, vocabulary), super_tree_layout(*size), []
 
     def draw(rng):
-        drawn.append((*draw_super_tree(tables, layout, rng), torch.tensor([rng.probability], dtype=torch.float64)))
+        drawn.append(
+            (
+                *draw_super_tree(tables, layout, rng),
+                torch.tensor([rng.probability], dtype=torch.float64),
+            )
+        )
         return 1.0
 
     assert expectation(draw) == pytest.approx(1)
@@ -44,7 +53,9 @@ def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocab
 
 
 @cache
-def block_efficiency(kind: str, tree: Action, name: str, seed: int = 5, vocabulary: int = 2) -> float:
+def block_efficiency(
+    kind: str, tree: Action, name: str, seed: int = 5, vocabulary: int = 2
+) -> float:
     """Of one step, enumerated."""
     tables = Tables(kind, seed, vocabulary)
     return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(tree), VERIFIERS[name], rng)))
@@ -66,19 +77,25 @@ def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
 @pytest.mark.parametrize("name", LABELLED)
 @pytest.mark.parametrize("seed,vocabulary", [(10, 2), (0, 3), (1, 3)])
 def test_estimates_are_unbiased_where_unlikely_nodes_have_two_children(name, seed, vocabulary):
-    """There a bottom-up rule arrives with a weight below 1, rejects a child, and still has a residual."""
+    """There a bottom-up rule arrives with a weight below 1, rejects a child, and still has a
+    residual.
+    """
     size = (2, 0, 2)
     tokens, p, q, chances = every_super_tree("random", size, seed, vocabulary)
     values = expected_block_efficiency(p, q, tokens, name, super_tree_layout(*size))
     for tree, value in zip(action_space(*size)[1], (chances @ values).tolist(), strict=True):
-        assert value == pytest.approx(block_efficiency("random", tree, name, seed, vocabulary), abs=1e-8), tree
+        assert value == pytest.approx(
+            block_efficiency("random", tree, name, seed, vocabulary), abs=1e-8
+        ), tree
 
 
 def test_perfect_draft_is_accepted_whole():
     tables, layout = Tables("equal", seed=1), super_tree_layout(2, 1, 2)
     rng = Rng.seeded(0)
     tokens, p, q = draw_super_tree(tables, layout, rng)
-    for name in sorted({*LABELLED} - {"nss", "gbv"}):  # these two pay for several branches when p = q
+    for name in sorted(
+        {*LABELLED} - {"nss", "gbv"}
+    ):  # these two pay for several branches when p = q
         value = expected_block_efficiency(p, q, tokens, name, layout)[0]
         for tree, estimate in zip(action_space(2, 1, 2)[1], value.tolist(), strict=True):
             assert estimate == pytest.approx(tree.depth + 1), (name, tree)

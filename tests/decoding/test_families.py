@@ -1,5 +1,8 @@
-"""Today's model families, with tiny random weights, well past their windows and with drafts of other rows: decoding, caches,
-super-trees and sampled laws are those of plain passes. What cannot hold a tree is refused with the reason."""
+"""Today's model families, with tiny random weights, well past their windows and with drafts of
+other rows: decoding, caches, super-trees and sampled laws are those of plain passes.
+
+What cannot hold a tree is refused with the reason.
+"""
 
 import random
 from itertools import product
@@ -7,31 +10,34 @@ from itertools import product
 import pytest
 import torch
 
-from data.traces.label_chunks import labels
-from data.traces.super_trees import Prefix, sampled_super_trees
-from decoding.actions import Action
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel, check_pair
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.static import StaticShapes
-from decoding.super_tree import super_tree_layout
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
+from nde_talf.data.traces.label_chunks import labels
+from nde_talf.data.traces.super_trees import Prefix, sampled_super_trees
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel, check_pair
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.families import CONTEXT, FAMILIES, REFUSED, V, family, module
 from tests.decoding.policies import EVERY_POLICY
 from tests.decoding.remembered import remembering
 
-# One of each kind of mask, read-out and table of positions: these run in make check, and their long tests in make test.
+# One of each kind of mask, read-out and table of positions: these run in make check, and their long
+# tests in make test.
 FAST = ("mistral", "gemma-3-images", "opt-350m", "llama-4")
 EACH = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
 LONG = [
-    pytest.param(name, marks=pytest.mark.slow if name in (*FAST, "gemma-2", "gpt-oss") else pytest.mark.law)
+    pytest.param(
+        name, marks=pytest.mark.slow if name in (*FAST, "gemma-2", "gpt-oss") else pytest.mark.law
+    )
     for name in FAMILIES
 ]
 FEWER, MORE = V - 3, V + 5  # rows of a draft
@@ -55,14 +61,18 @@ def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 def test_greedy_text_is_that_of_plain_passes(name):
-    """Well past the window, with trees deeper than half of it; on the host, and with static shapes on the device."""
+    """Well past the window, with trees deeper than half of it; on the host, and with static shapes
+    on the device.
+    """
     prompt, static = text(20), StaticShapes(CONTEXT, rows=32)
     for rows, policy, rule, shapes in (
         (FEWER, Delayed(Action(2, 3, 8)), "specinfer", None),
         (MORE, Beam(k=2, depth=10, nodes=16), "greedy", static),
     ):
         target, draft = padded_pair(name, rows)
-        decoder = SpeculativeDecoder(target, LMDrafter(draft, shapes), policy, rule, static=shapes, device=shapes is not None)
+        decoder = SpeculativeDecoder(
+            target, LMDrafter(draft, shapes), policy, rule, static=shapes, device=shapes is not None
+        )
         generation = decoder.generate(prompt, 32, SamplingSetting(0.0), Rng.seeded(0))
         plain = alone(target, [*prompt, *generation.tokens])[len(prompt) - 1 : -1].argmax(-1)
         assert generation.tokens == plain.tolist()
@@ -82,7 +92,10 @@ def test_trees_and_cache_are_those_of_plain_passes_after_200_random_steps(name):
 @torch.inference_mode()
 def random_steps(name: str, steps: int) -> None:
     model, choose = family(name), random.Random(0)
-    session, committed = TreeSession(model.hidden, model.device, model.dtype, model.layers), text(18)
+    session, committed = (
+        TreeSession(model.hidden, model.device, model.dtype, model.layers),
+        text(18),
+    )
     session.append(committed)
     for _ in range(steps):
         if len(committed) > 60:
@@ -90,7 +103,10 @@ def random_steps(name: str, steps: int) -> None:
             session.append(committed := text(18, choose.randrange(99)))
         paths: list[list[int]] = []  # rows from the top down to each row
         for count in (choose.randint(1, 9), choose.randint(1, 6)):
-            parents = [choose.randint(max(-1, row - 4), row - 1) for row in range(len(paths), len(paths) + count)]
+            parents = [
+                choose.randint(max(-1, row - 4), row - 1)
+                for row in range(len(paths), len(paths) + count)
+            ]
             for row, parent in enumerate(parents, len(paths)):
                 paths.append([*(paths[parent] if parent >= 0 else []), row])
             tokens = text(len(paths))
@@ -106,48 +122,73 @@ def random_steps(name: str, steps: int) -> None:
             committed += more
     plain = KVCache()
     model.hidden(torch.tensor([committed]), torch.arange(len(committed))[None], None, plain)
-    for own, other in zip(session.cache.layers, plain.layers, strict=False):  # layers that share keys have none of their own
+    for own, other in zip(
+        session.cache.layers, plain.layers, strict=False
+    ):  # layers that share keys have none of their own
         for ours, theirs in ((own.keys, other.keys), (own.values, other.values)):
             length = len(committed)
-            torch.testing.assert_close(ours[:, :, :length], theirs[:, :, :length], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                ours[:, :, :length], theirs[:, :, :length], atol=1e-4, rtol=1e-4
+            )
 
 
 @pytest.mark.parametrize("name", EACH)
 @torch.inference_mode()
 def test_rows_of_super_trees_are_those_of_plain_passes(name):
     """Both models' distributions, over the target's rows, from which labels are made."""
-    setting, layout, trajectory = SamplingSetting(0.8), super_tree_layout(2, 2, 8), torch.tensor(text(30))
+    setting, layout, trajectory = (
+        SamplingSetting(0.8),
+        super_tree_layout(2, 2, 8),
+        torch.tensor(text(30)),
+    )
     roots = torch.tensor([3, 22])
     for rows in (FEWER, MORE):
         target, draft = padded_pair(name, rows)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         generator = torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(*prefixes, trajectory, roots, 1, layout, setting, generator, 9)
+        (trees,) = sampled_super_trees(
+            *prefixes, trajectory, roots, 1, layout, setting, generator, 9
+        )
         found = trees.distributions(target, draft, setting, setting)
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner - 6, layout.inner):
-                tokens = [*trajectory[:root].tolist(), *trees.tokens[tree][layout.ancestors[row]].tolist()]
-                known = torch.tensor(tokens).where(torch.tensor(tokens) < rows, draft._unknown).tolist()
+                tokens = [
+                    *trajectory[:root].tolist(),
+                    *trees.tokens[tree][layout.ancestors[row]].tolist(),
+                ]
+                known = (
+                    torch.tensor(tokens).where(torch.tensor(tokens) < rows, draft._unknown).tolist()
+                )
                 p, q = warp(alone(target, tokens)[-1], setting), torch.zeros(V)
                 q[:rows] = warp(alone(draft, known)[-1, :V], setting)
                 torch.testing.assert_close(found[0][tree, row], p, atol=1e-4, rtol=1e-3)
                 torch.testing.assert_close(found[1][tree, row], q, atol=1e-4, rtol=1e-3)
-        (by_rule,) = labels(trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99)
-        assert all(bool((values >= 1).all() and values.isfinite().all()) for values in by_rule.values())
+        (by_rule,) = labels(
+            trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99
+        )
+        assert all(
+            bool((values >= 1).all() and values.isfinite().all()) for values in by_rule.values()
+        )
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_the_law_of_three_tokens_is_the_targets(name):
-    """Past the window; the draft knows one token less than the target, and one more that the target does not have."""
+    """Past the window; the draft knows one token less than the target, and one more that the target
+    does not have.
+    """
     setting, prompt = SamplingSetting(0.9), [token % 3 for token in text(18)]
     for rows in (2, 4):
         target, draft = family(name, rows=3), family(name, noise=0.1, rows=rows)
         check_pair(target, draft)
-        decoder = SpeculativeDecoder(remembering(target), LMDrafter(remembering(draft)), Delayed(Action(1, 0, 1)), "naive")
+        decoder = SpeculativeDecoder(
+            remembering(target), LMDrafter(remembering(draft)), Delayed(Action(1, 0, 1)), "naive"
+        )
         law = exact_law(lambda rng, of=decoder: tuple(of.generate(prompt, 3, setting, rng).tokens))
         for tokens in product(range(3), repeat=3):
             p = warp(alone(target, [*prompt, *tokens])[len(prompt) - 1 : -1].double(), setting)
-            assert law.get(tokens, 0.0) == pytest.approx(float(p[range(3), tokens].prod()), abs=1e-5)
+            assert law.get(tokens, 0.0) == pytest.approx(
+                float(p[range(3), tokens].prod()), abs=1e-5
+            )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -157,8 +198,14 @@ def test_a_model_that_cannot_hold_a_tree_is_refused_with_the_reason(name):
 
 
 def test_a_context_ends_where_logits_would_depend_on_the_pass():
-    """Phi-3's long angles hold for a pass as a whole; Llama 4's scale of scores counts slots of the cache."""
-    assert family("phi-3-long").max_context == CONTEXT < family("phi-3-long").config.max_position_embeddings
+    """Phi-3's long angles hold for a pass as a whole; Llama 4's scale of scores counts slots of the
+    cache.
+    """
+    assert (
+        family("phi-3-long").max_context
+        == CONTEXT
+        < family("phi-3-long").config.max_position_embeddings
+    )
     kind, changes = FAMILIES["llama-4"]
     assert CausalModel(module(kind, changes | {"floor_scale": 1100})).max_context == 76
 

@@ -1,4 +1,6 @@
-"""Native forward passes: transformers' numbers in every kind of pass, with its own weights, whatever is done to them."""
+"""Native forward passes: transformers' numbers in every kind of pass, with its own weights,
+whatever is done to them.
+"""
 
 import copy
 
@@ -9,21 +11,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoding.actions import Action
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.forward import attention, product
-from decoding.forward.attention import attend, has_flash, seen_in, weighed, weighed_in_steps
-from decoding.forward.rotary import RotaryTable
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.session import TreeSession
-from decoding.windows import Window
-from draft_training.export import load_head, save_head
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.forward import attention, product
+from nde_talf.decoding.forward.attention import (
+    attend,
+    has_flash,
+    seen_in,
+    weighed,
+    weighed_in_steps,
+)
+from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.windows import Window
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import FAMILIES, V, family, module
 from tests.draft_training.heads import FAMILIES as HEADS
 from tests.draft_training.heads import family_target, random_head
@@ -47,9 +55,13 @@ def original(model: CausalModel) -> CausalModel:
 
 @pytest.mark.parametrize("window", [None, 3, 12, 40])
 @pytest.mark.parametrize("prefix", [1, 9, 50])
-@pytest.mark.parametrize("heads,dtype", [(2, torch.float32), (6, torch.float32), (6, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "heads,dtype", [(2, torch.float32), (6, torch.float32), (6, torch.bfloat16)]
+)
 @torch.no_grad()
-def test_text_without_a_mask_and_tree_under_one_are_plain_attention(monkeypatch, window, prefix, heads, dtype):
+def test_text_without_a_mask_and_tree_under_one_are_plain_attention(
+    monkeypatch, window, prefix, heads, dtype
+):
     """Also past the window, whose edge runs through the text, and deeper than the window."""
     monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": 1})
     generator = torch.Generator().manual_seed(0)
@@ -78,31 +90,47 @@ def test_text_without_a_mask_and_tree_under_one_are_plain_attention(monkeypatch,
     repeated = (states.float().repeat_interleave(heads // 2, 1) for states in (keys, values))
     expected = F.scaled_dot_product_attention(query.float(), *repeated, attn_mask=wide, scale=0.3)
     error = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found.view(2, 6, heads, 8).transpose(1, 2).float(), expected, atol=error, rtol=error)
+    torch.testing.assert_close(
+        found.view(2, 6, heads, 8).transpose(1, 2).float(), expected, atol=error, rtol=error
+    )
 
 
 @torch.no_grad()
 def test_attention_in_steps_is_the_fused_one():
     """The first is what runs on a device whose own has no mask."""
     query, keys, values = (torch.randn(2, 3, rows, 8) for rows in (5, 11, 11))
-    mask = torch.zeros(1, 1, 5, 11).masked_fill(torch.rand(5, 11) < 0.3, torch.finfo(torch.float32).min)
+    mask = torch.zeros(1, 1, 5, 11).masked_fill(
+        torch.rand(5, 11) < 0.3, torch.finfo(torch.float32).min
+    )
     for blocked in (None, mask):
-        for one, other in zip(*(run(query, keys, values, blocked, 0.2) for run in (weighed, weighed_in_steps)), strict=True):
+        for one, other in zip(
+            *(run(query, keys, values, blocked, 0.2) for run in (weighed, weighed_in_steps)),
+            strict=True,
+        ):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype,flash", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)])
+@pytest.mark.parametrize(
+    "dtype,flash", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)]
+)
 def test_the_text_goes_without_a_mask_where_a_gpu_has_flash_attention(monkeypatch, dtype, flash):
-    """A T4 has none, and float32 has none anywhere. Elsewhere two parts would have no kernel, or only cost time."""
+    """A T4 has none, and float32 has none anywhere.
+
+    Elsewhere two parts would have no kernel, or only cost time.
+    """
     monkeypatch.setattr(attention, "has_flash", lambda device, dtype, size=64: flash)
     with FakeTensorMode():
-        rows, mask = (torch.empty(shape, dtype=dtype, device="cuda") for shape in ((1, 5), (1, 1, 5, 8)))
+        rows, mask = (
+            torch.empty(shape, dtype=dtype, device="cuda") for shape in ((1, 5), (1, 1, 5, 8))
+        )
         seen = [seen_in(None, mask, rows, None, cached, dtype, 2) for cached in (51, 603)]
     assert [(own.open, own.tree) for own in seen] == [(48, 48), (0 if flash else 600, 600)]
 
 
 def test_flash_attention_is_asked_for_and_not_supposed():
-    assert has_flash(torch.device("cpu"), torch.float32) and not has_flash(torch.device("meta"), torch.bfloat16)
+    assert has_flash(torch.device("cpu"), torch.float32) and not has_flash(
+        torch.device("meta"), torch.bfloat16
+    )
     if torch.cuda.is_available():
         assert not has_flash(torch.device("cuda"), torch.float32)
 
@@ -110,10 +138,14 @@ def test_flash_attention_is_asked_for_and_not_supposed():
 # Passes
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NATIVE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NATIVE]
+)
 @torch.no_grad()
 def test_passes_are_those_of_transformers(monkeypatch, name):
-    """Prompt, trees in two parts, batches and features of inner layers; with and without the text under a mask."""
+    """Prompt, trees in two parts, batches and features of inner layers; with and without the text
+    under a mask.
+    """
     model = family(name)
     theirs = original(model)
     assert model.native is not None and model.forward.startswith("native")
@@ -134,7 +166,10 @@ def test_passes_are_those_of_transformers(monkeypatch, name):
     for mask in (None, torch.full((2, 1, 30, 30), torch.finfo(torch.float32).min).triu(1)):
         if mask is not None:
             mask[1, 0, 20:, 3:5] = mask.min()
-        states = [m.reader(layers)(tokens, positions.expand(2, -1), mask, KVCache()) for m in (model, theirs)]
+        states = [
+            m.reader(layers)(tokens, positions.expand(2, -1), mask, KVCache())
+            for m in (model, theirs)
+        ]
         torch.testing.assert_close(*states, atol=2e-5, rtol=1e-4)
     assert model.reader(layers) is model.reader(layers)
 
@@ -162,8 +197,13 @@ def test_sampled_texts_are_equal(name):
     target, draft = family(name), family(name, noise=0.01)
     texts = []
     for run in (lambda model: model, original):
-        decoder = SpeculativeDecoder(run(target), LMDrafter(run(draft)), Delayed(Action(2, 2, 3)), "specinfer")
-        texts += [decoder.generate(text(20), 40, setting, Rng.seeded(0)).tokens for setting in map(SamplingSetting, (0.0, 0.8))]
+        decoder = SpeculativeDecoder(
+            run(target), LMDrafter(run(draft)), Delayed(Action(2, 2, 3)), "specinfer"
+        )
+        texts += [
+            decoder.generate(text(20), 40, setting, Rng.seeded(0)).tokens
+            for setting in map(SamplingSetting, (0.0, 0.8))
+        ]
     assert texts[:2] == texts[2:]
 
 
@@ -179,7 +219,13 @@ def test_a_heads_passes_are_those_of_its_training(kind, tmp_path):
         cache = KVCache(1)
         mask = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min).triu(1)
         first = head.forward(tokens[:, :cut], positions[:, :cut], None, cache, features[:, :cut])
-        return torch.cat([first, head.forward(tokens[:, cut:], positions[:, cut:], mask, cache, features[:, cut:])], 1)
+        return torch.cat(
+            [
+                first,
+                head.forward(tokens[:, cut:], positions[:, cut:], mask, cache, features[:, cut:]),
+            ],
+            1,
+        )
 
     expected, before = passes(), features.clone()
     drafter = EagleDrafter(head)
@@ -187,34 +233,53 @@ def test_a_heads_passes_are_those_of_its_training(kind, tmp_path):
     torch.testing.assert_close(passes(), expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(features, before)
     again = load_head(save_head(head, tmp_path / "head"), target)
-    assert all(torch.equal(own, again.state_dict()[name]) for name, own in head.state_dict().items())
+    assert all(
+        torch.equal(own, again.state_dict()[name]) for name, own in head.state_dict().items()
+    )
 
 
 # Weights
 
-SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SMALL |= {"num_key_value_heads": 2, "initializer_range": 0.3}
 
 
 def same_logits(model: CausalModel) -> None:
     tokens = torch.tensor([text(9)], device=model.device)
     with torch.no_grad():
-        found = model.logits(model.hidden(tokens, torch.arange(9)[None], None, KVCache(model.layers)))
-        torch.testing.assert_close(found, model.module(input_ids=tokens).logits, atol=1e-4, rtol=1e-4)
+        found = model.logits(
+            model.hidden(tokens, torch.arange(9)[None], None, KVCache(model.layers))
+        )
+        torch.testing.assert_close(
+            found, model.module(input_ids=tokens).logits, atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma-3"])
 def test_weights_are_shared_and_changes_of_any_kind_are_seen_by_the_next_sequence(name, tmp_path):
     model = family(name)
-    weights = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in model.module.parameters()}
-    assert sum(weights.values()) == sum(weight.nbytes for weight in model.module.parameters())  # and no storage is half used
+    weights = {
+        weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes()
+        for weight in model.module.parameters()
+    }
+    assert sum(weights.values()) == sum(
+        weight.nbytes for weight in model.module.parameters()
+    )  # and no storage is half used
     block = model.body.layers[0]
     assert model.native.layers[0].qkv.weight.data_ptr() == block.self_attn.q_proj.weight.data_ptr()
     generator = torch.Generator().manual_seed(0)
     for weight in model.module.parameters():  # in place, as an optimizer or load_state_dict does
         weight.data.add_(0.05 * torch.randn(weight.shape, generator=generator))
     same_logits(model)
-    block.self_attn.k_proj.weight = nn.Parameter(block.self_attn.k_proj.weight * 1.1, requires_grad=False)
+    block.self_attn.k_proj.weight = nn.Parameter(
+        block.self_attn.k_proj.weight * 1.1, requires_grad=False
+    )
     same_logits(model)
     block.mlp.up_proj = nn.Linear(32, 48, bias=False).requires_grad_(False)
     same_logits(model)
@@ -222,14 +287,21 @@ def test_weights_are_shared_and_changes_of_any_kind_are_seen_by_the_next_sequenc
     same_logits(model)
     model.module.save_pretrained(tmp_path)
     loaded = CausalModel.load(tmp_path, dtype="float64")
-    assert all(torch.equal(own, loaded.module.get_parameter(n)) for n, own in model.module.named_parameters())
+    assert all(
+        torch.equal(own, loaded.module.get_parameter(n))
+        for n, own in model.module.named_parameters()
+    )
 
 
 def test_two_models_over_one_module_share_its_fused_weights():
     one = family("llama")
     where = one.native.layers[1].gate_up.weight.data_ptr()
     two = CausalModel(one.module)
-    assert two.native.layers[1].gate_up.weight.data_ptr() == where == one.native.layers[1].gate_up.weight.data_ptr()
+    assert (
+        two.native.layers[1].gate_up.weight.data_ptr()
+        == where
+        == one.native.layers[1].gate_up.weight.data_ptr()
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma-3"])
@@ -249,7 +321,9 @@ def test_a_model_that_became_something_else_is_refused():
 
     model = family("llama")
     model.body.layers[1].mlp.down_proj = Adapted(48, 32)
-    with pytest.raises(UserError, match=r"changed since it was loaded.* Adapted.*CausalModel of it again"):
+    with pytest.raises(
+        UserError, match=r"changed since it was loaded.* Adapted.*CausalModel of it again"
+    ):
         same_logits(model)
 
 
@@ -260,7 +334,11 @@ def test_a_model_that_became_something_else_is_refused():
     "name,changes,reason",
     [
         ("gpt2", {}, "none for models of type gpt2"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "of type dynamic"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "of type dynamic",
+        ),
         ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead"),
     ],
 )
@@ -268,12 +346,18 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
     if name != "gemma3_text":  # which transformers cannot run here either
         model = CausalModel(module(name, changes))
         assert model.native is None and reason in model.forward
-    with pytest.raises(UserError, match=f"its name: model.forward=native is not possible: .*{reason}"):
+    with pytest.raises(
+        UserError, match=f"its name: model.forward=native is not possible: .*{reason}"
+    ):
         CausalModel(module(name, changes), "its name", "native")
 
 
 @pytest.mark.parametrize(
-    "changes,reason", [({"is_quantized": True}, "its weights are quantised"), ({"sharded_by": 2}, "divided among processes")]
+    "changes,reason",
+    [
+        ({"is_quantized": True}, "its weights are quantised"),
+        ({"sharded_by": 2}, "divided among processes"),
+    ],
 )
 def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
     """The marks are those that transformers and `tensor_parts` leave on a model."""
@@ -281,7 +365,10 @@ def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
     for name, value in changes.items():
         setattr(changed, name, value)
     assert reason in CausalModel(changed).forward
-    with pytest.raises(UserError, match=f"model.forward=native is not possible: .*{reason}.* Set model.forward=auto"):
+    with pytest.raises(
+        UserError,
+        match=f"model.forward=native is not possible: .*{reason}.* Set model.forward=auto",
+    ):
         CausalModel(changed, forward="native")
 
 
@@ -298,28 +385,40 @@ def test_a_model_that_computes_something_else_falls_back():
         CausalModel(changed, forward="fast")
 
 
-@pytest.mark.parametrize("dtype,factor,allowed", [(torch.float32, 1.001, "0.0001"), (torch.bfloat16, 1.5, "0.05")])
+@pytest.mark.parametrize(
+    "dtype,factor,allowed", [(torch.float32, 1.001, "0.0001"), (torch.bfloat16, 1.5, "0.05")]
+)
 def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, factor, allowed):
     changed = module("llama", {}).to(dtype)
     changed.model.layers[0].mlp.register_forward_hook(lambda own, args, output: output * factor)
     model = CausalModel(changed)
     assert model.native is None and f"of the largest, and {allowed} is allowed" in model.forward
-    assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(allowed)  # so that a looser bound would take it
+    assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(
+        allowed
+    )  # so that a looser bound would take it
 
 
-@pytest.mark.parametrize("name,fault", [("llama", "siblings"), ("mistral", "windows"), ("llama", "positions")])
-def test_a_fault_that_only_trees_windows_or_far_positions_show_is_found_at_loading(name, fault, monkeypatch):
+@pytest.mark.parametrize(
+    "name,fault", [("llama", "siblings"), ("mistral", "windows"), ("llama", "positions")]
+)
+def test_a_fault_that_only_trees_windows_or_far_positions_show_is_found_at_loading(
+    name, fault, monkeypatch
+):
     """The plain pass over a few tokens is right in all cases."""
 
     def seen(window, mask, rows, columns, cached, *others, **more):
         if fault == "siblings" and cached and mask is not None:  # see one another
             mask = torch.zeros_like(mask)
-        return seen_in(None if fault == "windows" else window, mask, rows, columns, cached, *others, **more)
+        return seen_in(
+            None if fault == "windows" else window, mask, rows, columns, cached, *others, **more
+        )
 
     at = RotaryTable.at
-    monkeypatch.setattr("decoding.forward.native.seen_in", seen)
+    monkeypatch.setattr("nde_talf.decoding.forward.native.seen_in", seen)
     if fault == "positions":
-        monkeypatch.setattr(RotaryTable, "at", lambda own, positions: at(own, positions.clamp(max=20)))
+        monkeypatch.setattr(
+            RotaryTable, "at", lambda own, positions: at(own, positions.clamp(max=20))
+        )
     model = CausalModel(module(*FAMILIES[name]))
     assert model.native is None and "its logits differ from transformers' by" in model.forward
 
@@ -335,16 +434,29 @@ def test_under_autocast_passes_are_those_of_transformers():
 def test_onednn_multiplies_many_rows_with_large_matrices_of_float32_alone(monkeypatch):
     asked, onednn = [], torch.ops.mkldnn._linear_pointwise
     monkeypatch.setattr(product, "ONEDNN", True)
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *given: asked.append(given[0].shape) or onednn(*given))
+    monkeypatch.setattr(
+        torch.ops.mkldnn,
+        "_linear_pointwise",
+        lambda *given: asked.append(given[0].shape) or onednn(*given),
+    )
     large, bias, small = torch.randn(1024, 512), torch.randn(1024), torch.randn(64, 512)
     rows = torch.randn(3, 5, 512)
     with torch.no_grad():
-        torch.testing.assert_close(product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(
+            product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5
+        )
         assert asked == [rows.shape]
         many, gaps = torch.randn(65, 512), torch.randn(1024, 2)[:, 0]
-        others = (rows[:1, :1], large, None), (many, large, None), (rows, small, None), (rows, large, gaps)
+        others = (
+            (rows[:1, :1], large, None),
+            (many, large, None),
+            (rows, small, None),
+            (rows, large, gaps),
+        )
         for states, weight, more in (*others, (rows.bfloat16(), large.bfloat16(), None)):
-            torch.testing.assert_close(product.product(states, weight, more), F.linear(states, weight, more))
+            torch.testing.assert_close(
+                product.product(states, weight, more), F.linear(states, weight, more)
+            )
         with torch.autocast("cpu"):
             assert product.product(rows, large).dtype == torch.bfloat16
     rows.requires_grad_()

@@ -1,4 +1,6 @@
-"""A model folder is loaded whole or refused: nothing in it is filled with random numbers, and nothing of it is NaN."""
+"""A model folder is loaded whole or refused: nothing in it is filled with random numbers, and
+nothing of it is NaN.
+"""
 
 import json
 from importlib.util import find_spec
@@ -19,27 +21,46 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decoding.common.checksums import CHECKSUMS, write_checksums
-from decoding.common.errors import UserError
-from decoding.loading import foreign_names
-from decoding.model import CausalModel
+from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.loading import foreign_names
+from nde_talf.decoding.model import CausalModel
 from tests.decoding.families import family
 
 WORDS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 
 
 def build(family: str, tied: bool):
     torch.manual_seed(0)
     if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied))
+        return LlamaForCausalLM(
+            LlamaConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied)
+        )
     if family == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**WORDS, **SIZES, intermediate_size=64, num_key_value_heads=4))
+        return Qwen2ForCausalLM(
+            Qwen2Config(**WORDS, **SIZES, intermediate_size=64, num_key_value_heads=4)
+        )
     if family == "pythia":
-        return GPTNeoXForCausalLM(GPTNeoXConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied))
+        return GPTNeoXForCausalLM(
+            GPTNeoXConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied)
+        )
     if family == "opt":
-        return OPTForCausalLM(OPTConfig(**WORDS, **SIZES, ffn_dim=64, word_embed_proj_dim=32, tie_word_embeddings=tied))
-    return GPT2LMHeadModel(GPT2Config(**WORDS, n_positions=64, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=tied))
+        return OPTForCausalLM(
+            OPTConfig(
+                **WORDS, **SIZES, ffn_dim=64, word_embed_proj_dim=32, tie_word_embeddings=tied
+            )
+        )
+    return GPT2LMHeadModel(
+        GPT2Config(
+            **WORDS, n_positions=64, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=tied
+        )
+    )
 
 
 @pytest.fixture
@@ -75,7 +96,9 @@ def test_a_whole_model_loads_with_its_weights_tied_or_not(tmp_path, family, tied
 
 def test_a_head_that_is_missing_and_not_tied_is_refused(folder):
     edit(folder, lambda weights: weights.pop("lm_head.weight"))
-    with pytest.raises(UserError, match=r"model\.draft=.*random numbers.*lm_head\.weight are missing"):
+    with pytest.raises(
+        UserError, match=r"model\.draft=.*random numbers.*lm_head\.weight are missing"
+    ):
         CausalModel.load(folder, name="model.draft")
 
 
@@ -90,7 +113,10 @@ def test_layers_too_many_or_too_few_are_refused(folder):
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(folder):
     configure(folder, intermediate_size=48)
-    with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj\.weight \(32, 64\), not \(32, 48\).* have another shape"):
+    with pytest.raises(
+        UserError,
+        match=r"layers\.0\.mlp\.down_proj\.weight \(32, 64\), not \(32, 48\).* have another shape",
+    ):
         CausalModel.load(folder)
 
 
@@ -108,14 +134,21 @@ def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
 
     edit(folder, add)
     CausalModel.load(folder)
-    names = ["h.0.attn.bias", "transformer.h.0.attn.c_attn.bias", "transformer.h.2.ln_1.weight", "score.weight"]
+    names = [
+        "h.0.attn.bias",
+        "transformer.h.0.attn.c_attn.bias",
+        "transformer.h.2.ln_1.weight",
+        "score.weight",
+    ]
     assert foreign_names(build("gpt2", True), names) == names[1:3]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_none_are_refused_and_called_that(folder, value):
     edit(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][3, 4].fill_(value))
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight hold NaN or infinite numbers"):
+    with pytest.raises(
+        UserError, match=r"layers\.1\.mlp\.up_proj\.weight hold NaN or infinite numbers"
+    ):
         CausalModel.load(folder)
 
 
@@ -138,7 +171,9 @@ def test_a_model_with_checksums_is_checked_and_one_without_is_not(folder):
     CausalModel.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7, "files": {}}', '{"format": 1, "files": {"gone": "0"}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 7, "files": {}}', '{"format": 1, "files": {"gone": "0"}}']
+)
 def test_damaged_checksums_are_refused(folder, text):
     (folder / CHECKSUMS).write_text(text)
     with pytest.raises(UserError, match=r"checksums\.json|gone is missing"):
@@ -148,18 +183,25 @@ def test_damaged_checksums_are_refused(folder, text):
 @pytest.mark.parametrize(
     "method,library",
     [
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}, "accelerate"),
+        (
+            {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]},
+            "accelerate",
+        ),
         ({"quant_method": "gptq", "bits": 4}, "optimum"),
         ({"quant_method": "awq", "bits": 4, "group_size": 16}, "gptqmodel|accelerate"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "accelerate|bitsandbytes"),
     ],
     ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
 )
-def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_name(folder, method, library):
+def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_name(
+    folder, method, library
+):
     if any(find_spec(name) for name in library.split("|")):
         pytest.skip(f"{library} is installed here")
     configure(folder, quantization_config=method)
-    with pytest.raises(UserError, match=rf"model\.target=.*quantised, and a library .*({library}).* Install it"):
+    with pytest.raises(
+        UserError, match=rf"model\.target=.*quantised, and a library .*({library}).* Install it"
+    ):
         CausalModel.load(folder, name="model.target")
 
 
@@ -171,14 +213,19 @@ def test_language_models_inside_others_and_of_eager_attention_load_from_a_folder
     ids = torch.arange(30)[None]
     assert torch.equal(loaded.module(ids).logits, model.module(ids).logits)
     assert len(loaded.body.layers) == loaded.layers == 2
-    assert loaded.module.config._attn_implementation == ("eager" if name in ("gpt-oss", "gemma-2") else "sdpa")
+    assert loaded.module.config._attn_implementation == (
+        "eager" if name in ("gpt-oss", "gemma-2") else "sdpa"
+    )
 
 
 def test_a_read_out_that_the_configuration_does_not_tell_is_refused_with_the_difference(folder):
     model = build("llama", False)
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.clamp(max=0.1))
     model.config.final_logit_softcapping = 0.5
-    with pytest.raises(UserError, match=r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5"):
+    with pytest.raises(
+        UserError,
+        match=r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5",
+    ):
         CausalModel(model, "its name")
 
 

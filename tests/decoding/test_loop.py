@@ -7,16 +7,16 @@ from itertools import count
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.cache import KVCache
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import check_pair
-from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from decoding.sampling import Rng, SamplingSetting
-from decoding.session import TreeSession
-from decoding.verification import VERIFIERS
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import check_pair
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.session import TreeSession
 from tests.decoding.pairs import prompts, tiny_model, tiny_pair
 
 GREEDY = SamplingSetting(0.0)
@@ -32,16 +32,23 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def autoregressive():
-    """A pair, and what its target writes on its own behind every prompt: a lot behind two, less behind the others."""
+    """A pair, and what its target writes on its own behind every prompt: a lot behind two, less
+    behind the others.
+    """
     target, draft = tiny_pair(64, hidden=32, layers=2)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     asked = zip(prompts(20, 64), [128] * 2 + [40] * 18, strict=True)
-    texts = [(prompt, plain.generate(prompt, count, GREEDY, Rng.seeded(0)).tokens) for prompt, count in asked]
+    texts = [
+        (prompt, plain.generate(prompt, count, GREEDY, Rng.seeded(0)).tokens)
+        for prompt, count in asked
+    ]
     return target, draft, texts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+@pytest.mark.parametrize(
+    "name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__
+)
 def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy):
     target, draft, texts = autoregressive
     fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name])
@@ -59,9 +66,17 @@ def test_autoregressive_greedy_is_transformers_greedy():
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     ids = torch.tensor([prompt])
     reference = target.module.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=64,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
-    assert plain.generate(prompt, 64, GREEDY, Rng.seeded(0)).tokens == reference[0, len(prompt) :].tolist()
+    assert (
+        plain.generate(prompt, 64, GREEDY, Rng.seeded(0)).tokens
+        == reference[0, len(prompt) :].tolist()
+    )
 
 
 def test_kept_cache_equals_a_fresh_pass_after_200_random_trees():
@@ -115,7 +130,9 @@ def test_tree_attention_equals_each_path_alone():
 def test_generation_stops_at_the_context_and_at_the_stop_token():
     target, draft = tiny_pair(16)
     target.max_context = 40
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 4, 4)), VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(3, 4, 4)), VERIFIERS["specinfer"]
+    )
     generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Rng.seeded(0))
     assert 30 <= len(generation.tokens) <= 31  # the last token needs no slot in the context
     stop = generation.tokens[7]
@@ -125,7 +142,9 @@ def test_generation_stops_at_the_context_and_at_the_stop_token():
 
 def test_streamed_blocks_are_the_generation():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["traversal"])
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["traversal"]
+    )
     for seed in range(4):
         asked = [1, 2, 3], 50, SamplingSetting(), Rng.seeded(seed), (5, 9)
         stream, streamed, accepted = decoder.blocks(*asked), [], []
@@ -143,22 +162,33 @@ def test_streamed_blocks_are_the_generation():
 @pytest.mark.slow
 def test_the_most_tokens_asked_for_are_not_exceeded():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"]
+    )
     whole = decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0)).tokens
     for most in range(1, 40):
-        assert decoder.generate([1, 2, 3], most, SamplingSetting(), Rng.seeded(0)).tokens == whole[:most]
+        assert (
+            decoder.generate([1, 2, 3], most, SamplingSetting(), Rng.seeded(0)).tokens
+            == whole[:most]
+        )
 
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
-    first, again, other = (decoder.generate([1], 40, SamplingSetting(), Rng.seeded(seed)).tokens for seed in (1, 1, 2))
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"]
+    )
+    first, again, other = (
+        decoder.generate([1], 40, SamplingSetting(), Rng.seeded(seed)).tokens for seed in (1, 1, 2)
+    )
     assert first == again != other
 
 
 def test_statistics_add_up():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 1, 2)), VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(3, 1, 2)), VERIFIERS["specinfer"]
+    )
     ticks = count()
     decoder._clock = lambda: next(ticks)  # a second passes from one look at the clock to the next
     generation = decoder.generate([1, 2, 3], 200, SamplingSetting(), Rng.seeded(0))
@@ -168,8 +198,12 @@ def test_statistics_add_up():
     assert stats.tokens_per_pass == (generation.decoded + 1) / (steps + 1)
     assert sum(stats.nodes.values()) == steps and set(stats.nodes) <= set(range(4, 9))
     assert stats.mean_nodes == sum(step.nodes for step in generation.steps) / steps
-    assert set(stats.seconds) == {"draft", "target", "verify", "policy", "other"} and min(stats.seconds.values()) >= 0
-    # Nothing but the consumer's own time is left out: between the prefill and the first step, and between steps.
+    assert (
+        set(stats.seconds) == {"draft", "target", "verify", "policy", "other"}
+        and min(stats.seconds.values()) >= 0
+    )
+    # Nothing but the consumer's own time is left out: between the prefill and the first step, and
+    # between steps.
     assert stats.ttft + sum(stats.seconds.values()) == elapsed - steps
     assert stats.tpot * generation.decoded == pytest.approx(sum(stats.seconds.values()))
     weights = sum(weight.nbytes for weight in target.module.parameters())
@@ -191,12 +225,20 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
     plain = [(torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
     for turn in range(60):
         for layer, shape in enumerate(shapes):
-            new = [torch.randn(*shape[:2], 1 + turn % 17, shape[3], generator=generator) for _ in range(2)]
+            new = [
+                torch.randn(*shape[:2], 1 + turn % 17, shape[3], generator=generator)
+                for _ in range(2)
+            ]
             plain[layer] = tuple(torch.cat(pair, 2) for pair in zip(plain[layer], new, strict=True))
             found = cache.update(*new, layer)
             assert all(torch.equal(*pair) for pair in zip(found, plain[layer], strict=True))
         length = plain[0][0].shape[2] - 1 - turn % 17
-        kept = sorted({length, *torch.randint(length, plain[0][0].shape[2], (3,), generator=generator).tolist()})
+        kept = sorted(
+            {
+                length,
+                *torch.randint(length, plain[0][0].shape[2], (3,), generator=generator).tolist(),
+            }
+        )
         cache.commit(length, kept)
         plain = [tuple(x[:, :, [*range(length), *kept]] for x in pair) for pair in plain]
         assert cache.length == length + len(kept) and cache.bytes > 0
@@ -220,9 +262,13 @@ def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
     """1,500 tokens: the target's cache within 5 %, its buffer never twice what is in it."""
     target, draft = tiny_pair(16)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    fast = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(4, 2, 4)), VERIFIERS["specinfer"])
+    fast = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(4, 2, 4)), VERIFIERS["specinfer"]
+    )
     for decoder in (plain, fast):
-        assert len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Rng.seeded(0)).tokens) == 1500
+        assert (
+            len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Rng.seeded(0)).tokens) == 1500
+        )
     one_slot = 2 * target.layers * 2 * 8 * 4  # keys and values, 2 heads of 8, float32
     assert 1500 * one_slot <= plain.session.cache.bytes <= 1.05 * 1503 * one_slot
     assert fast.session.cache.bytes <= 1.05 * plain.session.cache.bytes
@@ -230,17 +276,28 @@ def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
 
 def test_bad_input_is_named():
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
-    for prompt, words in (([], "empty"), ([1] * 4000, "context"), ([3, 99], "token 99"), ([3, -1], "token -1")):
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"]
+    )
+    for prompt, words in (
+        ([], "empty"),
+        ([1] * 4000, "context"),
+        ([3, 99], "token 99"),
+        ([3, -1], "token -1"),
+    ):
         with pytest.raises(UserError, match=words):
             decoder.generate(prompt, 5, SamplingSetting(), Rng.seeded(0))
         with pytest.raises(UserError, match=words):
-            decoder.blocks(prompt, 5, SamplingSetting(), Rng.seeded(0))  # before the first block is asked for
+            decoder.blocks(
+                prompt, 5, SamplingSetting(), Rng.seeded(0)
+            )  # before the first block is asked for
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decoder.generate([1], 0, SamplingSetting(), Rng.seeded(0))
     padded = tiny_model(17)
     with pytest.raises(UserError, match=r"vocabulary has 17 tokens.*match\(target\.vocab_size\)"):
-        SpeculativeDecoder(target, LMDrafter(padded), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
+        SpeculativeDecoder(
+            target, LMDrafter(padded), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"]
+        )
     check_pair(target, padded)
     SpeculativeDecoder(target, LMDrafter(padded), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
     with pytest.raises(UserError, match="temperature"):

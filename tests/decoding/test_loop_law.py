@@ -1,22 +1,27 @@
-"""The exact law of the decode loop where it could go wrong: peaked drafts, a context or a text that ends inside a tree, a
-stream given up half way. On the host and on the device, with plain and with static shapes."""
+"""The exact law of the decode loop where it could go wrong: peaked drafts, a context or a text that
+ends inside a tree, a stream given up half way.
+
+On the host and on the device, with plain and with static shapes.
+"""
 
 from itertools import product
 
 import pytest
 
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
-COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of probability 1, or nearly so
+COLD = SamplingSetting(
+    0.03
+)  # of the draft: with it, most rows have a token of probability 1, or nearly so
 HOST_ONLY = ("dyspec",)
 EVERY = [
     (policy, name, device, static, drafter)
@@ -25,7 +30,11 @@ EVERY = [
     if make().trees in rule.trees and name != "greedy"
     for device, static, drafter in product((False, True), (False, True), ("lm", "head"))
     if not (device and policy in HOST_ONLY)
-    and not (device and policy in ("deep", "iid", "path") and name in ("nss", "spectr", "khisti", "naivetree"))
+    and not (
+        device
+        and policy in ("deep", "iid", "path")
+        and name in ("nss", "spectr", "khisti", "naivetree")
+    )
 ]
 BOTH = ("without_replacement", "traversal_without_replacement")
 SOME = [
@@ -37,10 +46,14 @@ SOME = [
 ]
 
 
-def decoder_of(policy: str, name: str, device: bool, static: bool, drafter: str, draft=COLD) -> SpeculativeDecoder:
+def decoder_of(
+    policy: str, name: str, device: bool, static: bool, drafter: str, draft=COLD
+) -> SpeculativeDecoder:
     shapes = StaticShapes(24, rows=8) if static else None
     own = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
-    return SpeculativeDecoder(TARGET, own, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device)
+    return SpeculativeDecoder(
+        TARGET, own, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device
+    )
 
 
 def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
@@ -54,7 +67,9 @@ def test_the_law_is_the_targets_behind_a_peaked_draft(case):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("draft", [COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None], ids=str)
+@pytest.mark.parametrize(
+    "draft", [COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None], ids=str
+)
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_law_of_the_loop_is_the_targets(case, draft):
     assert distance(loop_law(decoder_of(*case, draft), 2), target_law(2)) < CLOSE

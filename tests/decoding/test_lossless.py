@@ -1,5 +1,6 @@
-"""Every verifier's output law is the target's, on the host and on the device: by exact enumeration of the code that the decode
-loop calls."""
+"""Every verifier's output law is the target's, on the host and on the device: by exact enumeration
+of the code that the decode loop calls.
+"""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -8,13 +9,13 @@ from functools import partial
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.policies.delayed import Delayed, FollowTau
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.tree import DraftTree, Verdict
-from decoding.verification import VERIFIERS, check_compatible
-from decoding.verification.reduce import Scratch
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.rules.reduce import Scratch
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.tree import DraftTree, Verdict
 from tests.decoding.laws import distance, emitted_law, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, one_step, scored
 
@@ -31,11 +32,15 @@ CASES = [
 
 
 # One kind for every change, all of them with the slow tests.
-SOME_SLOW = [pytest.param(kind, marks=() if kind == "random" else pytest.mark.slow) for kind in KINDS]
+SOME_SLOW = [
+    pytest.param(kind, marks=() if kind == "random" else pytest.mark.slow) for kind in KINDS
+]
 
 
 @pytest.mark.parametrize("kind", SOME_SLOW)
-@pytest.mark.parametrize("device", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "device", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["host", "device"]
+)
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, device, kind):
     if device and VERIFIERS[name].on_device is None:
@@ -44,8 +49,14 @@ def test_output_law_is_the_targets(name, action, device, kind):
         pytest.skip("ten times as many outcomes as the shallower trees have")
     few = action in DEEP or (device and action not in PATHS and kind != "random")
     tables, policy = Tables(kind, seed=3, vocabulary=2 if few else V), Delayed(action)
-    law = tokens_law(tables, lambda rng: emitted(scored(tables, policy, rng, device), VERIFIERS[name], rng), action.depth + 1)
-    tolerance = 1e-7 if kind == "close" else 1e-9  # p = q up to 1e-9: the residual is rounding noise
+    law = tokens_law(
+        tables,
+        lambda rng: emitted(scored(tables, policy, rng, device), VERIFIERS[name], rng),
+        action.depth + 1,
+    )
+    tolerance = (
+        1e-7 if kind == "close" else 1e-9
+    )  # p = q up to 1e-9: the residual is rounding noise
     assert distance(law, target_law(tables, action.depth + 1)) < tolerance
 
 
@@ -72,10 +83,14 @@ def test_single_path_verifiers_refuse_branching_trees(name):
 
 @pytest.mark.parametrize("tau", [None, 0, 1, 2, 3])
 def test_following_tau_is_lossless(tau):
-    """The next tree depends on what was accepted before; given that, the law of what is emitted is still the target's."""
+    """The next tree depends on what was accepted before; given that, the law of what is emitted is
+    still the target's.
+    """
     tables, policy = Tables("random", seed=3), FollowTau(2, 1, 1)
     depth = min(max((tau or 0) - 1, 0), 1) + 1
-    law = emitted_law(tables, partial(one_step, tables, policy, VERIFIERS["specinfer"], tau=tau), depth + 1)
+    law = emitted_law(
+        tables, partial(one_step, tables, policy, VERIFIERS["specinfer"], tau=tau), depth + 1
+    )
     assert distance(law, target_law(tables, depth + 1)) < 1e-9
 
 
@@ -83,7 +98,9 @@ def test_draw_never_returns_a_token_without_mass():
     rng = Rng.seeded(0)
     weights = torch.tensor([0.0, 0.3, 0.0, 1e-30, 0.0])
     assert {rng.categorical(weights) for _ in range(2000)} <= {1, 3}
-    assert not any(rng.bernoulli(0.0) for _ in range(1000)) and all(rng.bernoulli(1.0) for _ in range(1000))
+    assert not any(rng.bernoulli(0.0) for _ in range(1000)) and all(
+        rng.bernoulli(1.0) for _ in range(1000)
+    )
 
 
 @pytest.mark.parametrize("name", ["specinfer", "traversal", "gbv"])
@@ -99,11 +116,16 @@ def test_a_verification_leaves_no_cycles_that_hold_its_rows(name):
         gc.enable()
 
 
-@pytest.mark.parametrize("setting", [RAW, SamplingSetting(0.6), SamplingSetting(0.0), SamplingSetting(1.0, 0.9)], ids=str)
+@pytest.mark.parametrize(
+    "setting", [RAW, SamplingSetting(0.6), SamplingSetting(0.0), SamplingSetting(1.0, 0.9)], ids=str
+)
 @pytest.mark.parametrize("vocabulary", [7, 5000, 40_000])
 def test_a_path_is_verified_as_any_tree_is(vocabulary, setting):
-    """`bv` makes the rows of a path at once and goes along it. Draws without replacement are visited node by node; with one
-    draw a node they are the same, and so are the verdict and the random numbers used. The rows of p stay as they are."""
+    """`bv` makes the rows of a path at once and goes along it.
+
+    Draws without replacement are visited node by node; with one draw a node they are the same, and
+    so are the verdict and the random numbers used. The rows of p stay as they are.
+    """
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(9, vocabulary, generator=generator)
     noise = torch.linspace(0.05, 1, 9)[:, None] * torch.randn(9, vocabulary, generator=generator)

@@ -1,28 +1,30 @@
-"""Drafting from the text itself: what is looked up, which trees come of it, and the exact law of the loop with it."""
+"""Drafting from the text itself: what is looked up, which trees come of it, and the exact law of
+the loop with it.
+"""
 
 from itertools import pairwise
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.mixed import Mixed, MixedDrafter
-from decoding.ngram import Match, NgramDrafter, NgramIndex, statistics
-from decoding.ngram_settings import LONGEST, NgramConfig
-from decoding.policies.base import DecodingState
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.dyspec import DySpec
-from decoding.policies.fixed import Shaped
-from decoding.policies.ngram import NgramTree
-from decoding.sampling import RAW, Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.mixed import Mixed, MixedDrafter
+from nde_talf.decoding.ngram import Match, NgramDrafter, NgramIndex, statistics
+from nde_talf.decoding.ngram_settings import LONGEST, NgramConfig
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.dyspec import DySpec
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, target_law
@@ -33,18 +35,26 @@ CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the r
 REPEATS = [1, 3, 2, 3, 2, 0, 1, 3, 2]  # ends with what follows 1 at the start
 
 
-def begun(text: list[int], config: NgramConfig = NgramConfig(), setting: SamplingSetting = RAW) -> NgramDrafter:
+def begun(
+    text: list[int], config: NgramConfig = NgramConfig(), setting: SamplingSetting = RAW
+) -> NgramDrafter:
     drafter = NgramDrafter(VOCABULARY, config)
     drafter.start(text[:-1], text[-1], torch.zeros(len(text) - 1, 4), setting)
     return drafter
 
 
 def tree_of(drafter: NgramDrafter, config: NgramConfig, room: int = 100):
-    return NgramTree(config).draft(DecodingState(drafter.index.text[-1], 1, room, RAW, None, None), drafter, None)
+    return NgramTree(config).draft(
+        DecodingState(drafter.index.text[-1], 1, room, RAW, None, None), drafter, None
+    )
 
 
 def paths(tree) -> set[tuple[int, ...]]:
-    return {tuple(tree.tokens[node] for node in tree.path(leaf)) for leaf in range(1, len(tree)) if not tree.children[leaf]}
+    return {
+        tuple(tree.tokens[node] for node in tree.path(leaf))
+        for leaf in range(1, len(tree))
+        if not tree.children[leaf]
+    }
 
 
 def test_the_longest_ending_counts_and_matches_are_those_with_a_token_after_them():
@@ -56,8 +66,14 @@ def test_the_longest_ending_counts_and_matches_are_those_with_a_token_after_them
     assert NgramIndex(NgramConfig()).match([]) == Match(0, [])
     shorter = NgramIndex(NgramConfig(max_size=2))
     shorter.extend(REPEATS)
-    assert shorter.match([]) == Match(2, [5, 3]) and shorter.continuations(Match(2, [5, 3])) == [(0, 0.5), (3, 0.5)]
-    assert shorter.follow(Match(2, [5, 3]), 3) == Match(3, [4]) and shorter.follow(Match(2, [5, 3]), 1) is None
+    assert shorter.match([]) == Match(2, [5, 3]) and shorter.continuations(Match(2, [5, 3])) == [
+        (0, 0.5),
+        (3, 0.5),
+    ]
+    assert (
+        shorter.follow(Match(2, [5, 3]), 3) == Match(3, [4])
+        and shorter.follow(Match(2, [5, 3]), 1) is None
+    )
     latest = NgramIndex(NgramConfig(max_size=2, matches=1))
     latest.extend(REPEATS)
     assert latest.match([]) == Match(2, [5])
@@ -68,7 +84,9 @@ def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
     config = NgramConfig(*sizes, matches=10_000)
     index, generator, text = NgramIndex(config), torch.Generator().manual_seed(0), list[int]()
     for _ in range(80):
-        new = torch.randint(3, (int(torch.randint(1, 4, (1,), generator=generator)),), generator=generator).tolist()
+        new = torch.randint(
+            3, (int(torch.randint(1, 4, (1,), generator=generator)),), generator=generator
+        ).tolist()
         index.extend(new)
         text += new
         for path in ([], new[:2]):
@@ -77,7 +95,13 @@ def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
                 Match(size, after)
                 for size in range(sizes[1], sizes[0] - 1, -1)
                 if size <= len(ending)
-                and (after := [at for at in range(len(text) - 1, size - 1, -1) if text[at - size : at] == ending[-size:]])
+                and (
+                    after := [
+                        at
+                        for at in range(len(text) - 1, size - 1, -1)
+                        if text[at - size : at] == ending[-size:]
+                    ]
+                )
             ]
             assert index.match(path) == (searched or [Match(0, [])])[0]
 
@@ -85,14 +109,20 @@ def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
 def test_several_matches_are_one_tree_within_its_budget():
     config = NgramConfig(max_size=2, nodes=5, depth=3, threshold=0.0)
     tree = tree_of(begun(REPEATS, config), config)
-    assert paths(tree) == {(0, 1, 3), (3, 2)} or paths(tree) == {(0, 1), (3, 2, 0)}  # after 3 2: 3 once, 0 once
+    assert paths(tree) == {(0, 1, 3), (3, 2)} or paths(tree) == {
+        (0, 1),
+        (3, 2, 0),
+    }  # after 3 2: 3 once, 0 once
     assert len(tree) == 6 and tree.q == [None] * 6
     assert (
-        len(tree_of(begun(REPEATS, config), config, room=1)) == 3 and len(tree_of(begun(REPEATS, config), config, room=0)) == 1
+        len(tree_of(begun(REPEATS, config), config, room=1)) == 3
+        and len(tree_of(begun(REPEATS, config), config, room=0)) == 1
     )
     assert len(tree_of(begun([0, 1, 2, 3]), NgramConfig())) == 1  # nothing matches
     unlikely = NgramConfig(max_size=2, threshold=0.4)
-    assert len(tree_of(begun(REPEATS, unlikely), unlikely)) == 1  # two matches, each with half of 2 / 3
+    assert (
+        len(tree_of(begun(REPEATS, unlikely), unlikely)) == 1
+    )  # two matches, each with half of 2 / 3
 
 
 def test_a_period_goes_on_beyond_the_end_of_the_text():
@@ -103,12 +133,23 @@ def test_a_period_goes_on_beyond_the_end_of_the_text():
 def test_statistics_count_by_size_of_the_match_what_was_tested():
     target, _ = tiny_pair(VOCABULARY, scale=30.0)
     config = NgramConfig(threshold=0.0, nodes=4)
-    decoder = SpeculativeDecoder(target, NgramDrafter(VOCABULARY, config), NgramTree(config), "greedy")
+    decoder = SpeculativeDecoder(
+        target, NgramDrafter(VOCABULARY, config), NgramTree(config), "greedy"
+    )
     generation = decoder.generate(PROMPT, 60, SamplingSetting(0.0), Rng.seeded(0))
     found = statistics(decoder.drafting)
-    assert sum(each.drafted for each in found.values()) == sum(step.nodes - 1 for step in generation.steps)
-    assert sum(each.accepted for each in found.values()) == sum(step.tau for step in generation.steps) > 0
-    assert all(each.accepted <= each.nodes <= each.drafted for each in found.values()) and statistics(None) == {}
+    assert sum(each.drafted for each in found.values()) == sum(
+        step.nodes - 1 for step in generation.steps
+    )
+    assert (
+        sum(each.accepted for each in found.values())
+        == sum(step.tau for step in generation.steps)
+        > 0
+    )
+    assert (
+        all(each.accepted <= each.nodes <= each.drafted for each in found.values())
+        and statistics(None) == {}
+    )
     size, tested = max(found.items())
     assert decoder.drafting.rate(size) == (tested.accepted + size) / (tested.nodes + size + 1)
 
@@ -126,7 +167,9 @@ def test_a_node_is_drawn_from_what_followed_its_path_and_elsewhere_from_all_toke
 
 
 PLAIN = NgramConfig(threshold=0.0, nodes=3, depth=2, max_size=2)
-LONGER = NgramConfig(threshold=0.0, nodes=3, depth=2, min_size=2)  # so that some roots have no match
+LONGER = NgramConfig(
+    threshold=0.0, nodes=3, depth=2, min_size=2
+)  # so that some roots have no match
 DRAWN = {
     "path": (lambda: Delayed(Action(1, 0, 2)), ("naive", "bv", "tv", "nss")),
     "delayed": (
@@ -134,33 +177,48 @@ DRAWN = {
         ("specinfer", "traversal", "naivetree", "spectr", "khisti", "gbv", "gbv_exact"),
     ),
     "iid": (lambda: Shaped((((),), ()), "iid"), ("specinfer", "traversal", "khisti_lp")),
-    "distinct": (lambda: Shaped(((), ()), "without_replacement"), ("without_replacement", "traversal_without_replacement")),
+    "distinct": (
+        lambda: Shaped(((), ()), "without_replacement"),
+        ("without_replacement", "traversal_without_replacement"),
+    ),
     "dyspec": (lambda: DySpec(nodes=3), ("without_replacement",)),
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), ("nss",)),
 }
 DRAWN_CASES = [(kind, rule) for kind, (_, rules) in DRAWN.items() for rule in rules]
 
 
-def law_of(decoder: SpeculativeDecoder, tokens: int, prompt: list[int], setting: SamplingSetting = SETTING) -> dict:
+def law_of(
+    decoder: SpeculativeDecoder, tokens: int, prompt: list[int], setting: SamplingSetting = SETTING
+) -> dict:
     return exact_law(lambda rng: tuple(decoder.generate(prompt, tokens, setting, rng).tokens))
 
 
 def drawn(kind: str, rule: str, config: NgramConfig, device: bool = False) -> SpeculativeDecoder:
-    return SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), DRAWN[kind][0](), rule, device=device)
+    return SpeculativeDecoder(
+        TARGET, NgramDrafter(VOCABULARY, config), DRAWN[kind][0](), rule, device=device
+    )
 
 
 def test_trees_are_on_the_host_wherever_the_models_are():
     assert not drawn("delayed", "specinfer", PLAIN, device=True).device
     drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(DRAFT))
-    assert not SpeculativeDecoder(TARGET, drafter, Delayed(Action(1, 0, 2)), "bv", device=True).device
+    assert not SpeculativeDecoder(
+        TARGET, drafter, Delayed(Action(1, 0, 2)), "bv", device=True
+    ).device
 
 
-def mixed(drafter: str, rule: str, config: NgramConfig, static: StaticShapes | None = None) -> SpeculativeDecoder:
+def mixed(
+    drafter: str, rule: str, config: NgramConfig, static: StaticShapes | None = None
+) -> SpeculativeDecoder:
     own = LMDrafter(DRAFT, static) if drafter == "lm" else EagleDrafter(HEAD, static)
     action = Action(2, 0, 1) if rule in ("traversal", "specinfer") else Action(1, 0, 2)
     policy = Mixed(Delayed(action), VERIFIERS[rule], NgramTree(config))
     return SpeculativeDecoder(
-        TARGET, MixedDrafter(NgramDrafter(VOCABULARY, config), own), policy, policy.verifier, static=static
+        TARGET,
+        MixedDrafter(NgramDrafter(VOCABULARY, config), own),
+        policy,
+        policy.verifier,
+        static=static,
     )
 
 
@@ -183,11 +241,16 @@ def test_the_law_of_trees_picked_from_the_text_is_the_targets(config, name):
 @pytest.mark.parametrize("kind,rule", [(kind, rules[0]) for kind, (_, rules) in DRAWN.items()])
 def test_the_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
     tokens = 2 if kind == "iid" else 3
-    assert distance(law_of(drawn(kind, rule, config), tokens, PROMPT, FEW), target_law(tokens, FEW)) < CLOSE
+    assert (
+        distance(law_of(drawn(kind, rule, config), tokens, PROMPT, FEW), target_law(tokens, FEW))
+        < CLOSE
+    )
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("config", [PLAIN, LONGER, NgramConfig(matches=1)], ids=["any size", "two tokens", "latest"])
+@pytest.mark.parametrize(
+    "config", [PLAIN, LONGER, NgramConfig(matches=1)], ids=["any size", "two tokens", "latest"]
+)
 @pytest.mark.parametrize("kind,rule", DRAWN_CASES)
 def test_every_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
     tokens = 2 if kind in ("iid", "dyspec") else 3
@@ -195,7 +258,8 @@ def test_every_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
 
 
 @pytest.mark.parametrize(
-    "drafter,rule,static", [("lm", "traversal", False), ("head", "bv", False), ("head", "traversal", True)]
+    "drafter,rule,static",
+    [("lm", "traversal", False), ("head", "bv", False), ("head", "traversal", True)],
 )
 def test_the_law_of_n_grams_with_another_draft_beside_them_is_the_targets(drafter, rule, static):
     decoder = mixed(drafter, rule, LONGER, StaticShapes(24, rows=80) if static else None)
@@ -205,7 +269,9 @@ def test_the_law_of_n_grams_with_another_draft_beside_them_is_the_targets(drafte
 @pytest.mark.law
 @pytest.mark.parametrize("rule", ["traversal", "specinfer", "bv", "naive", "gbv", "nss"])
 @pytest.mark.parametrize("drafter", ["lm", "head"])
-@pytest.mark.parametrize("config", [PLAIN, LONGER, NgramConfig(min_rate=0.6)], ids=["any size", "two tokens", "by rate"])
+@pytest.mark.parametrize(
+    "config", [PLAIN, LONGER, NgramConfig(min_rate=0.6)], ids=["any size", "two tokens", "by rate"]
+)
 def test_every_law_of_n_grams_with_another_draft_beside_them_is_the_targets(config, drafter, rule):
     assert distance(law_of(mixed(drafter, rule, config), 3, PROMPT), target_law(3)) < CLOSE
 
@@ -225,7 +291,9 @@ def features(target, text: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("drafter", ["lm", "head"])
 def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(drafter):
-    """At every root of the other draft's own, its q is that of a draft that has just read all of the text."""
+    """At every root of the other draft's own, its q is that of a draft that has just read all of
+    the text.
+    """
     target, draft = tiny_pair(VOCABULARY, scale=3.0)
     head, setting, seen = random_head(target), SamplingSetting(1.0), []
 
@@ -238,12 +306,19 @@ def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(dra
             if not drafter.matched and len(text) > 1:
                 fresh = other()
                 fresh.start(text[:-1], text[-1], features(target, text[:-1]), setting)
-                seen.append(((drafter.root.q - fresh.root.q).abs().max(), (drafter.previous.q - fresh.previous.q).abs().max()))
+                seen.append(
+                    (
+                        (drafter.root.q - fresh.root.q).abs().max(),
+                        (drafter.previous.q - fresh.previous.q).abs().max(),
+                    )
+                )
             else:
                 seen.append(None)
             return super().draft(state, drafter, rng)
 
-    policy = Watched(Delayed(Action(2, 1, 2)), VERIFIERS["traversal"], NgramTree(NgramConfig(min_size=3)))
+    policy = Watched(
+        Delayed(Action(2, 1, 2)), VERIFIERS["traversal"], NgramTree(NgramConfig(min_size=3))
+    )
     ngram = NgramDrafter(VOCABULARY, NgramConfig(min_size=3))
     decoder = SpeculativeDecoder(target, MixedDrafter(ngram, other()), policy, policy.verifier)
     decoder.generate(PROMPT, 150, setting, Rng.seeded(1))
@@ -253,14 +328,19 @@ def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(dra
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(static):
-    """n-grams match at nearly every root of a text that repeats itself; passes of static shapes hold 80 rows."""
+    """n-grams match at nearly every root of a text that repeats itself; passes of static shapes
+    hold 80 rows.
+    """
     target, draft = tiny_pair(VOCABULARY, scale=30.0)
     shapes = StaticShapes(400, rows=80) if static else None
     policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"])
     drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(draft, shapes))
     decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier, static=shapes)
     plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
-    texts = [each.generate(PROMPT, 300, SamplingSetting(0.0), Rng.seeded(0)).tokens for each in (decoder, plain)]
+    texts = [
+        each.generate(PROMPT, 300, SamplingSetting(0.0), Rng.seeded(0)).tokens
+        for each in (decoder, plain)
+    ]
     assert texts[0] == texts[1] and decoder.drafting.draft.session.length > 200
 
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Delayed
-from decoding.policies.dynatree import DynaTreeConfig
-from decoding.policies.fixed import Shaped
-from decoding.sampling import RAW, Rng, SamplingSetting
-from decoding.tree import DraftTree, Verdict
-from decoding.verification import VERIFIERS, Verifier
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.rules import VERIFIERS, Verifier
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree, Verdict
 from tests.decoding.pairs import tiny_pair
 
 TARGET, DRAFT = tiny_pair(16)
@@ -81,7 +81,11 @@ OLD = {
     "Drafter.relabel": (relabelled, "rerank", lambda: {1: 1}),
     "LMDrafter.forget": (forgotten, "rollback", lambda: 0),
     "DecodingState.unread": (lambda: state().unread, "device", lambda: True),
-    "SpeculativeDecoder(unread=)": (lambda: decoder(PATH, unread=True).device, "device=", lambda: True),
+    "SpeculativeDecoder(unread=)": (
+        lambda: decoder(PATH, unread=True).device,
+        "device=",
+        lambda: True,
+    ),
     "Old.trees=chosen": (lambda: decoder(Old()).kind, "Old.trees=top_k", lambda: "top_k"),
     "most_depth": (lambda: DynaTreeConfig(most_depth=7).max_depth, "max_depth", lambda: 7),
     "children=distinct": (
@@ -128,7 +132,8 @@ class OldDrafter:
 def test_an_old_drafter_drafts_what_it_did():
     asked = [1, 2, 3], 40, SamplingSetting(0.8)
     decoders = [
-        SpeculativeDecoder(TARGET, own, PATH, VERIFIERS["bv"]) for own in (LMDrafter(DRAFT), OldDrafter(LMDrafter(DRAFT)))
+        SpeculativeDecoder(TARGET, own, PATH, VERIFIERS["bv"])
+        for own in (LMDrafter(DRAFT), OldDrafter(LMDrafter(DRAFT)))
     ]
     expected = decoders[0].generate(*asked, Rng.seeded(0))
     with pytest.warns(FutureWarning, match="OldDrafter"):

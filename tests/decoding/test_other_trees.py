@@ -1,4 +1,6 @@
-"""Trees that are not delayed ones: children drawn without replacement, and children chosen rather than drawn."""
+"""Trees that are not delayed ones: children drawn without replacement, and children chosen rather
+than drawn.
+"""
 
 import heapq
 from collections import Counter
@@ -7,21 +9,25 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.common.errors import UserError
-from decoding.sampling import Rng
-from decoding.testing import exact_law, expectation
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS, check_compatible
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.testing import exact_law, expectation
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 
 DISTINCT = [
-    name for name, rule in VERIFIERS.items() if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")
+    name
+    for name, rule in VERIFIERS.items()
+    if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")
 ]
 
 
 def grow_by_value(tables: Tables, budget: int, depth: int, rng) -> DraftTree:
-    """DySpec's heap policy: draw below the slot of highest value; a slot's next child excludes the tokens drawn before."""
+    """DySpec's heap policy: draw below the slot of highest value; a slot's next child excludes the
+    tokens drawn before.
+    """
     tree = DraftTree.rooted(0, tables(())[1])
     slots, count = [(-1.0, 0, 0, tables(())[1])], 0
     while slots and len(tree) <= budget:
@@ -88,7 +94,10 @@ def test_sampled_in_float32_they_follow_the_target(name):
         counts[tokens[:3]] += 1
     law = target_law(exact, 3)
     assert min(law.values()) * trials >= 5
-    statistic = sum((counts[tokens] - chance * trials) ** 2 / (chance * trials) for tokens, chance in law.items())
+    statistic = sum(
+        (counts[tokens] - chance * trials) ** 2 / (chance * trials)
+        for tokens, chance in law.items()
+    )
     assert stats.chi2.sf(statistic, len(law) - 1) > 1e-3
 
 
@@ -142,7 +151,11 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
     tree = DraftTree.rooted(0, torch.full((3,), 1 / 3, dtype=torch.float64))
     best = [int(tables(())[0].argmax())]
     best.append(int(tables(tuple(best))[0].argmax()))
-    for path in ([(best[0] + 1) % 3, 0], best, [best[0], (best[1] + 1) % 3]):  # repeats under the root, but for distinct rules
+    for path in (
+        [(best[0] + 1) % 3, 0],
+        best,
+        [best[0], (best[1] + 1) % 3],
+    ):  # repeats under the root, but for distinct rules
         if name.endswith("without_replacement") and path is not best and path[0] == best[0]:
             continue
         node = 0
@@ -150,7 +163,9 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
             node = tree.add(node, token)
     for node in range(len(tree)):
         tree.q[node] = tree.q[0]
-    if name == "gbv":  # one block: the selected branch has the largest p / q, so it is the greedy one
+    if (
+        name == "gbv"
+    ):  # one block: the selected branch has the largest p / q, so it is the greedy one
         assert len(tree.children[0]) == 3
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
     outcomes = exact_law(lambda rng: tuple(tree.path(VERIFIERS[name](tree, rng).end)))

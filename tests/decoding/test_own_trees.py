@@ -1,16 +1,18 @@
-"""A tree that a policy should not have drafted is refused in the loop, by its node: most would change the law unseen."""
+"""A tree that a policy should not have drafted is refused in the loop, by its node: most would
+change the law unseen.
+"""
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.pairs import tiny_pair
 
 TARGET, DRAFT = tiny_pair(16)
@@ -20,7 +22,13 @@ class Broken:
     """Drafts `action`'s trees and spoils those from number `step` on."""
 
     def __init__(self, trees: str, action: Action, spoil, step: int = 0):
-        self.trees, self._spoil, self._step, self._inner, self.drafted = trees, spoil, step, Delayed(action), 0
+        self.trees, self._spoil, self._step, self._inner, self.drafted = (
+            trees,
+            spoil,
+            step,
+            Delayed(action),
+            0,
+        )
 
     def draft(self, state, drafter, rng):
         tree = self._inner.draft(state, drafter, rng)
@@ -53,32 +61,97 @@ def unlisted(tree: DraftTree) -> None:
 PATH, DELAYED = Action(1, 0, 3), Action(3, 1, 2)
 STRUCTURE = {
     "another root": ("path", PATH, another_root, "node 0 is token"),
-    "a token that is none": ("path", PATH, lambda tree: tree.tokens.__setitem__(2, 16), "node 2 is token 16"),
-    "a child before its parent": ("path", PATH, lambda tree: tree.parents.__setitem__(1, 2), "node 1 has parent 2"),
-    "a child of another node": ("path", PATH, lambda tree: tree.children[0].append(3), "node 0 lists 3"),
-    "a node that is nobody's child": ("path", PATH, unlisted, "node 2 is missing from those of its parent, node 1"),
-    "lists of different lengths": ("path", PATH, lambda tree: tree.q.pop(), "another number of nodes"),
-    "branches on a path": ("path", DELAYED, lambda tree: None, "node 1 has 3 draws; one of kind 'path'"),
+    "a token that is none": (
+        "path",
+        PATH,
+        lambda tree: tree.tokens.__setitem__(2, 16),
+        "node 2 is token 16",
+    ),
+    "a child before its parent": (
+        "path",
+        PATH,
+        lambda tree: tree.parents.__setitem__(1, 2),
+        "node 1 has parent 2",
+    ),
+    "a child of another node": (
+        "path",
+        PATH,
+        lambda tree: tree.children[0].append(3),
+        "node 0 lists 3",
+    ),
+    "a node that is nobody's child": (
+        "path",
+        PATH,
+        unlisted,
+        "node 2 is missing from those of its parent, node 1",
+    ),
+    "lists of different lengths": (
+        "path",
+        PATH,
+        lambda tree: tree.q.pop(),
+        "another number of nodes",
+    ),
+    "branches on a path": (
+        "path",
+        DELAYED,
+        lambda tree: None,
+        "node 1 has 3 draws; one of kind 'path'",
+    ),
     "drafts of kind none": ("none", PATH, lambda tree: None, "node 1 was drafted"),
-    "a token drawn twice": ("without_replacement", PATH, lambda tree: tree.children[0].append(1), "node 0 drew a token twice"),
+    "a token drawn twice": (
+        "without_replacement",
+        PATH,
+        lambda tree: tree.children[0].append(1),
+        "node 0 drew a token twice",
+    ),
     "one path longer": ("delayed", DELAYED, longer_path, "of one length"),
-    "another branch point": ("delayed", DELAYED, lambda tree: tree.children[0].append(1), "branches at one node alone"),
+    "another branch point": (
+        "delayed",
+        DELAYED,
+        lambda tree: tree.children[0].append(1),
+        "branches at one node alone",
+    ),
 }
 DRAWS = {
-    "no distribution": ("path", PATH, lambda tree: tree.q.__setitem__(1, None), "node 1 has children, but no distribution"),
-    "a distribution of other tokens": ("path", PATH, lambda tree: tree.q.__setitem__(0, torch.ones(3) / 3), "node 0 has shape"),
-    "no distribution at all": ("path", PATH, lambda tree: tree.q.__setitem__(1, tree.q[1] * 2), "node 1 does not sum to 1"),
+    "no distribution": (
+        "path",
+        PATH,
+        lambda tree: tree.q.__setitem__(1, None),
+        "node 1 has children, but no distribution",
+    ),
+    "a distribution of other tokens": (
+        "path",
+        PATH,
+        lambda tree: tree.q.__setitem__(0, torch.ones(3) / 3),
+        "node 0 has shape",
+    ),
+    "no distribution at all": (
+        "path",
+        PATH,
+        lambda tree: tree.q.__setitem__(1, tree.q[1] * 2),
+        "node 1 does not sum to 1",
+    ),
     "a draw without mass": ("path", PATH, without_mass, "node 1 cannot have drawn token"),
 }
 
 
 def rule(trees: str) -> str:
-    return "without_replacement" if trees == "without_replacement" else "gbv" if trees == "delayed" else "specinfer"
+    return (
+        "without_replacement"
+        if trees == "without_replacement"
+        else "gbv"
+        if trees == "delayed"
+        else "specinfer"
+    )
 
 
-@pytest.mark.parametrize("trees,action,spoil,words", [*STRUCTURE.values(), *DRAWS.values()], ids=[*STRUCTURE, *DRAWS])
+@pytest.mark.parametrize(
+    "trees,action,spoil,words", [*STRUCTURE.values(), *DRAWS.values()], ids=[*STRUCTURE, *DRAWS]
+)
 def test_a_malformed_tree_is_refused_by_policy_kind_and_node(trees, action, spoil, words):
-    with pytest.raises(UserError, match=rf"policy Broken drafted a tree of kind '{trees}'.*{words}"):
+    with pytest.raises(
+        UserError, match=rf"policy Broken drafted a tree of kind '{trees}'.*{words}"
+    ):
         decoded(Broken(trees, action, spoil), rule(trees))
 
 
@@ -110,8 +183,18 @@ def test_a_tree_deeper_than_the_context_is_refused(monkeypatch):
 
 
 def test_sound_trees_of_every_kind_pass():
-    for trees, action in (("path", PATH), ("delayed", DELAYED), ("iid", DELAYED), ("top_k", DELAYED), ("delayed", PATH)):
-        found = decoded(Broken(trees, action, lambda tree: None), "nss" if trees == "top_k" else "specinfer")
+    for trees, action in (
+        ("path", PATH),
+        ("delayed", DELAYED),
+        ("iid", DELAYED),
+        ("top_k", DELAYED),
+        ("delayed", PATH),
+    ):
+        found = decoded(
+            Broken(trees, action, lambda tree: None), "nss" if trees == "top_k" else "specinfer"
+        )
         assert len(found.tokens) == 30
-    picked = Broken("top_k", PATH, lambda tree: tree.q.__setitem__(1, torch.eye(16)[(tree.tokens[2] + 1) % 16]))
+    picked = Broken(
+        "top_k", PATH, lambda tree: tree.q.__setitem__(1, torch.eye(16)[(tree.tokens[2] + 1) % 16])
+    )
     assert len(decoded(picked, "nss").tokens) == 30  # a picked token needs no mass

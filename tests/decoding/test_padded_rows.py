@@ -4,19 +4,21 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.features import draft_rows, scalar_features
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.features import draft_rows, scalar_features
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 from tests.decoding.families import ROTARY
 from tests.decoding.policies import EVERY_POLICY
 
 
 def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": rows, "pad_token_id": None} | more))
+    model = LlamaForCausalLM(
+        LlamaConfig(**ROTARY | {"vocab_size": rows, "pad_token_id": None} | more)
+    )
     if bias:
         model.lm_head.bias = torch.nn.Parameter(torch.randn(rows))
     return CausalModel(model)
@@ -48,7 +50,9 @@ def test_a_token_that_the_draft_does_not_know_counts_as_its_padding(padding, sta
     draft.match(60)
     positions = torch.arange(4)[None]
     found = draft.hidden(torch.tensor([[3, 55, 50, 4]]), positions, None, None)
-    assert torch.equal(found, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None))
+    assert torch.equal(
+        found, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None)
+    )
 
 
 @pytest.mark.slow
@@ -68,14 +72,18 @@ def test_a_text_of_tokens_that_the_draft_does_not_know_is_drafted_for_by_every_p
             logits = target.module(torch.tensor([[47, 3, 49, *tokens]])).logits[0, 2:-1]
             assert tokens == logits.argmax(-1).tolist()
         rows = draft_rows(decoder.drafting)
-        assert all(float(row[45:].sum()) == 0 and float(row.sum()) == pytest.approx(1) for row in rows)
+        assert all(
+            float(row[45:].sum()) == 0 and float(row.sum()) == pytest.approx(1) for row in rows
+        )
         assert scalar_features(torch.full((50,), 0.02), *rows).isfinite().all()
 
 
 def test_a_draft_of_another_number_of_rows_is_refused_until_it_is_matched():
     target, draft = llama(50, 0), llama(60, 0)
     make, rule = EVERY_POLICY["delayed"]
-    with pytest.raises(UserError, match=r"60 tokens and the target's 50.*match\(target\.vocab_size\)"):
+    with pytest.raises(
+        UserError, match=r"60 tokens and the target's 50.*match\(target\.vocab_size\)"
+    ):
         SpeculativeDecoder(target, LMDrafter(draft), make(), rule)
     draft.match(target.vocab_size)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), rule)

@@ -1,19 +1,21 @@
-"""Every allowed pair of trees and rule has the target's law on peaked rows, in float32 as in float64, on host and device."""
+"""Every allowed pair of trees and rule has the target's law on peaked rows, in float32 as in
+float64, on host and device.
+"""
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.fixed import Shaped
-from decoding.policies.salf import Salf
-from decoding.testing import exact_law
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
-from decoding.verification.rules import Residual, accept
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.rules import Residual, accept
+from nde_talf.decoding.testing import exact_law
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.peaked import KINDS, PeakedTables, step_error
 
 FLAT, UNEVEN, DEEP = ((), (), ()), (((),), ()), (((), ()), ())
@@ -36,7 +38,10 @@ TREES = {
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
     "salf, filled": (lambda: Salf(nodes=3, batch=1, threshold=0.3, fill=True), 3),
     "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
-    "dynatree, wide": (lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)), 3),
+    "dynatree, wide": (
+        lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)),
+        3,
+    ),
 }
 ROOM = {"dyspec, context ends": 1}  # tokens of context that are left
 PAIRS = [
@@ -61,7 +66,12 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
                 if dtype == torch.float64 and kinds is not KINDS and kind not in DOUBLE:
                     continue
                 error = step_error(
-                    PeakedTables(kind, dtype, vocabulary), make(), VERIFIERS[name], on_device, length, ROOM.get(tree, 100)
+                    PeakedTables(kind, dtype, vocabulary),
+                    make(),
+                    VERIFIERS[name],
+                    on_device,
+                    length,
+                    ROOM.get(tree, 100),
                 )
                 assert error < tolerance, (tree, name, kind, dtype, error)
 
@@ -71,7 +81,12 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
 def test_laws_on_the_host(tree):
     large = tree in ("deep", "iid", "trunk", "three")
     kinds = KINDS if tree in ("two", "flat", "dyspec") else SOME
-    check([pair for pair in PAIRS if pair[0] == tree], kinds, on_device=False, vocabulary=3 if large else 4)
+    check(
+        [pair for pair in PAIRS if pair[0] == tree],
+        kinds,
+        on_device=False,
+        vocabulary=3 if large else 4,
+    )
 
 
 @pytest.mark.slow
@@ -104,12 +119,17 @@ def test_what_a_child_was_drawn_from_need_not_be_recorded(name, kind):
             tree.left = [[None] * len(children) for children in tree.children]
             return tree
 
-    assert step_error(PeakedTables(kind), Bare(FLAT), VERIFIERS[name], on_device=False, length=2) < 2e-7
+    assert (
+        step_error(PeakedTables(kind), Bare(FLAT), VERIFIERS[name], on_device=False, length=2)
+        < 2e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["without_replacement", "traversal_without_replacement"])
 def test_a_child_that_could_not_be_drawn_is_never_accepted(name):
-    """Nothing is left behind a first draw of probability 1; a second child that comes all the same changes nothing."""
+    """Nothing is left behind a first draw of probability 1; a second child that comes all the same
+    changes nothing.
+    """
     p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([1.0, 0.0, 0.0])
     assert accept(float(p[1]), float(q[1]), Residual(), left=0.0) == 0
     for left in (0.0, None):
@@ -137,4 +157,7 @@ def test_a_biased_rule_is_caught():
             return tree
 
     rule = VERIFIERS["without_replacement"]
-    assert step_error(PeakedTables("gap 16"), Forgetful(((), ())), rule, on_device=False, length=2) > 1e-3
+    assert (
+        step_error(PeakedTables("gap 16"), Forgetful(((), ())), rule, on_device=False, length=2)
+        > 1e-3
+    )

@@ -1,4 +1,6 @@
-"""Every tree policy: lossless with the verifiers it is allowed with, and the law that it is known for."""
+"""Every tree policy: lossless with the verifiers it is allowed with, and the law that it is known
+for.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -8,20 +10,20 @@ from random import Random
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.base import DecodingState
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
-from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
-from decoding.policies.salf import Optimal, Salf
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS, check_compatible
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
+from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
+from nde_talf.decoding.policies.salf import Optimal, Salf
+from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
 
@@ -38,7 +40,11 @@ SMALL = {
     "fixed-iid": lambda: Shaped(fixed_shape(2, 2, 3), "iid"),
     "sequoia": lambda: Shaped(sequoia_shape([0.6, 0.3], 3, 2), "without_replacement"),
 }
-HEADED = ("nss", "without_replacement", "specinfer")  # tried with a head: the others see p and q alike
+HEADED = (
+    "nss",
+    "without_replacement",
+    "specinfer",
+)  # tried with a head: the others see p and q alike
 PAIRS = [
     (policy, verifier)
     for policy, make in SMALL.items()
@@ -51,9 +57,16 @@ EXACT = [pair for pair in PAIRS if pair[1] in HEADED and pair != ("fixed-iid", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy,verifier", [pair for pair in PAIRS if pair not in EXACT or pair[0] in ("salf", "dyspec")])
+@pytest.mark.parametrize(
+    "policy,verifier",
+    [pair for pair in PAIRS if pair not in EXACT or pair[0] in ("salf", "dyspec")],
+)
 def test_every_allowed_pair_samples_the_target(policy, verifier):
-    name = "head" if policy in ("salf", "dynatree", "dyspec", "fixed-iid") and verifier in HEADED else "lm"
+    name = (
+        "head"
+        if policy in ("salf", "dynatree", "dyspec", "fixed-iid") and verifier in HEADED
+        else "lm"
+    )
     decoder = SpeculativeDecoder(TARGET, drafter(name), SMALL[policy](), VERIFIERS[verifier])
     assert chi_square(decoder, 300) > 1e-3
 
@@ -84,9 +97,13 @@ def test_pairs_that_would_not_be_lossless_are_refused():
 def test_greedy_decoding_is_autoregressive_with_every_policy(name, drafter_name):
     rule = VERIFIERS["greedy"]
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), rule)
-    fast = SpeculativeDecoder(TARGET, drafter(drafter_name), SMALL[name](), rule, SamplingSetting(1.0))
+    fast = SpeculativeDecoder(
+        TARGET, drafter(drafter_name), SMALL[name](), rule, SamplingSetting(1.0)
+    )
     for seed in range(2):
-        prompt = torch.randint(4, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
+        prompt = torch.randint(
+            4, (4 + seed,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
         expected = plain.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(0)).tokens
         found = fast.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(seed))
         assert found.tokens == expected
@@ -112,7 +129,9 @@ def path(tree, node: int) -> tuple[int, ...]:
 @cache
 @torch.inference_mode()
 def most_probable(prompt: tuple[int, ...], count: int, depth: int) -> list[float]:
-    """By brute force: the `count` largest path probabilities of the draft down to `depth`, all 30^depth paths looked at."""
+    """By brute force: the `count` largest path probabilities of the draft down to `depth`, all
+    30^depth paths looked at.
+    """
     found, level = [], {(): 1.0}
     for _ in range(depth):
         grown = {}
@@ -121,7 +140,9 @@ def most_probable(prompt: tuple[int, ...], count: int, depth: int) -> list[float
             for token, q in enumerate(warp(logits, SamplingSetting(0.7)).tolist()):
                 grown[*tokens, token] = own * q
         found += grown.values()
-        level = {k: v for k, v in grown.items() if v > NEGLIGIBLE}  # what is below cannot be among the largest
+        level = {
+            k: v for k, v in grown.items() if v > NEGLIGIBLE
+        }  # what is below cannot be among the largest
     best = sorted(found, reverse=True)[:count]
     assert best[-1] > NEGLIGIBLE
     return best
@@ -155,7 +176,9 @@ def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
         assert len(policy.gains) > 3 and all(a >= b - 1e-9 for a, b in pairwise(policy.gains))
         stopped = Salf(nodes=30, batch=4, threshold=0.4)
         tree, prompt = drafted(stopped, seed)
-        assert len(stopped.gains) <= len(policy.gains) and all(gain >= 0.4 for gain in stopped.gains[:-1])
+        assert len(stopped.gains) <= len(policy.gains) and all(
+            gain >= 0.4 for gain in stopped.gains[:-1]
+        )
         popped = 1 + 4 * (len(stopped.gains) - 1)  # the root alone in the first pass
         assert len(tree) == min(popped, 31)
         filled, _ = drafted(Salf(nodes=30, batch=4, threshold=0.4, fill=True), seed)
@@ -166,10 +189,17 @@ def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
 @pytest.mark.slow
 def test_beam_keeps_the_best_of_what_it_has_seen():
     for seed in range(3):
-        tree, prompt = drafted(Beam(k=30, depth=3, nodes=10), seed)  # a beam of the whole vocabulary misses nothing
-        assert probabilities(tree, prompt) == pytest.approx(most_probable(tuple(prompt), 10, 3), rel=1e-4)
+        tree, prompt = drafted(
+            Beam(k=30, depth=3, nodes=10), seed
+        )  # a beam of the whole vocabulary misses nothing
+        assert probabilities(tree, prompt) == pytest.approx(
+            most_probable(tuple(prompt), 10, 3), rel=1e-4
+        )
     narrow, prompt = drafted(Beam(k=2, depth=5, nodes=8))
-    assert len(narrow) == 9 and sum(probabilities(narrow, prompt)) <= sum(most_probable(tuple(prompt), 8, 5)) + 1e-6
+    assert (
+        len(narrow) == 9
+        and sum(probabilities(narrow, prompt)) <= sum(most_probable(tuple(prompt), 8, 5)) + 1e-6
+    )
 
 
 def test_a_pruned_tree_keeps_the_drafts_distributions():
@@ -177,7 +207,9 @@ def test_a_pruned_tree_keeps_the_drafts_distributions():
     for node in range(len(tree)):
         if tree.q[node] is not None:
             with torch.inference_mode():
-                logits = BIG[1].module(torch.tensor([[*prompt, 7, *path(tree, node)]])).logits[0, -1]
+                logits = (
+                    BIG[1].module(torch.tensor([[*prompt, 7, *path(tree, node)]])).logits[0, -1]
+                )
             assert torch.allclose(tree.q[node], warp(logits, SamplingSetting(0.7)), atol=1e-5)
         elif tree.children[node]:
             pytest.fail("children of a node that was never expanded")
@@ -208,20 +240,26 @@ def test_dynatree_branches_where_the_draft_is_unsure_and_goes_deep_where_paths_a
         tree, _ = drafted(DynaTree(config), seed)
         values = {0: 1.0}
         for node in range(1, len(tree)):
-            values[node] = values[tree.parents[node]] * float(tree.q[tree.parents[node]][tree.tokens[node]])
+            values[node] = values[tree.parents[node]] * float(
+                tree.q[tree.parents[node]][tree.tokens[node]]
+            )
         assert len(tree) <= 41 and max(tree.depth) <= 7 and len(tree.children[0]) == 1
         assert tree.tokens[1] == int(tree.q_at(0).argmax())
         for node, children in enumerate(tree.children[1:], 1):
             if children:
                 confidence = float(tree.q[node].max())
                 assert len(children) <= (1 if confidence >= 0.9 else 2 if confidence >= 0.4 else 3)
-                assert values[node] >= 0.02 and (tree.depth[node] <= 2 or values[node] >= config.deep)
+                assert values[node] >= 0.02 and (
+                    tree.depth[node] <= 2 or values[node] >= config.deep
+                )
         wide, _ = drafted(DynaTree(replace(config, branch_at_root=True, drop_pruned=True)), seed)
         confidence = float(wide.q_at(0).max())
         assert len(wide.children[0]) == (1 if confidence >= 0.9 else 2 if confidence >= 0.4 else 3)
         own = [1.0]
         for node in range(1, len(wide)):
-            own.append(own[wide.parents[node]] * float(wide.q_at(wide.parents[node])[wide.tokens[node]]))
+            own.append(
+                own[wide.parents[node]] * float(wide.q_at(wide.parents[node])[wide.tokens[node]])
+            )
         assert min(own) >= 0.01
 
 
@@ -242,7 +280,9 @@ def test_dynatree_learns_from_the_fraction_of_the_last_draft_that_was_committed(
     """With a window of one, a step is aggressive or conservative by that one fraction."""
     target, draft = BIG
     prompt, own = [3, 1, 4, 1, 5], LMDrafter(draft)
-    policy = DynaTree(DynaTreeConfig(window=1, low=0.29, high=0.31, fraction=fraction, stop=0.001, prune=0.0))
+    policy = DynaTree(
+        DynaTreeConfig(window=1, low=0.29, high=0.31, fraction=fraction, stop=0.001, prune=0.0)
+    )
     with torch.inference_mode():
         features = target.hidden(torch.tensor([prompt]), torch.arange(5)[None], None, None)[0]
         own.start(prompt, 7, features, RAW)
@@ -250,12 +290,18 @@ def test_dynatree_learns_from_the_fraction_of_the_last_draft_that_was_committed(
         tree = policy.draft(state, own, Rng.seeded(0))
         drafted = len(tree) - 1 if fraction == "tokens" else max(tree.depth)
         history = state.memory[policy]
-        assert history.drafted == drafted and len(tree) - 1 > max(tree.depth) > 3 and history.depth == 5
+        assert (
+            history.drafted == drafted
+            and len(tree) - 1 > max(tree.depth) > 3
+            and history.depth == 5
+        )
         state.tau = 3
         policy.draft(state, own, Rng.seeded(0))
     move = (3 / drafted > 0.31) - (3 / drafted < 0.29)
     assert move and history.depth == 5 + move
-    assert (history.confident_low, history.confident_high) == pytest.approx((0.4 - 0.05 * move, 0.9 - 0.05 * move))
+    assert (history.confident_low, history.confident_high) == pytest.approx(
+        (0.4 - 0.05 * move, 0.9 - 0.05 * move)
+    )
 
 
 def every_shape(nodes: int, depth: int, width: int):
@@ -275,7 +321,9 @@ def size(shape) -> int:
 
 
 def accepted(shape, rates) -> float:
-    return sum(rate * (1 + accepted(child, rates)) for rate, child in zip(rates, shape, strict=False))
+    return sum(
+        rate * (1 + accepted(child, rates)) for rate, child in zip(rates, shape, strict=False)
+    )
 
 
 @pytest.mark.parametrize("nodes,depth", [(1, 3), (4, 2), (5, 3)])
@@ -310,11 +358,15 @@ def sequoia_by_recursion(rates, nodes: int, depth: int):
 def test_sequoias_programme_on_arrays_is_that_of_the_recursion():
     random = Random(0)
     for case in range(60):
-        rates = sorted((random.random() / 3 for _ in range(random.randint(1, 5))), reverse=case % 3 > 0)
+        rates = sorted(
+            (random.random() / 3 for _ in range(random.randint(1, 5))), reverse=case % 3 > 0
+        )
         if case % 5 == 0:
             rates = [0.5**i for i in range(1, 5)] + [0.0]  # many shapes are equally good
         nodes, depth = random.randint(1, 20), random.randint(1, 7)
-        assert sequoia_shape(rates, nodes, depth) == sequoia_by_recursion(tuple(rates), nodes, depth), (rates, nodes, depth)
+        assert sequoia_shape(rates, nodes, depth) == sequoia_by_recursion(
+            tuple(rates), nodes, depth
+        ), (rates, nodes, depth)
     assert size(sequoia_shape([0.6, 0.2, 0.1, 0.05], 768, 20)) == 768
 
 
@@ -333,13 +385,20 @@ def test_positional_rates_are_the_chances_that_each_child_is_the_one_accepted():
     exact = [0.0] * 3
 
     def go(child: int, chance: float, p, q) -> None:
-        """Every order in which `child` and those after it can be drawn, none before having been accepted."""
+        """Every order in which `child` and those after it can be drawn, none before having been
+        accepted.
+        """
         for token in q.nonzero()[:, 0].tolist() if child < 3 else ():
             accepted = min(1.0, float(p[token] / q[token]))
             exact[child] += chance * float(q[token]) * accepted
             if accepted < 1:
                 residual, rest = (p - q).clamp(min=0), q.index_fill(0, torch.tensor([token]), 0.0)
-                go(child + 1, chance * float(q[token]) * (1 - accepted), residual / residual.sum(), rest / rest.sum())
+                go(
+                    child + 1,
+                    chance * float(q[token]) * (1 - accepted),
+                    residual / residual.sum(),
+                    rest / rest.sum(),
+                )
 
     go(0, 1.0, p, q)
     assert min(exact) > 0.02

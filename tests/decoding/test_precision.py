@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from decoding.actions import action_space
-from decoding.names import LABELLED
-from decoding.sampling import Rng
-from decoding.super_tree import super_tree_layout
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
-from decoding.verification.acceptance import acceptance, optimal_acceptance
-from decoding.verification.branching import BRANCHING
-from decoding.verification.gains import expected_block_efficiency
-from decoding.verification.gbv import TiltedRow
+from nde_talf.decoding.actions import action_space
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.acceptance import acceptance, optimal_acceptance
+from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.rules.gbv import TiltedRow
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.tree import DraftTree
 from tests.decoding.wide_rows import rows
 
 SIZE = (2, 1, 2)
@@ -29,13 +29,17 @@ def test_labels_in_float32_are_those_of_float64(name, kind):
     tokens = likely[torch.arange(len(layout)), torch.arange(len(layout)) % 2][None]
     single = expected_block_efficiency(p[None], q[None], tokens, name, layout)[0]
     exact = expected_block_efficiency(
-        *((x.double() / x.double().sum(-1, keepdim=True))[None] for x in (p, q)), tokens, name, layout
+        *((x.double() / x.double().sum(-1, keepdim=True))[None] for x in (p, q)),
+        tokens,
+        name,
+        layout,
     )[0]
     depth = torch.tensor([tree.depth for tree in action_space(*SIZE)[1]])
     assert torch.isfinite(single).all() and (single >= 1 - 1e-6).all()
     if name in BRANCHING:
         assert (single <= depth + 1 + 1e-4).all()
-    # GBV and the ratio of near-ties: float32 may rank two tokens of equal p / q the other way round.
+    # GBV and the ratio of near-ties: float32 may rank two tokens of equal p / q the other way
+    # round.
     assert ((single - exact).abs() / exact).max() < 1e-4
 
 
@@ -47,8 +51,12 @@ def test_rates_are_probabilities_and_no_more_than_the_optimum(kind):
         assert ((best >= 0) & (best <= 1 + 1e-6)).all()
         for name in BRANCHING:
             rate = acceptance(name, p, q, k)
-            assert torch.isfinite(rate).all() and (rate >= -1e-6).all() and (rate <= best + 1e-5).all(), (name, k)
-            exact = acceptance(name, *(x.double() / x.double().sum(-1, keepdim=True) for x in (p, q)), k)
+            assert (
+                torch.isfinite(rate).all() and (rate >= -1e-6).all() and (rate <= best + 1e-5).all()
+            ), (name, k)
+            exact = acceptance(
+                name, *(x.double() / x.double().sum(-1, keepdim=True) for x in (p, q)), k
+            )
             assert torch.allclose(rate, exact, atol=1e-5), (name, k)
 
 
@@ -57,12 +65,19 @@ def test_rates_are_probabilities_and_no_more_than_the_optimum(kind):
 def test_the_tilted_law_sums_to_one(kind, behind):
     p, q = (x[0] for x in rows(kind, 1))
     law = TiltedRow(p, q, 4, behind).dense()
-    assert torch.isfinite(law).all() and (law >= 0).all() and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
+    assert (
+        torch.isfinite(law).all()
+        and (law >= 0).all()
+        and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
-@pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"],
+)
 def test_verdicts_stay_on_the_support_of_p(name, kind):
     p, q = rows(kind, 9)
     rng = Rng.seeded(0)
@@ -79,4 +94,6 @@ def test_verdicts_stay_on_the_support_of_p(name, kind):
         path = tree.path(verdict.end)
         nodes = [0, *path]
         emitted = [*(tree.tokens[node] for node in path), verdict.token]
-        assert all(float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True))
+        assert all(
+            float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True)
+        )

@@ -7,13 +7,13 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from decoding.actions import Action
-from decoding.policies.delayed import Delayed
-from decoding.testing import exact_law
-from decoding.verification import VERIFIERS
-from decoding.verification.acceptance import acceptance, branching
-from decoding.verification.gbv import TiltedRow
-from decoding.verification.tournament import PAPER, play
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.rules.acceptance import acceptance, branching
+from nde_talf.decoding.rules.gbv import TiltedRow
+from nde_talf.decoding.rules.tournament import PAPER, play
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables, one_step
 
@@ -23,18 +23,26 @@ def norm(row: list[float]) -> list[float]:
     return [x / sum(row) for x in row] if sum(row) > 0 else row
 
 
-def specinfer_branching(p: list[float], q: list[float], drafted: list[int], stale: bool = False) -> dict[int, float]:
-    """Algorithm 14, NDE paper: the recursion over multisets S of draws that are left, tried in random order.
+def specinfer_branching(
+    p: list[float], q: list[float], drafted: list[int], stale: bool = False
+) -> dict[int, float]:
+    """Algorithm 14, NDE paper: the recursion over multisets S of draws that are left, tried in
+    random order.
 
-    Line 12 is printed with a_i, which lags one round behind (`stale`; a_0 is then min(1, p_0 / q)). Line 4 defines
-    a_{i+1} = min(1, p_i / q) as the chance of the round that starts with p_i.
+    Line 12 is printed with a_i, which lags one round behind (`stale`; a_0 is then min(1, p_0 / q)).
+    Line 4 defines a_{i+1} = min(1, p_i / q) as the chance of the round that starts with p_i.
     """
     k = len(drafted)
-    residuals, chances = [p], [[min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(p, q, strict=True)]]
+    residuals, chances = (
+        [p],
+        [[min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(p, q, strict=True)]],
+    )
     for _ in range(k):  # 2
         before = residuals[-1]
         residuals.append(norm([max(x - y, 0.0) for x, y in zip(before, q, strict=True)]))  # 3
-        chances.append([min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(before, q, strict=True)])  # 4
+        chances.append(
+            [min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(before, q, strict=True)]
+        )  # 4
 
     def b(i: int, s: tuple[int, ...], x: int) -> float:
         if i == k:
@@ -56,7 +64,10 @@ def ours(p: list[float], q: list[float], drafted: tuple[int, ...]) -> dict[int, 
 @pytest.mark.parametrize("kind", ["random", "one-hot p", "equal"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_14(kind, k):
-    """Ours try the draws in draft order. A random order of them is a random permutation of the draws."""
+    """Ours try the draws in draft order.
+
+    A random order of them is a random permutation of the draws.
+    """
     for seed in range(3):
         p, q = (row.tolist() for row in Tables(kind, seed=seed)(()))
         mean = 0.0
@@ -64,7 +75,9 @@ def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_1
             printed = specinfer_branching(p, q, list(drafted))
             every = [ours(p, q, order) for order in permutations(drafted)]
             for x, value in printed.items():
-                assert sum(found[x] for found in every) / len(every) == pytest.approx(value, abs=1e-12)
+                assert sum(found[x] for found in every) / len(every) == pytest.approx(
+                    value, abs=1e-12
+                )
             mean += np.prod([q[t] for t in drafted]) * sum(printed.values())
         rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
         assert mean == pytest.approx(float(acceptance("specinfer", *rows, k)), abs=1e-12)
@@ -77,12 +90,13 @@ def test_algorithm_14_as_printed_is_a_round_behind():
 
 
 def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[int, int], float]:
-    """Tree verification (TV; Hu & Huang, 2024, whose algorithm is called accelerated speculative sampling) of a drafted path:
-    the law of (accepted tokens, token after them).
+    """Tree verification (TV; Hu & Huang, 2024, whose algorithm is called accelerated speculative
+    sampling) of a drafted path: the law of (accepted tokens, token after them).
 
-    `law` is a distribution over what may be emitted, given the draft so far. Each drafted token a spreads the mass of the
-    prefix, w, over its children: what w p exceeds q by is emitted in place of a draft. That and all earlier outcomes are scaled
-    by how much of the children that w p does not cover is a, and a itself gets min(1, w p(a) / q(a)).
+    `law` is a distribution over what may be emitted, given the draft so far. Each drafted token a
+    spreads the mass of the prefix, w, over its children: what w p exceeds q by is emitted in place
+    of a draft. That and all earlier outcomes are scaled by how much of the children that w p does
+    not cover is a, and a itself gets min(1, w p(a) / q(a)).
     """
     law: dict[tuple[int, int], float] = {}
     w = 1.0
@@ -108,15 +122,22 @@ def test_tree_verification_and_block_verification_have_one_law_on_every_path(nam
 
         law, expected = exact_law(step), {}
         for drafted in product(range(3), repeat=3):
-            chance = np.prod([float(tables(drafted[:depth])[1][t]) for depth, t in enumerate(drafted)])
+            chance = np.prod(
+                [float(tables(drafted[:depth])[1][t]) for depth, t in enumerate(drafted)]
+            )
             if chance > 0:
-                expected |= {(drafted, outcome): chance * x for outcome, x in tree_verification(tables, drafted).items()}
+                expected |= {
+                    (drafted, outcome): chance * x
+                    for outcome, x in tree_verification(tables, drafted).items()
+                }
         assert sum(expected.values()) == pytest.approx(1) and distance(law, expected) < 1e-12
 
 
 def truncated_program(p, a, q, s: int) -> float:
-    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover, where pairs of the s tokens of
-    largest p - a q are shared out by a linear program, and in every other pair the one of larger p - a q wins."""
+    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover,
+    where pairs of the s tokens of largest p - a q are shared out by a linear program, and in every
+    other pair the one of larger p - a q wins.
+    """
     order = sorted(range(len(p)), key=lambda t: (-(p[t] - a[t] * q[t]), -t))
     rank = {t: at for at, t in enumerate(order)}
     pairs = [(i, j) for at, i in enumerate(order) for j in order[at + 1 :]]
@@ -142,7 +163,12 @@ def truncated_program(p, a, q, s: int) -> float:
         limits.append(limit)
     bounds = [(0, 1)] * len(free) + [(0, x) for x in p]
     return -linprog(
-        cost, A_ub=rows, b_ub=limits, bounds=bounds, method="highs", options={"primal_feasibility_tolerance": 1e-10}
+        cost,
+        A_ub=rows,
+        b_ub=limits,
+        bounds=bounds,
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-10},
     ).fun
 
 
@@ -159,9 +185,13 @@ def test_every_stage_of_khisti_lp_covers_as_much_as_the_truncated_program(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [2, 3])
 def test_gbv_with_exact_ranks_tilts_by_the_order_of_p_over_q(kind, k):
-    """Eq. 25 and 29, GBV paper: q~(t) = G^k - F^k, with the mass of q ranked up to t, and strictly below it."""
+    """Eq. 25 and 29, GBV paper: q~(t) = G^k - F^k, with the mass of q ranked up to t, and strictly
+    below it.
+    """
     p, q = Tables(kind, seed=5, vocabulary=6)(())
-    order = sorted(range(6), key=lambda t: (float((p[t] / q[t]).float()) if q[t] > 0 else np.inf, t))
+    order = sorted(
+        range(6), key=lambda t: (float((p[t] / q[t]).float()) if q[t] > 0 else np.inf, t)
+    )
     tilted, below = TiltedRow(p, q, k, 0.0, exact=True), 0.0
     for t in order:
         upto = below + float(q[t])
@@ -173,7 +203,9 @@ def test_gbv_with_exact_ranks_tilts_by_the_order_of_p_over_q(kind, k):
 
 @pytest.mark.parametrize("exact,law", [(True, [0.75, 0.25]), (False, [0.25, 0.75])])
 def test_ranks_that_the_upper_half_of_a_float32_cannot_tell_apart_are_told_apart(exact, law):
-    """p / q is largest at token 0, by a tenth of a percent: the exact order prefers it, the coarse one the larger id."""
+    """P / q is largest at token 0, by a tenth of a percent: the exact order prefers it, the coarse
+    one the larger id.
+    """
     q = torch.tensor([0.5, 0.5], dtype=torch.float64)
     row = TiltedRow(q * torch.tensor([1.005, 1.004], dtype=torch.float64), q, 2, 0.0, exact)
     assert row.dense().tolist() == pytest.approx(law)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.stats import Step, acceptance
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.stats import Step, acceptance
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 
@@ -17,7 +17,9 @@ def test_log_probabilities_and_logits_are_those_of_a_plain_pass(device):
     found = {}
     for record in ("logprobs", "logits", ""):
         policy = Delayed(Action(2, 1, 2))
-        decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "specinfer", device=device, record=record)
+        decoder = SpeculativeDecoder(
+            TARGET, LMDrafter(DRAFT), policy, "specinfer", device=device, record=record
+        )
         found[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
     own = found["logprobs"]
     assert found["logits"].tokens == found[""].tokens == own.tokens and not found[""].recorded
@@ -25,7 +27,9 @@ def test_log_probabilities_and_logits_are_those_of_a_plain_pass(device):
         logits = TARGET.module(torch.tensor([PROMPT + own.tokens])).logits[0, len(PROMPT) - 1 : -1]
     expected = logits.log_softmax(-1)[range(20), own.tokens]
     torch.testing.assert_close(torch.tensor(own.logprobs), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.stack(found["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.stack(found["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4
+    )
     assert len(own.logprobs) == 20 and any(step.tau for step in own.steps)
 
 

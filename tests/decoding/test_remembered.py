@@ -1,10 +1,12 @@
-"""Passes that are recalled are to the bit those that would be made, and other keys and values are other passes."""
+"""Passes that are recalled are to the bit those that would be made, and other keys and values are
+other passes.
+"""
 
 import pytest
 import torch
 
-from decoding.session import TreeSession
-from decoding.static import StaticShapes
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.static import StaticShapes
 from tests.decoding.pairs import tiny_model
 from tests.decoding.remembered import remembered
 
@@ -14,7 +16,13 @@ MODEL = tiny_model(7, hidden=16, layers=2)
 @torch.inference_mode()
 def passes(forward, fixed: bool, seed: int, spoil: bool = False) -> list[torch.Tensor]:
     """Hidden states of a prompt and of three trees behind it, of each of which a node is kept."""
-    own = TreeSession(forward, MODEL.device, MODEL.dtype, MODEL.layers, StaticShapes(24, rows=8) if fixed else None)
+    own = TreeSession(
+        forward,
+        MODEL.device,
+        MODEL.dtype,
+        MODEL.layers,
+        StaticShapes(24, rows=8) if fixed else None,
+    )
     generator = torch.Generator().manual_seed(seed)
     found = [own.append([1, 2, 3])]
     for _ in range(3):
@@ -41,6 +49,9 @@ def test_a_recalled_pass_is_the_pass(fixed):
             ours, plain = passes(forward, fixed, seed), passes(MODEL.hidden, fixed, seed)
             assert all(torch.equal(*pair) for pair in zip(ours, plain, strict=True))
         assert made <= 25  # the prompts are one, and the second time nothing is made
-    spoilt, plain = passes(forward, fixed, 0, spoil=True), passes(MODEL.hidden, fixed, 0, spoil=True)
+    spoilt, plain = (
+        passes(forward, fixed, 0, spoil=True),
+        passes(MODEL.hidden, fixed, 0, spoil=True),
+    )
     assert all(torch.equal(*pair) for pair in zip(spoilt, plain, strict=True))
     assert made > 25

@@ -3,29 +3,56 @@
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from decoding.common.errors import UserError
-from decoding.sampling import Rng, RowBlocks, SamplingSetting, nucleus, search, search_on_device, warp
-from decoding.tree import DraftTree, WarpedRows
-from decoding.verification import VERIFIERS
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import (
+    Rng,
+    RowBlocks,
+    SamplingSetting,
+    nucleus,
+    search,
+    search_on_device,
+    warp,
+)
+from nde_talf.decoding.tree import DraftTree, WarpedRows
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.99])
 def test_warping_is_transformers(scale, top_p):
-    logits = scale * torch.randn(5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = scale * torch.randn(
+        5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     scores = TopPLogitsWarper(top_p)(None, TemperatureLogitsWarper(0.7)(None, logits))
     assert torch.allclose(warp(logits, SamplingSetting(0.7, top_p)), scores.softmax(-1), atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "cut", [{"top_k": 5}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8, "min_p": 0.1}, {"top_k": 400, "top_p": 0.5}]
+    "cut",
+    [
+        {"top_k": 5},
+        {"min_p": 0.2},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.1},
+        {"top_k": 400, "top_p": 0.5},
+    ],
 )
 def test_the_order_of_top_k_top_p_and_min_p_is_transformers(cut):
-    logits = 2 * torch.randn(5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = 2 * torch.randn(
+        5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     scores = TemperatureLogitsWarper(0.7)(None, logits)
-    for name, warper in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
+    for name, warper in (
+        ("top_k", TopKLogitsWarper),
+        ("top_p", TopPLogitsWarper),
+        ("min_p", MinPLogitsWarper),
+    ):
         scores = warper(cut[name])(None, scores) if name in cut else scores
     assert torch.allclose(warp(logits, SamplingSetting(0.7, **cut)), scores.softmax(-1), atol=1e-12)
 
@@ -42,7 +69,10 @@ def test_temperature_zero_is_the_first_maximum():
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-39, 1e-45, 1e-300])
 def test_a_temperature_near_zero_shares_out_the_maxima(temperature):
-    for logits in (torch.tensor([1.0, 2.0, 2.0, -3.0]), torch.tensor([1.0, 2.0, 2.0, -3.0]).double()):
+    for logits in (
+        torch.tensor([1.0, 2.0, 2.0, -3.0]),
+        torch.tensor([1.0, 2.0, 2.0, -3.0]).double(),
+    ):
         assert warp(logits, SamplingSetting(temperature)).tolist() == [0, 0.5, 0.5, 0]
 
 
@@ -61,7 +91,9 @@ def test_logits_that_are_no_numbers_are_not_sampled(temperature):
 
 def test_draws_follow_the_weights():
     rng, weights = Rng.seeded(0), torch.tensor([1.0, 0.0, 3.0])
-    counts = torch.bincount(torch.tensor([rng.categorical(weights) for _ in range(4000)]), minlength=3)
+    counts = torch.bincount(
+        torch.tensor([rng.categorical(weights) for _ in range(4000)]), minlength=3
+    )
     assert counts[1] == 0 and abs(int(counts[2]) - 3000) < 150
 
 
@@ -81,22 +113,33 @@ def test_both_searches_find_the_same():
     which = [3, 0, 0, 2, 1, 1, 1]
     for _ in range(50):
         uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
-        one_by_one = [search(rows[[at]], [0], [uniform])[0] for at, uniform in zip(which, uniforms, strict=True)]
-        assert search_on_device(rows, which, uniforms) == search(rows, which, uniforms) == one_by_one
+        one_by_one = [
+            search(rows[[at]], [0], [uniform])[0]
+            for at, uniform in zip(which, uniforms, strict=True)
+        ]
+        assert (
+            search_on_device(rows, which, uniforms) == search(rows, which, uniforms) == one_by_one
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_long_row_is_searched_in_blocks(dtype):
-    """Each index with its weight: the ends of all intervals of the inverse cdf lie where the cumulative sums are."""
+    """Each index with its weight: the ends of all intervals of the inverse cdf lie where the
+    cumulative sums are.
+    """
     generator = torch.Generator().manual_seed(4)
     row = torch.rand(5000, generator=generator, dtype=dtype) ** 4
     row[1000:1600], row[::7], row[-300:] = 0, 0, 0  # a block without weight, and the last one too
     cdf, ends = RowBlocks(row), row.double().cumsum(0)
-    drawn = torch.tensor([cdf.search(u) for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64).tolist()])
+    drawn = torch.tensor(
+        [cdf.search(u) for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64).tolist()]
+    )
     assert (row[drawn] > 0).all()
     uniforms = torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64) * ends[-1]
     tolerance = (1e-6 if dtype == torch.float32 else 1e-13) * ends[-1]
-    assert (uniforms <= ends[drawn] + tolerance).all() and (uniforms >= ends[drawn] - row[drawn] - tolerance).all()
+    assert (uniforms <= ends[drawn] + tolerance).all() and (
+        uniforms >= ends[drawn] - row[drawn] - tolerance
+    ).all()
     alone = torch.zeros_like(row)
     alone[2664] = 0.3
     assert {RowBlocks(alone).search(u) for u in (0.0, 0.5, 1 - 2**-53)} == {2664}
@@ -104,13 +147,21 @@ def test_a_long_row_is_searched_in_blocks(dtype):
 
 @pytest.mark.parametrize("vocabulary", [50, 20_000])
 @pytest.mark.parametrize(
-    "setting", [SamplingSetting(0.7), SamplingSetting(0.0), SamplingSetting(1.0, 0.8), SamplingSetting(1.0, min_p=0.1)]
+    "setting",
+    [
+        SamplingSetting(0.7),
+        SamplingSetting(0.0),
+        SamplingSetting(1.0, 0.8),
+        SamplingSetting(1.0, min_p=0.1),
+    ],
 )
 def test_a_row_is_the_same_however_it_is_looked_at(vocabulary, setting):
     logits = 3 * torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(5))
     rows, wanted = WarpedRows(logits, setting), warp(logits, setting)
     tokens = [0, 7, int(logits[0].argmax()), vocabulary - 1]
-    assert [rows.row(0)[token] for token in tokens] == pytest.approx(wanted[0, tokens].tolist(), rel=2e-7)
+    assert [rows.row(0)[token] for token in tokens] == pytest.approx(
+        wanted[0, tokens].tolist(), rel=2e-7
+    )
     assert rows[0].equal(wanted[0]) and rows[1].equal(wanted[1])
     assert [rows.row(0)[token] for token in tokens] == wanted[0, tokens].tolist()
 
@@ -131,7 +182,9 @@ def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
     generator = torch.Generator().manual_seed(vocabulary)
     for seed in range(20):
         logits = 3 * torch.randn(vocabulary, generator=generator, dtype=dtype)
-        probs = torch.softmax([logits, logits.round(), (logits > 1).to(dtype), 0 * logits][seed % 4], -1)
+        probs = torch.softmax(
+            [logits, logits.round(), (logits > 1).to(dtype), 0 * logits][seed % 4], -1
+        )
         values = probs.tolist()
         ranked = sorted(range(vocabulary), key=lambda token: (-values[token], token))
         for top_p in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
@@ -141,12 +194,20 @@ def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
                     kept.append(token)
                 mass += values[token]
             found = nucleus(torch.stack([probs, probs]), top_p)
-            assert found[0].nonzero()[:, 0].tolist() == found[1].nonzero()[:, 0].tolist() == sorted(kept)
-            torch.testing.assert_close(found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0)
+            assert (
+                found[0].nonzero()[:, 0].tolist()
+                == found[1].nonzero()[:, 0].tolist()
+                == sorted(kept)
+            )
+            torch.testing.assert_close(
+                found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0
+            )
 
 
 def _sorted_nucleus(row, top_p=1.0, top_k=0, min_p=0.0):
-    """The definition of `nucleus` by a full order of the row: (probability descending, then lower id), sums in float64."""
+    """The definition of `nucleus` by a full order of the row: (probability descending, then lower
+    id), sums in float64.
+    """
     order = np.argsort(-row, kind="stable")
     ranked, kept = row[order], np.ones(len(row), dtype=bool)
     if 0 < top_k < len(row):
@@ -162,7 +223,9 @@ def _sorted_nucleus(row, top_p=1.0, top_k=0, min_p=0.0):
 
 
 def _rows(vocabulary, dtype, generator):
-    """Logits [n, V]: random, peaked, flat, tied, one-hot, of bfloat16's resolution, with tokens that cannot come."""
+    """Logits [n, V]: random, peaked, flat, tied, one-hot, of bfloat16's resolution, with tokens
+    that cannot come.
+    """
     normal = torch.randn(vocabulary, generator=generator, dtype=dtype)
     peaked = (2.2 * normal).scatter(0, torch.randint(vocabulary, (12,), generator=generator), 14)
     hot = torch.zeros(vocabulary, dtype=dtype)
@@ -181,7 +244,8 @@ CUTS += [{"top_p": 0.9, "min_p": 0.1}, {"top_k": 30, "top_p": 0.7, "min_p": 0.02
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "dtype"), [(n, torch.float32) for n in (1, 2, 65, 3000, 150_000)] + [(300, torch.float64)]
+    ("vocabulary", "dtype"),
+    [(n, torch.float32) for n in (1, 2, 65, 3000, 150_000)] + [(300, torch.float64)],
 )
 def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype, monkeypatch):
     generator = torch.Generator().manual_seed(vocabulary)
@@ -191,24 +255,34 @@ def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype, monkeypatch):
     for cut in cuts:
         found = nucleus(probs, **cut)
         with monkeypatch.context() as patch:
-            patch.setattr("decoding.sampling.asynchronous", lambda device: True)
+            patch.setattr("nde_talf.decoding.sampling.asynchronous", lambda device: True)
             on_device = nucleus(probs, **cut)
         for row, own, other in zip(probs.numpy(), found.numpy(), on_device.numpy(), strict=True):
             wanted = _sorted_nucleus(row, **cut)
             assert (own > 0).tolist() == (other > 0).tolist() == (wanted > 0).tolist()
-            np.testing.assert_allclose(own, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0)
-            np.testing.assert_allclose(other, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0)
+            np.testing.assert_allclose(
+                own, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0
+            )
+            np.testing.assert_allclose(
+                other, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0
+            )
         assert nucleus(probs.view(2, -1, vocabulary), **cut).equal(found.view(2, -1, vocabulary))
         assert nucleus(probs[3], **cut).equal(found[3])
 
 
-@pytest.mark.parametrize(("old", "new"), [("accept", "bernoulli"), ("draw", "categorical"), ("draws", "categorical")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("accept", "bernoulli"), ("draw", "categorical"), ("draws", "categorical")]
+)
 def test_old_names_of_the_randomness_still_work(old, new):
-    import decoding.sampling
+    import nde_talf.decoding.sampling
 
-    asked = {"accept": 0.5, "draw": torch.tensor([1.0, 3.0]), "draws": [torch.tensor([1.0, 3.0])] * 3}[old]
+    asked = {
+        "accept": 0.5,
+        "draw": torch.tensor([1.0, 3.0]),
+        "draws": [torch.tensor([1.0, 3.0])] * 3,
+    }[old]
     with pytest.warns(FutureWarning, match="Rng now"):
-        rng = decoding.sampling.Coins.seeded(0)
+        rng = nde_talf.decoding.sampling.Coins.seeded(0)
     with pytest.warns(FutureWarning, match=new):
         assert getattr(rng, old)(asked) == getattr(Rng.seeded(0), new)(asked)
 
@@ -217,6 +291,13 @@ def test_a_setting_says_what_it_does_and_refuses_what_cannot_be():
     assert str(SamplingSetting(0.6)) == "T=0.6" and str(SamplingSetting(1, 0.9)) == "T=1, top-p=0.9"
     assert str(SamplingSetting(1, 0.9, 50, 0.05)) == "T=1, top-k=50, top-p=0.9, min-p=0.05"
     assert SamplingSetting(1, 0.9, None, None) == SamplingSetting(1, 0.9)
-    for wrong in ({"top_k": -1}, {"top_k": 2.5}, {"top_k": True}, {"min_p": -0.1}, {"min_p": 1.5}, {"min_p": float("nan")}):
+    for wrong in (
+        {"top_k": -1},
+        {"top_k": 2.5},
+        {"top_k": True},
+        {"min_p": -0.1},
+        {"min_p": 1.5},
+        {"min_p": float("nan")},
+    ):
         with pytest.raises(UserError, match=next(iter(wrong))):
             SamplingSetting(1.0, **wrong)

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed, FollowTau
-from decoding.sampling import Rng, SamplingSetting
-from decoding.session import TreeSession
-from decoding.static import StaticShapes
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
@@ -30,7 +30,9 @@ def pair(name: str):
     return (family(name), family(name, noise=0.01)) if name != "tiny" else tiny_pair(16)
 
 
-def decoder(target, draft, policy, rule: str, static: StaticShapes | None, head=None) -> SpeculativeDecoder:
+def decoder(
+    target, draft, policy, rule: str, static: StaticShapes | None, head=None
+) -> SpeculativeDecoder:
     drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
     return SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], static=static)
 
@@ -52,7 +54,9 @@ class Graphs:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "pythia", "gpt2", "gemma-3", "llama-4"])
-@pytest.mark.parametrize("policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")])
+@pytest.mark.parametrize(
+    "policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")]
+)
 def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, rule):
     target, draft = pair(name)
     static = StaticShapes(CONTEXT, rows=32)
@@ -70,11 +74,15 @@ def test_a_heads_tokens_are_those_of_the_plain_path(make):
     target, _ = tiny_pair(16, layers=3)
     head = make(target)
     plain, fixed = (
-        decoder(target, None, Delayed(Action(3, 1, 2)), "traversal", shapes, head) for shapes in (None, StaticShapes(120))
+        decoder(target, None, Delayed(Action(3, 1, 2)), "traversal", shapes, head)
+        for shapes in (None, StaticShapes(120))
     )
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 60, SamplingSetting()
-        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
+        assert (
+            fixed.generate(*asked, Rng.seeded(seed)).tokens
+            == plain.generate(*asked, Rng.seeded(seed)).tokens
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma-3"])
@@ -82,7 +90,9 @@ def test_a_heads_tokens_are_those_of_the_plain_path(make):
 def test_a_kept_cache_equals_a_fresh_pass_after_random_trees(name):
     """In two sequences, the second on what the first left in the cache."""
     model, generator = family(name), torch.Generator().manual_seed(0)
-    fixed = TreeSession(model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=12))
+    fixed = TreeSession(
+        model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=12)
+    )
 
     def pick(high: int) -> int:
         return int(torch.randint(high, (), generator=generator))
@@ -93,23 +103,35 @@ def test_a_kept_cache_equals_a_fresh_pass_after_random_trees(name):
         fixed.append(committed)
         while len(committed) < CONTEXT - 12:
             size = 1 + pick(12)
-            tokens, parents = [pick(50) for _ in range(size)], [-1] + [pick(i) for i in range(1, size)]
+            tokens, parents = (
+                [pick(50) for _ in range(size)],
+                [-1] + [pick(i) for i in range(1, size)],
+            )
             cut = pick(size)  # grown in two passes
-            hidden = [fixed.grow(tokens[a:b], parents[a:b]) for a, b in ((0, cut), (cut, size)) if a < b]
+            hidden = [
+                fixed.grow(tokens[a:b], parents[a:b]) for a, b in ((0, cut), (cut, size)) if a < b
+            ]
             node, path = pick(size), []
             while node != -1:
                 path, node = [node, *path], parents[node]
             committed += [tokens[node] for node in path]
             fixed.commit(path)
             fresh = model.module(torch.tensor([committed])).logits[0, -1]
-            torch.testing.assert_close(model.logits(torch.cat(hidden)[path[-1]]), fresh, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                model.logits(torch.cat(hidden)[path[-1]]), fresh, atol=1e-4, rtol=1e-4
+            )
         assert fixed.length == len(committed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,with_head",
-    [("llama", False), ("pythia", False), ("llama", True), pytest.param("gemma-3", False, marks=pytest.mark.law)],
+    [
+        ("llama", False),
+        ("pythia", False),
+        ("llama", True),
+        pytest.param("gemma-3", False, marks=pytest.mark.law),
+    ],
 )
 def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     target, draft = pair(name)
@@ -117,7 +139,10 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     torch._dynamo.reset()
     graphs = Graphs()
     static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
-    plain, fixed = (decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head) for shapes in (None, static))
+    plain, fixed = (
+        decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head)
+        for shapes in (None, static)
+    )
     made = []
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 40, SamplingSetting()
@@ -130,7 +155,7 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
 
 
 def test_every_size_runs_twice_before_the_second_pass():
-    """torch makes a function's CUDA graph in the second call, after one that compiles it."""
+    """Torch makes a function's CUDA graph in the second call, after one that compiles it."""
     target, _ = tiny_pair(16)
     sizes, moves = Counter(), []
 
@@ -141,7 +166,13 @@ def test_every_size_runs_twice_before_the_second_pass():
 
         return run
 
-    session = TreeSession(target.hidden, target.device, target.dtype, target.layers, StaticShapes(40, rows=8, compile=counted))
+    session = TreeSession(
+        target.hidden,
+        target.device,
+        target.dtype,
+        target.layers,
+        StaticShapes(40, rows=8, compile=counted),
+    )
     session.append([1, 2, 3])
     assert sizes == {1: 2, 2: 2, 4: 2, 8: 2} and len(moves) == 2
 
@@ -149,7 +180,9 @@ def test_every_size_runs_twice_before_the_second_pass():
 @pytest.mark.parametrize("name", ["llama", "gemma-3"])
 @torch.inference_mode()
 def test_what_passes_write_to_stays_where_it_is(name):
-    """torch makes no CUDA graph of a function that writes to other tensors than those that it knows to stay."""
+    """Torch makes no CUDA graph of a function that writes to other tensors than those that it knows
+    to stay.
+    """
     model, written = family(name), []
 
     class Watch(TorchDispatchMode):
@@ -157,12 +190,16 @@ def test_what_passes_write_to_stays_where_it_is(name):
             written.extend([args[0]] if operation is torch.ops.aten.index_copy_.default else [])
             return operation(*args, **(kwargs or {}))
 
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=8))
+    session = TreeSession(
+        model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=8)
+    )
     session.append([1, 2])
     with Watch():
         session.grow([3, 4], [-1, -1])
         session.commit([1])
-    assert len(written) >= 4 * model.layers and all(hasattr(each, "_dynamo_static_input_type") for each in written)
+    assert len(written) >= 4 * model.layers and all(
+        hasattr(each, "_dynamo_static_input_type") for each in written
+    )
 
 
 def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
@@ -178,9 +215,14 @@ def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
 def test_what_does_not_fit_is_named():
     target, draft = tiny_pair(16)
     small = StaticShapes(40, rows=4)
-    for action, prompt, words in ((Action(1, 2, 2), [1, 2], "rows=5"), (Action(1, 0, 1), [1] * 40, "static shapes")):
+    for action, prompt, words in (
+        (Action(1, 2, 2), [1, 2], "rows=5"),
+        (Action(1, 0, 1), [1] * 40, "static shapes"),
+    ):
         with pytest.raises(UserError, match=words):
-            decoder(target, draft, Delayed(action), "specinfer", small).generate(prompt, 9, SamplingSetting(), Rng.seeded(0))
+            decoder(target, draft, Delayed(action), "specinfer", small).generate(
+                prompt, 9, SamplingSetting(), Rng.seeded(0)
+            )
     with pytest.raises(UserError, match="rows=0"):
         StaticShapes(10, rows=0)
 
@@ -206,8 +248,14 @@ def test_features_of_inner_layers_are_in_the_graphs_of_native_passes():
     made = []
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 30, SamplingSetting()
-        plain, fixed = (decoder(target, None, Delayed(Action(2, 1, 2)), "specinfer", shapes, head) for shapes in (None, static))
-        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
+        plain, fixed = (
+            decoder(target, None, Delayed(Action(2, 1, 2)), "specinfer", shapes, head)
+            for shapes in (None, static)
+        )
+        assert (
+            fixed.generate(*asked, Rng.seeded(seed)).tokens
+            == plain.generate(*asked, Rng.seeded(seed)).tokens
+        )
         made.append(graphs.made)
     assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
 
@@ -218,7 +266,9 @@ def test_features_of_inner_layers_are_refused_where_hooks_collect_them():
     drafter = LMDrafter(draft)
     drafter.feature_layers = (0, 1, 2)
     with pytest.raises(UserError, match="layers 0, 1, 2"):
-        SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100))
+        SpeculativeDecoder(
+            target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100)
+        )
 
 
 @pytest.mark.slow
@@ -232,6 +282,8 @@ def test_a_forward_pass_that_makes_no_graph_is_refused():
 
     target.body.forward, target.native = waiting, None
     torch._dynamo.reset()
-    looking = decoder(target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile))
+    looking = decoder(
+        target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile)
+    )
     with pytest.raises(UserError, match="one graph"):
         looking.generate([1], 9, SamplingSetting(), Rng.seeded(0))

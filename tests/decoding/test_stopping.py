@@ -1,21 +1,25 @@
-"""Paths that stop while they are drafted, or follow earlier acceptance: their law, and when they stop."""
+"""Paths that stop while they are drafted, or follow earlier acceptance: their law, and when they
+stop.
+"""
 
 import pytest
 
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from decoding.sampling import Rng, SamplingSetting
-from decoding.testing import exact_law
-from decoding.verification import PATHS, VERIFIERS
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
+from nde_talf.decoding.rules import PATHS, VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, target_law
 
 CLOSE = 1e-6
 # Thresholds at which some paths of the tiny pair stop and others go on.
-POLICIES = {by: lambda by=by: ConfidenceStop(0.42 if by != "path" else 0.2, 3, by) for by in CRITERIA}
+POLICIES = {
+    by: lambda by=by: ConfidenceStop(0.42 if by != "path" else 0.2, 3, by) for by in CRITERIA
+}
 POLICIES["mean"] = lambda: FollowMean(window=2, plus=1, longest=2)
 RULES = [name for name, rule in VERIFIERS.items() if rule.trees >= PATHS and name != "greedy"]
 FEW = [("largest", "traversal"), ("drawn", "bv"), ("path", "specinfer"), ("mean", "traversal")]
@@ -59,7 +63,9 @@ def test_the_path_ends_where_the_draft_is_unsure(by):
         drawn = [float(row[token]) for row, token in zip(rows, tree.tokens[1:], strict=True)]
         confidences = [float(row.max()) for row in rows] if by == "largest" else drawn
         if by == "path":
-            confidences = [first * second for first, second in zip(drawn, [1.0, *drawn], strict=False)][:2]
+            confidences = [
+                first * second for first, second in zip(drawn, [1.0, *drawn], strict=False)
+            ][:2]
         if by == "largest":
             assert all(confidence >= policy.threshold for confidence in confidences)
             if len(rows) < min(policy.longest, state.room):
@@ -78,7 +84,9 @@ def test_the_path_ends_where_the_draft_is_unsure(by):
 
 def test_picked_tokens_give_greedy_text():
     plain = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), ConfidenceStop(0.999, 1), "traversal")
-    picked = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), ConfidenceStop(0.45, 4, pick=True), "greedy")
+    picked = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), ConfidenceStop(0.45, 4, pick=True), "greedy"
+    )
     greedy = SamplingSetting(0.0)
     texts = [decoder.generate(PROMPT, 12, greedy, Rng.seeded(0)) for decoder in (plain, picked)]
     assert texts[0].tokens == texts[1].tokens

@@ -1,5 +1,7 @@
-"""Streams of one decoder, or of decoders that share a drafter and a policy, are read in turn or by threads: each gives the text
-that it gives alone, or static shapes, which hold one sequence, say that it cannot go on."""
+"""Streams of one decoder, or of decoders that share a drafter and a policy, are read in turn or by
+threads: each gives the text that it gives alone, or static shapes, which hold one sequence, say
+that it cannot go on.
+"""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,22 +11,22 @@ from threading import Barrier
 import pytest
 import torch
 
-from decoding.actions import TREES, Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from decoding.policies.dyspec import DySpec
-from decoding.policies.salf import Salf
-from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes
-from decoding.verification import VERIFIERS
-from draft_training.head_drafter import EagleDrafter
-from selector.baselines import EntropyRule
-from selector.policy import NeuralPolicy
-from selector.selector import Selector, SelectorSchema
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.dyspec import DySpec
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.selector.baselines import EntropyRule
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
 from tests.selector.examples import TABLE
@@ -44,10 +46,14 @@ def across() -> NeuralPolicy:
     """Chooses the rule too, by the context under T = 1 and 0.8, and one option under T = 0.6."""
     torch.manual_seed(4)
     settings = ((1.0, 1.0), (0.8, 1.0), (0.6, 0.9))
-    selector = Selector(SelectorSchema(16, 16, ("specinfer", "traversal"), settings, (True, True, False)))
+    selector = Selector(
+        SelectorSchema(16, 16, ("specinfer", "traversal"), settings, (True, True, False))
+    )
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
-        selector.network.mlp[-1].bias[torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)] = -1e3
+        selector.network.mlp[-1].bias[
+            torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)
+        ] = -1e3
         selector.static_efficiency[2, TREES.index(Action(1, 0, 3))] = 50
     return NeuralPolicy(selector, TABLE)
 
@@ -56,8 +62,16 @@ POLICIES = {
     "autoregressive": (Autoregressive, "nss"),
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "specinfer"),
     "tau": (lambda: FollowTau(2, 2, 5), "traversal"),
-    "entropy": (lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]), "traversal"),
-    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=9, depth=2, max_depth=5, window=3, prune=0.0, stop=0.001)), "nss"),
+    "entropy": (
+        lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]),
+        "traversal",
+    ),
+    "dynatree": (
+        lambda: DynaTree(
+            DynaTreeConfig(nodes=9, depth=2, max_depth=5, window=3, prune=0.0, stop=0.001)
+        ),
+        "nss",
+    ),
     "salf": (lambda: Salf(nodes=8, batch=3, threshold=0.3), "nss"),
     "dyspec": (lambda: DySpec(6), "without_replacement"),
     "beam": (lambda: Beam(3, 3, 9), "nss"),
@@ -69,7 +83,9 @@ def drafter(name: str, static: StaticShapes | None = None):
     return LMDrafter(DRAFT, static) if name == "lm" else EagleDrafter(HEADS[name], static)
 
 
-def decoder(policy: str, drafting: str, device: bool, static: StaticShapes | None = None, shared=None) -> SpeculativeDecoder:
+def decoder(
+    policy: str, drafting: str, device: bool, static: StaticShapes | None = None, shared=None
+) -> SpeculativeDecoder:
     make, rule = POLICIES[policy]
     chosen = make()
     own = None if policy == "autoregressive" else shared or drafter(drafting, static)
@@ -104,7 +120,12 @@ def in_turn(streams: list) -> list[list[int]]:
 
 CASES = [
     *((name, "lm", device) for name in POLICIES for device in (False, True)),
-    *((name, head, device) for name in ("delayed", "salf") for head in HEADS for device in (False, True)),
+    *(
+        (name, head, device)
+        for name in ("delayed", "salf")
+        for head in HEADS
+        for device in (False, True)
+    ),
 ]
 
 
@@ -122,7 +143,9 @@ def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
         for own in ([made] * len(ASKED), [decoder(policy, drafting, device) for _ in ASKED])
     )
     texts = in_turn(together)
-    assert texts == [text for one in apart for text in in_turn([one])] and all(len(text) == TOKENS for text in texts)
+    assert texts == [text for one in apart for text in in_turn([one])] and all(
+        len(text) == TOKENS for text in texts
+    )
     assert sizes(together) == sizes(apart)
 
 
@@ -191,7 +214,9 @@ def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, dra
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("drafting", ["lm", "head"])
-def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, device):
+def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(
+    drafting, device
+):
     made = decoder("delayed", drafting, device, StaticShapes(100, rows=16))
     first, second = stream(made, 0), stream(made, 1)
     next(iter(first))
@@ -207,12 +232,18 @@ def test_a_new_decoder_does_not_end_a_stream_of_static_shapes():
     first = stream(decoder("delayed", "lm", False, static), 0)
     begun = next(iter(first)).tokens
     decoder("delayed", "lm", False, static)
-    assert begun + [token for block in first for token in block.tokens] == alone("delayed", "lm", False)[0]
+    assert (
+        begun + [token for block in first for token in block.tokens]
+        == alone("delayed", "lm", False)[0]
+    )
 
 
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_threads_that_share_static_shapes_get_a_right_text_or_an_error(restless, drafting):
-    made, expected = decoder("delayed", drafting, False, StaticShapes(100, rows=16)), alone("delayed", drafting, False)
+    made, expected = (
+        decoder("delayed", drafting, False, StaticShapes(100, rows=16)),
+        alone("delayed", drafting, False),
+    )
     found = in_threads([made] * len(ASKED))
     for text, right in zip(found, expected, strict=True):
         assert text == right or (isinstance(text, UserError) and "another sequence" in str(text))
@@ -245,8 +276,13 @@ def test_a_drafter_without_forks_serves_the_stream_begun_last():
 
 
 def test_threads_that_share_a_drafter_without_forks_get_a_right_text_or_an_error(restless):
-    made, expected = decoder("delayed", "lm", False, shared=Unforked(drafter("lm"))), alone("delayed", "lm", False)
+    made, expected = (
+        decoder("delayed", "lm", False, shared=Unforked(drafter("lm"))),
+        alone("delayed", "lm", False),
+    )
     found = in_threads([made] * len(ASKED))
     assert any(isinstance(text, list) for text in found)  # that of the sequence begun last
     for text, right in zip(found, expected, strict=True):
-        assert text == right or (isinstance(text, UserError) and "has begun another one" in str(text))
+        assert text == right or (
+            isinstance(text, UserError) and "has begun another one" in str(text)
+        )

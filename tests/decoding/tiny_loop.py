@@ -1,4 +1,6 @@
-"""A target, a draft and a head over four tokens, the target's exact law, and a chi-square test of a decoder against it."""
+"""A target, a draft and a head over four tokens, the target's exact law, and a chi-square test of a
+decoder against it.
+"""
 
 from collections import Counter
 from itertools import product
@@ -6,15 +8,15 @@ from itertools import product
 import torch
 from scipy import stats
 
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dyspec import DySpec
-from decoding.policies.fixed import Shaped
-from decoding.sampling import Rng, SamplingSetting, warp
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dyspec import DySpec
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
 from tests.draft_training.heads import random_head
@@ -41,8 +43,10 @@ def drafter(name: str):
 
 
 @torch.inference_mode()
-def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) -> dict[tuple[int, ...], float]:
-    """p of every text of `length` tokens behind the prompt, or up to a token `stop`."""
+def target_law(
+    length: int, setting: SamplingSetting = SETTING, stop: int = -1
+) -> dict[tuple[int, ...], float]:
+    """P of every text of `length` tokens behind the prompt, or up to a token `stop`."""
     law: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCABULARY), repeat=length):
         logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
@@ -53,9 +57,13 @@ def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) 
 
 
 def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
-    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5 are merged."""
+    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5
+    are merged.
+    """
     rng = Rng.seeded(12345)
-    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials))
+    counts = Counter(
+        tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials)
+    )
     law = target_law(TOKENS)
     assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
     observed, expected, small = [], [], [0.0, 0.0]

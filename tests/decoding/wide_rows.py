@@ -2,7 +2,7 @@
 
 import torch
 
-from decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
 
 V = 150_000
 

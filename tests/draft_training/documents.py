@@ -2,7 +2,7 @@
 
 import torch
 
-from data.dialogues.token_rows import TokenRows
+from nde_talf.data.dialogues.token_rows import TokenRows
 
 LENGTHS = (6, 4, 7)
 
@@ -19,7 +19,11 @@ def packed() -> TokenRows:
     tokens, loss = documents()
     number = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)])
     pad = torch.zeros(3).long()
-    return TokenRows(torch.cat([*tokens, pad])[None], torch.cat([*loss, pad.bool()])[None], torch.cat([number, pad - 1])[None])
+    return TokenRows(
+        torch.cat([*tokens, pad])[None],
+        torch.cat([*loss, pad.bool()])[None],
+        torch.cat([number, pad - 1])[None],
+    )
 
 
 def apart() -> TokenRows:
@@ -28,6 +32,10 @@ def apart() -> TokenRows:
     longest = max(LENGTHS)
 
     def fill(parts, value):
-        return torch.stack([torch.cat([part, part.new_full((longest - len(part),), value)]) for part in parts])
+        return torch.stack(
+            [torch.cat([part, part.new_full((longest - len(part),), value)]) for part in parts]
+        )
 
-    return TokenRows(fill(tokens, 0), fill(loss, False), fill([torch.zeros_like(part) for part in tokens], -1))
+    return TokenRows(
+        fill(tokens, 0), fill(loss, False), fill([torch.zeros_like(part) for part in tokens], -1)
+    )

@@ -1,4 +1,6 @@
-"""Tiny targets with random weights and grouped key/value heads, and heads that are not quite untrained."""
+"""Tiny targets with random weights and grouped key/value heads, and heads that are not quite
+untrained.
+"""
 
 import pytest
 import pytorch_lightning as pl
@@ -17,17 +19,19 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from data.dialogues.token_rows import TokenRows
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, warp
-from decoding.testing import exact_law
-from draft_training.eagle3 import Eagle3Head
-from draft_training.head import EagleHead
-from draft_training.train_head import HeadBatch
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.train_head import HeadBatch
 
 
-def tiny_target(vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0) -> CausalModel:
+def tiny_target(
+    vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0
+) -> CausalModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -80,13 +84,19 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
 
 
 def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> EagleHead:
-    """A head in which everything matters: no weight near zero, norms and biases that are not neutral."""
+    """A head in which everything matters: no weight near zero, norms and biases that are not
+    neutral.
+    """
     return _stirred(EagleHead, target, seed, layer)
 
 
-def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None) -> Eagle3Head:
+def random_eagle3(
+    target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None
+) -> Eagle3Head:
     """The same on three layers' features."""
-    return _stirred(Eagle3Head, target, seed, layer, *([] if vocabulary is None else [torch.tensor(vocabulary)]))
+    return _stirred(
+        Eagle3Head, target, seed, layer, *([] if vocabulary is None else [torch.tensor(vocabulary)])
+    )
 
 
 def _stirred(kind, target, seed, *how):
@@ -129,7 +139,9 @@ def check_law(decoder: SpeculativeDecoder) -> None:
         logits = decoder.target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()
         one, two = warp(logits[0], setting), warp(logits[1], setting)
         for second in range(4):
-            assert law.get((first, second), 0.0) == pytest.approx(float(one[first] * two[second]), abs=1e-5)
+            assert law.get((first, second), 0.0) == pytest.approx(
+                float(one[first] * two[second]), abs=1e-5
+            )
 
 
 def batch_of(rows, *places: int) -> HeadBatch:

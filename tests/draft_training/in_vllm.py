@@ -6,16 +6,17 @@ from tests.vllm_process import in_process
 
 VOCABULARY, DRAFTED, NEW_TOKENS = 64, 3, 48
 
-# What vLLM writes after the prompts; with a head, also what it says of sampling as it is and once it is repaired.
+# What vLLM writes after the prompts; with a head, also what it says of sampling as it is and once
+# it is repaired.
 IN_VLLM = """
 import gc, json, sys
 from dataclasses import asdict
 
 import torch
 
-from data.engines.vllm_speculation import SpeculatingLLM, sampling_fault
-from decoding.common.errors import UserError
-from decoding.sampling import SamplingSetting
+from nde_talf.data.engines.vllm_speculation import SpeculatingLLM, sampling_fault
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.sampling import SamplingSetting
 
 def repaired(output, values, ends, replace_from, replace_to, MAX_NUM_TOKENS=None):
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
@@ -47,7 +48,9 @@ if __name__ == "__main__":
 
 
 def in_vllm(folder: Path, jobs: list[tuple[Path, dict | None, list[list[int]]]]) -> list[dict]:
-    """Of each job (a target's folder, vLLM's method, prompts) what vLLM found, one engine after the other in one process."""
+    """Of each job (a target's folder, vLLM's method, prompts) what vLLM found, one engine after the
+    other in one process.
+    """
     named = [
         {"target": str(target), "method": method, "prompts": prompts, "new_tokens": NEW_TOKENS}
         for target, method, prompts in jobs

@@ -2,9 +2,9 @@
 
 import torch
 
-from decoding.session import TreeSession
-from draft_training.head import EagleHead
-from draft_training.tree_attention import TreeLevel
+from nde_talf.decoding.session import TreeSession
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.tree_attention import TreeLevel
 
 
 def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:
@@ -17,7 +17,9 @@ def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -
 
 
 def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[torch.Tensor]:
-    """`tree_features` as decoding does it: a session for every root, one node at a time, parents' outputs fed back."""
+    """`tree_features` as decoding does it: a session for every root, one node at a time, parents'
+    outputs fed back.
+    """
     outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
     nodes = [torch.empty(0)] * len(levels)
     for d in range(len(levels)):
@@ -28,9 +30,16 @@ def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[t
                 level, found = [(-1, prefix[-1])], []
                 for tree in levels[: d + 1]:
                     found = []
-                    for token, parent in zip(tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True):
+                    for token, parent in zip(
+                        tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True
+                    ):
                         row, feature = level[parent]
-                        found.append((session.rows, session.grow([token], [row], features=feature[None, None])[0]))
+                        found.append(
+                            (
+                                session.rows,
+                                session.grow([token], [row], features=feature[None, None])[0],
+                            )
+                        )
                     level = found
                 rows.append(torch.stack([output for _, output in found]))
         nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
@@ -39,16 +48,24 @@ def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[t
 
 def _entries(head, tokens, features):
     session = TreeSession(head.forward, head.device, head.dtype)
-    return session, session.append(tokens[1:].tolist(), features=head.combine(features[None, : len(tokens) - 1]))
+    return session, session.append(
+        tokens[1:].tolist(), features=head.combine(features[None, : len(tokens) - 1])
+    )
 
 
-def plain_path(head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int) -> torch.Tensor:
-    """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain causal pass a token."""
+def plain_path(
+    head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int
+) -> torch.Tensor:
+    """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain
+    causal pass a token.
+    """
     known = len(tokens) - drafted
     inputs = head.combine(features[: known - 1])
     while True:
         count = len(inputs)
-        outputs = head(tokens[None, 1 : count + 1], torch.arange(count)[None], None, None, inputs[None])[0]
+        outputs = head(
+            tokens[None, 1 : count + 1], torch.arange(count)[None], None, None, inputs[None]
+        )[0]
         if count == len(tokens) - 1:
             return outputs[-1]
         inputs = torch.cat([inputs, outputs[-1:]])

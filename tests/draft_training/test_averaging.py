@@ -1,4 +1,6 @@
-"""With `ema_decay` a training ends with the average of its weights, also after a kill, and copies no target for it."""
+"""With `ema_decay` a training ends with the average of its weights, also after a kill, and copies
+no target for it.
+"""
 
 from dataclasses import replace
 
@@ -6,14 +8,22 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from decoding.common.errors import UserError
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.train_head import fit_head
-from draft_training.trainer import CHECKPOINT, AveragedWeights
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.trainer import CHECKPOINT, AveragedWeights
 from tests.draft_training.heads import KillBefore, same
 
 DECAY = 0.7
-TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
+TINY = HeadConfig(
+    loss=TalfLoss(k=2, depth=2),
+    roots=2,
+    steps=6,
+    batch=2,
+    warm_up=2,
+    checkpoint_seconds=0,
+    ema_decay=DECAY,
+)
 
 
 class Watch(pl.Callback):
@@ -24,10 +34,15 @@ class Watch(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.seen.append([weight.detach().clone() for weight in pl_module.head.parameters()])
-        (average,) = (callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights))
+        (average,) = (
+            callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights)
+        )
         copy = average._average_model.module
         assert copy.models[0] is pl_module.models[0]
-        assert copy.head.target is pl_module.head.target and copy.source.target is pl_module.head.target
+        assert (
+            copy.head.target is pl_module.head.target
+            and copy.source.target is pl_module.head.target
+        )
 
 
 @pytest.mark.parametrize("features", ["final", "three"])
@@ -36,7 +51,9 @@ def test_the_weights_are_the_average_of_the_steps(target, rows, tmp_path, featur
     head = fit_head(target, rows, replace(TINY, features=features), tmp_path, callbacks=[watch])
     average = watch.seen[0]
     for weights in watch.seen[1:]:
-        average = [DECAY * old + (1 - DECAY) * new for old, new in zip(average, weights, strict=True)]
+        average = [
+            DECAY * old + (1 - DECAY) * new for old, new in zip(average, weights, strict=True)
+        ]
     for mine, reference, last in zip(head.parameters(), average, watch.seen[-1], strict=True):
         torch.testing.assert_close(mine, reference)
         assert not torch.equal(mine, last)
@@ -44,7 +61,9 @@ def test_the_weights_are_the_average_of_the_steps(target, rows, tmp_path, featur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
+def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(
+    target, rows, tmp_path, optimizer
+):
     config = replace(TINY, optimizer=optimizer)
     whole = fit_head(target, rows, config, tmp_path / "whole")
     with pytest.raises(ProcessLookupError):

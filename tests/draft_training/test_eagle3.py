@@ -1,5 +1,8 @@
-"""EAGLE-3's head takes features of three layers, learns, comes back from disk, and is refused where it would not mean what it
-says. What it shares with EAGLE's is tried on both in test_head.py, test_packing.py and test_token_law.py."""
+"""EAGLE-3's head takes features of three layers, learns, comes back from disk, and is refused where
+it would not mean what it says.
+
+What it shares with EAGLE's is tried on both in test_head.py, test_packing.py and test_token_law.py.
+"""
 
 import json
 from dataclasses import replace
@@ -9,35 +12,46 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.heads import after_ranks
-from data.dialogues.token_rows import TokenRows
-from decoding.actions import Action
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.salf import Salf
-from decoding.sampling import Rng, SamplingSetting
-from decoding.verification import VERIFIERS
-from draft_training.eagle3 import Eagle3Head, three_layers
-from draft_training.evaluate import held_out_report
-from draft_training.export import load_head, save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import HeadReadout, distribution_loss
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.train_head import build_head, fit_head
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.losses import HeadReadout, distribution_loss
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
-from tests.draft_training.heads import check_law, family_target, random_eagle3, random_head, tiny_target
+from tests.draft_training.heads import (
+    check_law,
+    family_target,
+    random_eagle3,
+    random_head,
+    tiny_target,
+)
 
-TINY = HeadConfig(features="three", loss=TalfLoss(k=2, depth=3), roots=4, steps=40, batch=4, warm_up=2)
+TINY = HeadConfig(
+    features="three", loss=TalfLoss(k=2, depth=3), roots=4, steps=40, batch=4, warm_up=2
+)
 LAYOUT = {
     "fc.weight",
     "norm.weight",
     "lm_head.weight",
     *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
     *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    *(f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+    *(
+        f"midlayer.{name}.weight"
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    ),
 }
 
 
@@ -50,7 +64,12 @@ def test_the_layers_are_three_of_the_targets_in_ascending_order():
     assert three_layers(32) == (2, 16, 29) and three_layers(7) == (2, 3, 4)  # vLLM's default
     for count in range(2, 8):
         layers = three_layers(count)
-        assert sorted(set(layers)) == list(layers) and len(layers) == 3 and layers[0] >= 0 and layers[-1] <= count
+        assert (
+            sorted(set(layers)) == list(layers)
+            and len(layers) == 3
+            and layers[0] >= 0
+            and layers[-1] <= count
+        )
     with pytest.raises(UserError, match="1 layer"):
         three_layers(1)
 
@@ -68,14 +87,23 @@ def test_layers_features_come_with_the_same_pass_and_leave_nothing_behind(target
     final, layers = target.parts(states, (0, 1, 3, 4))
     assert torch.equal(final, target.hidden(tokens, positions, None, None))
     theirs = target.body(tokens, output_hidden_states=True).hidden_states
-    for mine, reference in zip(layers.split(16, -1)[:3], (theirs[0], theirs[1], theirs[3]), strict=True):
+    for mine, reference in zip(
+        layers.split(16, -1)[:3], (theirs[0], theirs[1], theirs[3]), strict=True
+    ):
         torch.testing.assert_close(mine, reference)
-    torch.testing.assert_close(target.body.norm(layers[..., -16:]), final)  # the last one is that before the final norm
+    torch.testing.assert_close(
+        target.body.norm(layers[..., -16:]), final
+    )  # the last one is that before the final norm
 
 
 def test_a_drafter_without_such_features_gets_the_plain_pass(target):
     for drafter in (None, LMDrafter(target), EagleDrafter(random_head(target))):
-        assert SpeculativeDecoder(target, drafter, Autoregressive(), VERIFIERS["naive"]).session.forward == target.hidden
+        assert (
+            SpeculativeDecoder(
+                target, drafter, Autoregressive(), VERIFIERS["naive"]
+            ).session.forward
+            == target.hidden
+        )
     with pytest.raises(UserError, match="layers 2, 5"):
         target.reader((2, 5))
 
@@ -88,8 +116,12 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(chunk):
     slow = -((labels @ lm_head.T).softmax(-1) * (draft @ own.T).log_softmax(-1)).sum(-1)
     fast, agree = distribution_loss(draft, labels, HeadReadout(lm_head, own=own, chunk=chunk))
     torch.testing.assert_close(fast, slow)
-    assert agree.tolist() == ((draft @ own.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
-    ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))
+    assert (
+        agree.tolist() == ((draft @ own.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
+    )
+    ours, theirs = (
+        torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow)
+    )
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
 
@@ -102,10 +134,19 @@ def test_training_lowers_the_loss_and_trains_every_weight(target, tmp_path, opti
     config = replace(TINY, optimizer=optimizer)
     head, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
     assert isinstance(head, Eagle3Head)
-    after, before = (held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh))
+    after, before = (
+        held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh)
+    )
     assert all(one < 0.7 * other for one, other in zip(after["kl"], before["kl"], strict=True))
-    assert after["overlap"][0] > before["overlap"][0] and after["agreement"][0] > before["agreement"][0]
-    unmoved = [name for name, weight in head.state_dict().items() if torch.equal(weight, fresh.state_dict()[name])]
+    assert (
+        after["overlap"][0] > before["overlap"][0]
+        and after["agreement"][0] > before["agreement"][0]
+    )
+    unmoved = [
+        name
+        for name, weight in head.state_dict().items()
+        if torch.equal(weight, fresh.state_dict()[name])
+    ]
     assert not unmoved
     agree, _, _ = after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
     assert agree[0].mean() > 0
@@ -114,16 +155,30 @@ def test_training_lowers_the_loss_and_trains_every_weight(target, tmp_path, opti
 def test_a_head_comes_back_in_eagle_3s_layout_and_decodes(target, tmp_path):
     head = random_eagle3(target)
     folder = save_head(head, tmp_path / "head")
-    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    weights, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
     assert set(weights) == LAYOUT
-    assert weights["fc.weight"].shape == (16, 48) and weights["midlayer.self_attn.k_proj.weight"].shape == (8, 32)
+    assert weights["fc.weight"].shape == (16, 48) and weights[
+        "midlayer.self_attn.k_proj.weight"
+    ].shape == (8, 32)
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["model_type"] == "llama"
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3] and config["draft_vocab_size"] == target.vocab_size
+    assert (
+        config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+        and config["draft_vocab_size"] == target.vocab_size
+    )
     drafter = EagleDrafter.from_pretrained(folder, target)
-    assert all(torch.equal(weight, drafter.head.state_dict()[name]) for name, weight in head.state_dict().items())
+    assert all(
+        torch.equal(weight, drafter.head.state_dict()[name])
+        for name, weight in head.state_dict().items()
+    )
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
-    texts = [one.generate([3, 1, 4], 24, SamplingSetting(0.0), Rng.seeded(0)).tokens for one in (plain, decoder)]
+    texts = [
+        one.generate([3, 1, 4], 24, SamplingSetting(0.0), Rng.seeded(0)).tokens
+        for one in (plain, decoder)
+    ]
     assert texts[0] == texts[1]
 
 
@@ -135,10 +190,17 @@ POLICIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy,rule", [("delayed", "specinfer"), ("delayed", "traversal"), ("beam", "nss"), ("salf", "nss")])
+@pytest.mark.parametrize(
+    "policy,rule",
+    [("delayed", "specinfer"), ("delayed", "traversal"), ("beam", "nss"), ("salf", "nss")],
+)
 def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule):
     target = tiny_model(4, layers=2)
-    check_law(SpeculativeDecoder(target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule]))
+    check_law(
+        SpeculativeDecoder(
+            target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule]
+        )
+    )
 
 
 @pytest.mark.slow
@@ -146,10 +208,17 @@ def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule):
 def test_greedy_decoding_over_trees_of_chosen_tokens_is_autoregressive(target, policy):
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["greedy"])
     drafter = EagleDrafter(random_eagle3(target))
-    fast = SpeculativeDecoder(target, drafter, POLICIES[policy](), VERIFIERS["greedy"], SamplingSetting(1.0))
+    fast = SpeculativeDecoder(
+        target, drafter, POLICIES[policy](), VERIFIERS["greedy"], SamplingSetting(1.0)
+    )
     for seed in range(3):
-        prompt = torch.randint(29, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        texts = [one.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(seed)).tokens for one in (plain, fast)]
+        prompt = torch.randint(
+            29, (4 + seed,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+        texts = [
+            one.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(seed)).tokens
+            for one in (plain, fast)
+        ]
         assert texts[0] == texts[1]
 
 
@@ -178,7 +247,14 @@ def test_another_target_is_refused(target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", ["loss.name=hass", "loss.name=eagle", "labels.name=features", "labels.name=top_m", "features=four"]
+    "other",
+    [
+        "loss.name=hass",
+        "loss.name=eagle",
+        "labels.name=features",
+        "labels.name=top_m",
+        "features=four",
+    ],
 )
 def test_what_does_not_go_with_three_layers_is_refused(other):
     key, value = other.split("=")
@@ -187,7 +263,10 @@ def test_what_does_not_go_with_three_layers_is_refused(other):
 
 
 def test_a_warm_start_of_the_other_kind_is_refused(target, tmp_path):
-    one, three = save_head(random_head(target), tmp_path / "one"), save_head(random_eagle3(target), tmp_path / "three")
+    one, three = (
+        save_head(random_head(target), tmp_path / "one"),
+        save_head(random_eagle3(target), tmp_path / "three"),
+    )
     assert isinstance(build_head(target, replace(TINY, warm_start=str(three))), Eagle3Head)
     for features, folder in (("three", one), ("final", three)):
         with pytest.raises(UserError, match="warm_start"):

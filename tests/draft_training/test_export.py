@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from draft_training.export import fingerprint, load_head, save_head
-from draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.export import fingerprint, load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.draft_training.heads import random_head, tiny_target
 
 KEYS = {
@@ -27,18 +27,29 @@ def folder(target, tmp_path):
 
 def test_a_head_comes_back_bit_for_bit(target, folder):
     head, loaded = random_head(target), load_head(folder, target)
-    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in head.state_dict().items())
+    assert all(
+        torch.equal(weight, loaded.state_dict()[name]) for name, weight in head.state_dict().items()
+    )
     assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
     assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
 
 
 def test_the_layout_is_the_one_vllm_reads(target, folder):
-    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    weights, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
     assert set(weights) == KEYS
     assert weights["fc.weight"].shape == (target.hidden_size, 2 * target.hidden_size)
     assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
     assert config["num_hidden_layers"] == 1
-    for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "rope_parameters"):
+    for name in (
+        "hidden_size",
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rope_parameters",
+    ):
         assert config[name] == getattr(target.config, name)
 
 
@@ -47,7 +58,12 @@ def test_saving_again_replaces_the_head_and_leaves_nothing_else(target, folder):
     save_head(other, folder)
     assert torch.equal(load_head(folder, target).fc.weight, other.fc.weight)
     assert [path.name for path in folder.parent.iterdir()] == ["head"]
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "checksums.json", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "checksums.json",
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_another_target_is_refused(folder):
@@ -59,7 +75,9 @@ def test_another_target_is_refused(folder):
         load_head(folder, tiny_target(vocabulary=31))
 
 
-def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_head(target, folder):
+def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_head(
+    target, folder
+):
     further = tiny_target()
     with torch.no_grad():
         further.module.model.layers[1].mlp.up_proj.weight.mul_(-1)

@@ -1,4 +1,6 @@
-"""How a head is trained: from an older one, in parts, in several processes; and what cannot be trained on."""
+"""How a head is trained: from an older one, in parts, in several processes; and what cannot be
+trained on.
+"""
 
 from dataclasses import replace
 
@@ -7,13 +9,13 @@ import pytorch_lightning as pl
 import torch
 from torch.multiprocessing import ProcessRaisedException
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from draft_training.evaluate import held_out_report
-from draft_training.export import load_head, save_head
-from draft_training.settings import LOSSES, HassLoss, HeadConfig, TalfLoss
-from draft_training.train_head import HeadModule, build_head, fit_head
-from draft_training.trainer import CHECKPOINT, train_rows
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.settings import LOSSES, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
+from nde_talf.draft_training.trainer import CHECKPOINT, train_rows
 from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.
@@ -30,7 +32,10 @@ TINY = HeadConfig(
 
 
 def close(one, two) -> bool:
-    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    return all(
+        torch.allclose(a, b, atol=1e-4, rtol=1e-4)
+        for a, b in zip(one.parameters(), two.parameters(), strict=True)
+    )
 
 
 def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
@@ -38,9 +43,13 @@ def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
     folder = save_head(older, tmp_path / "head")
     config = replace(TINY, warm_start=str(folder))
     start = build_head(target, config)
-    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), older.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(start.parameters(), older.parameters(), strict=True)
+    )
     assert start.training and all(weight.requires_grad for weight in start.parameters())
-    frozen = fit_head(target, rows, replace(config, optimizer="adamw", lr_adam=1e-30), tmp_path / "frozen")
+    frozen = fit_head(
+        target, rows, replace(config, optimizer="adamw", lr_adam=1e-30), tmp_path / "frozen"
+    )
     assert close(frozen, older)
     assert not close(fit_head(target, rows, config, tmp_path / "moved"), older)
 
@@ -76,15 +85,22 @@ class HasHalf(pl.Callback):
     def on_train_batch_end(self, trainer, pl_module, *_):
         (adamw,) = trainer.optimizers
         for weight in pl_module.head.parameters():
-            for part in (weight, *(adamw.state[weight][name] for name in ("exp_avg", "exp_avg_sq"))):
+            for part in (
+                weight,
+                *(adamw.state[weight][name] for name in ("exp_avg", "exp_avg_sq")),
+            ):
                 assert len(part.to_local()) in (len(part) // 2, (len(part) + 1) // 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("features,vocabulary", [("final", None), ("three", 20)])
-def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features, vocabulary):
+def test_two_processes_with_half_a_head_each_train_like_one(
+    target, rows, tmp_path, features, vocabulary
+):
     """And a killed run of theirs goes on from the whole weights in its checkpoint."""
-    config = replace(TINY, features=features, draft_vocab=vocabulary, optimizer="adamw", checkpoint_seconds=0)
+    config = replace(
+        TINY, features=features, draft_vocab=vocabulary, optimizer="adamw", checkpoint_seconds=0
+    )
     one = fit_head(target, rows, config, tmp_path / "one")
     config = replace(config, batch=2, devices=2, strategy="fsdp")
     two = fit_head(target, rows, config, tmp_path / "two", callbacks=[HasHalf()])
@@ -120,7 +136,10 @@ def test_processes_that_cannot_be_are_refused_at_once(rows, tmp_path, monkeypatc
 
 
 def test_a_target_that_cannot_be_moved_cast_or_copied_gets_a_head(rows, tmp_path):
-    """As quantised models, and those on several devices. Its weights may have types without a sign bit."""
+    """As quantised models, and those on several devices.
+
+    Its weights may have types without a sign bit.
+    """
     target = tiny_target()
 
     def refuse(*_, **__):
@@ -144,7 +163,7 @@ def test_one_process_trains_on_the_gpu_that_the_target_is_on(monkeypatch, tmp_pa
 
     head = random_head(tiny_target())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("draft_training.trainer.pl.Trainer", trainer)
+    monkeypatch.setattr("nde_talf.draft_training.trainer.pl.Trainer", trainer)
     for device in (torch.device("cuda", 1), torch.device("cpu")):
         head.target.device = device
         with pytest.raises(KeyboardInterrupt):
@@ -165,7 +184,9 @@ def test_the_target_follows_the_head_to_the_device_of_a_process():
 def test_every_loss_trains(target, rows, tmp_path, loss):
     config = replace(TINY, loss=LOSSES[loss](), steps=40, roots=4)
     trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
-    before, after = (held_out_report(head, target, TokenRows.plain(rows), k=2)["kl"] for head in (fresh, trained))
+    before, after = (
+        held_out_report(head, target, TokenRows.plain(rows), k=2)["kl"] for head in (fresh, trained)
+    )
     assert after[0] < 0.8 * before[0]
     assert loss == "eagle" or all(late < early for late, early in zip(after, before, strict=True))
 

@@ -1,22 +1,24 @@
-"""Super-trees that a draft head draws: their rows are what the head gives while decoding, and so are their labels."""
+"""Super-trees that a draft head draws: their rows are what the head gives while decoding, and so
+are their labels.
+"""
 
 import pytest
 import torch
 
-from data.traces.label_chunks import labels
-from data.traces.super_trees import Prefix, draw_super_trees, sampled_super_trees
-from decoding.actions import TREE_INDEX, Action
-from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.session import TreeSession
-from decoding.super_tree import super_tree_layout
-from decoding.tree import DraftTree, WarpedRows
-from decoding.verification import VERIFIERS
-from draft_training.eagle3 import Eagle3Head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.head_traces import HeadDraft
-from selector.fingerprint import fingerprint, same_model
+from nde_talf.data.traces.label_chunks import labels
+from nde_talf.data.traces.super_trees import Prefix, draw_super_trees, sampled_super_trees
+from nde_talf.decoding.actions import TREE_INDEX, Action
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.tree import DraftTree, WarpedRows
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.selector.fingerprint import fingerprint, same_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
@@ -39,16 +41,22 @@ def test_every_row_is_the_heads_while_decoding(kind):
     head, layout, roots = head_for(kind), super_tree_layout(2, 2, 2), torch.tensor([2, 5])
     target, draft = head.target, HeadDraft(head)
     prefix = draft.prefix(Prefix(target, TRAJECTORY))
-    uniforms = torch.rand(2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    uniforms = torch.rand(
+        2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     tokens, h_q = draw_super_trees(prefix, roots, layout, SETTING, uniforms, 3)
     q = warp(draft.logits(h_q), SETTING)
     assert tokens.unique().numel() > 4
     drafter = EagleDrafter(head)
     read, positions = target.reader(drafter.feature_layers), torch.arange(len(TRAJECTORY))[None]
-    _, features = target.parts(read(TRAJECTORY[None], positions, None, None)[0], drafter.feature_layers)
+    _, features = target.parts(
+        read(TRAJECTORY[None], positions, None, None)[0], drafter.feature_layers
+    )
     for at, root in enumerate(roots.tolist()):
         for row in range(layout.inner):
-            drafter.start(TRAJECTORY[:root].tolist(), int(TRAJECTORY[root]), features[:root], SETTING)
+            drafter.start(
+                TRAJECTORY[:root].tolist(), int(TRAJECTORY[root]), features[:root], SETTING
+            )
             assert torch.allclose(prefix.hidden[root - 1], drafter.previous.hidden, atol=1e-5)
             assert torch.allclose(prefix.hidden[root], drafter.root.hidden, atol=1e-5)
             tree, node = DraftTree.rooted(int(TRAJECTORY[root]), drafter.root.q), 0
@@ -61,18 +69,41 @@ def test_every_row_is_the_heads_while_decoding(kind):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_its_labels_are_the_tokens_of_a_step():
-    head, layout, context, samples, repeats = head_for("eagle"), super_tree_layout(), TRAJECTORY[:3], 60, 400
+    head, layout, context, samples, repeats = (
+        head_for("eagle"),
+        super_tree_layout(),
+        TRAJECTORY[:3],
+        60,
+        400,
+    )
     target, draft = head.target, HeadDraft(head)
     prefix, generator = Prefix(target, context), torch.Generator().manual_seed(1)
     drawn = sampled_super_trees(
-        prefix, draft.prefix(prefix), context, torch.tensor([2]), samples, layout, SETTING, generator, 20
+        prefix,
+        draft.prefix(prefix),
+        context,
+        torch.tensor([2]),
+        samples,
+        layout,
+        SETTING,
+        generator,
+        20,
     )
-    found = [labels(trees, target, draft, [(SETTING, SETTING)], ["traversal"], layout, 300)[0] for trees in drawn]
+    found = [
+        labels(trees, target, draft, [(SETTING, SETTING)], ["traversal"], layout, 300)[0]
+        for trees in drawn
+    ]
     estimated = torch.cat([part["traversal"] for part in found])
-    session, drafter, rng = TreeSession(target.hidden, target.device, target.dtype), EagleDrafter(head), Rng.seeded(3)
+    session, drafter, rng = (
+        TreeSession(target.hidden, target.device, target.dtype),
+        EagleDrafter(head),
+        Rng.seeded(3),
+    )
     features, root = session.append(context[:-1].tolist()), int(context[-1])
     drafter.start(context[:-1].tolist(), root, features, SETTING)
-    state = DecodingState(root, len(context), 100, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
+    state = DecodingState(
+        root, len(context), 100, SETTING, warp(target.logits(features[-1]), SETTING), features[-1]
+    )
     for action in (Action(1, 0, 3), Action(2, 1, 2)):
         taken = []
         for _ in range(repeats):
@@ -88,4 +119,6 @@ def test_its_labels_are_the_tokens_of_a_step():
 
 def test_it_has_a_fingerprint_of_its_own():
     one, other = HeadDraft(head_for("eagle")), HeadDraft(head_for("eagle3"))
-    assert same_model(fingerprint(one), fingerprint(one)) and not same_model(fingerprint(one), fingerprint(other))
+    assert same_model(fingerprint(one), fingerprint(one)) and not same_model(
+        fingerprint(one), fingerprint(other)
+    )

@@ -6,18 +6,20 @@ import pytest
 import torch
 
 from benchmarks.heads import after_ranks
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from draft_training.evaluate import held_out_report
-from draft_training.head import EagleHead
-from draft_training.losses import HeadReadout, node_metrics, talf_loss, tree_loss
-from draft_training.settings import HassLoss, HeadConfig, TalfLoss
-from draft_training.target_trees import TreeSpec, target_beam
-from draft_training.train_head import HeadModule, build_head, fit_head
-from draft_training.trainer import CHECKPOINT
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss, tree_loss
+from nde_talf.draft_training.settings import HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
+from nde_talf.draft_training.trainer import CHECKPOINT
 from tests.draft_training.heads import KillBefore, batch_of, predictable_rows, random_head
 
-TINY = HeadConfig(loss=TalfLoss(k=2, depth=3), roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
+TINY = HeadConfig(
+    loss=TalfLoss(k=2, depth=3), roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,11 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
 @pytest.mark.parametrize("loss", ["talf", "hass"])
 def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows, loss):
     batch = batch_of(
-        TokenRows(rows[:2, :8], torch.rand(2, 8, generator=torch.Generator().manual_seed(3)) < 0.8, rows[:2, :8] * 0)
+        TokenRows(
+            rows[:2, :8],
+            torch.rand(2, 8, generator=torch.Generator().manual_seed(3)) < 0.8,
+            rows[:2, :8] * 0,
+        )
     )
     weights = HassLoss(depth=2) if loss == "hass" else TalfLoss(k=2, depth=2)
     config = replace(TINY, loss=weights, roots=0, chain_fraction=0)
@@ -92,25 +98,42 @@ def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows,
     config = replace(TINY, steps=40, batch=4)
     head = fit_head(target, rows, config, tmp_path)
     trained = held_out_report(head, target, TokenRows.plain(rows[:8]), k=2)
-    fresh = held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2)
+    fresh = held_out_report(
+        build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2
+    )
     assert all(one < 0.7 * other for one, other in zip(trained["kl"], fresh["kl"], strict=True))
-    assert trained["overlap"][0] > fresh["overlap"][0] and trained["agreement"][0] > fresh["agreement"][0]
-    assert len(trained["overlap"]) == 5 and [len(ranks) for ranks in trained["agreement_by_rank"]] == [2, 2]
-    assert all(torch.equal(weight, before[name]) for name, weight in target.module.state_dict().items())
-    assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2)
+    assert (
+        trained["overlap"][0] > fresh["overlap"][0]
+        and trained["agreement"][0] > fresh["agreement"][0]
+    )
+    assert len(trained["overlap"]) == 5 and [
+        len(ranks) for ranks in trained["agreement_by_rank"]
+    ] == [2, 2]
+    assert all(
+        torch.equal(weight, before[name]) for name, weight in target.module.state_dict().items()
+    )
+    assert fresh == held_out_report(
+        build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
+def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(
+    target, rows, tmp_path, optimizer
+):
     config = replace(TINY, optimizer=optimizer)
     whole = fit_head(target, rows, config, tmp_path / "whole")
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(6)])
     resumed = fit_head(target, rows, config, tmp_path / "killed")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
+    )
     finished = fit_head(target, rows, config, tmp_path / "killed")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), finished.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), finished.parameters(), strict=True)
+    )
 
 
 def test_the_checkpoint_holds_the_head_and_not_the_target(target, rows, tmp_path):
@@ -151,7 +174,9 @@ def test_figures_behind_a_rank_are_those_of_the_sequence_with_that_token(target,
     for rank, token in enumerate(target.logits(states[0, -1]).topk(3).indices):
         text = torch.cat([row[:, : root + 1], token.view(1, 1)], 1)
         fed = torch.cat([features[:, :root], states[:, -1:]], 1)
-        q = target.logits(head(text[:, 1:], torch.arange(root + 1)[None], None, None, fed)[0, -1]).softmax(-1)
+        q = target.logits(
+            head(text[:, 1:], torch.arange(root + 1)[None], None, None, fed)[0, -1]
+        ).softmax(-1)
         p = target.module(input_ids=text).logits[0, -1].softmax(-1)
         torch.testing.assert_close(confidence[rank, place], q.max(), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(right[rank, place], p[q.argmax()], atol=1e-5, rtol=1e-4)

@@ -3,16 +3,30 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.train_lm import LanguageModel, build_llama, distillation_loss, fit, held_out_report
-from draft_training.trainer import CHECKPOINT, Position, RowBatches
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.train_lm import (
+    LanguageModel,
+    build_llama,
+    distillation_loss,
+    fit,
+    held_out_report,
+)
+from nde_talf.draft_training.trainer import CHECKPOINT, Position, RowBatches
 from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
 TINY = LanguageModelConfig(
-    hidden=16, layers=2, heads=2, intermediate=32, max_length=64, steps=12, batch=4, warm_up=2, checkpoint_seconds=0
+    hidden=16,
+    layers=2,
+    heads=2,
+    intermediate=32,
+    max_length=64,
+    steps=12,
+    batch=4,
+    warm_up=2,
+    checkpoint_seconds=0,
 )
 
 
@@ -47,7 +61,9 @@ def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_teacher", [False, True])
-def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(rows, target, tmp_path, with_teacher):
+def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(
+    rows, target, tmp_path, with_teacher
+):
     teacher = target if with_teacher else None
     undisturbed = train(rows, TINY, tmp_path / "undisturbed", teacher).state_dict()
     for step in (5, 9):

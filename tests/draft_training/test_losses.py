@@ -7,12 +7,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import draft_training.losses
-from decoding.common.errors import UserError
-from draft_training.losses import LOSSES, HeadReadout, TopProbabilities, distribution_loss, regression, tree_loss
-from draft_training.settings import EagleLoss, FeatureLabels, HassLoss, HeadConfig, TalfLoss, TopLabels
-from draft_training.target_trees import TreeSpec, chains, target_beam
-from draft_training.train_head import HeadModule
+import nde_talf.draft_training.losses
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.losses import (
+    LOSSES,
+    HeadReadout,
+    TopProbabilities,
+    distribution_loss,
+    regression,
+    tree_loss,
+)
+from nde_talf.draft_training.settings import (
+    EagleLoss,
+    FeatureLabels,
+    HassLoss,
+    HeadConfig,
+    TalfLoss,
+    TopLabels,
+)
+from nde_talf.draft_training.target_trees import TreeSpec, chains, target_beam
+from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.heads import batch_of, random_head, tiny_target
 
 # lm_head = identity: features are logits
@@ -33,8 +47,8 @@ WEIGHTS = [
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(draft_training.losses).failed == 0
-    assert doctest.testmod(draft_training.losses).attempted == 13
+    assert doctest.testmod(nde_talf.draft_training.losses).failed == 0
+    assert doctest.testmod(nde_talf.draft_training.losses).attempted == 13
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -62,10 +76,18 @@ def test_the_fused_losses_are_the_plain_ones_with_autograds_gradient(weights, ch
     lm_head, labels = torch.randn(31, 8), torch.randn(13, 8)
     features, each = torch.randn(13, 8, requires_grad=True), torch.rand(13)
     how = {"scale": scale, "cap": cap}
-    slow, agree = LOSSES[weights.name](features, labels, HeadReadout(lm_head, **how), weights, plain=True)
-    fast, same = LOSSES[weights.name](features, labels, HeadReadout(lm_head, **how, chunk=chunk), weights)
+    slow, agree = LOSSES[weights.name](
+        features, labels, HeadReadout(lm_head, **how), weights, plain=True
+    )
+    fast, same = LOSSES[weights.name](
+        features, labels, HeadReadout(lm_head, **how, chunk=chunk), weights
+    )
     torch.testing.assert_close(fast, slow)
-    assert agree.tolist() == same.tolist() == ((features @ lm_head.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
+    assert (
+        agree.tolist()
+        == same.tolist()
+        == ((features @ lm_head.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
+    )
     one, two = (torch.autograd.grad((loss * each).sum(), features)[0] for loss in (fast, slow))
     torch.testing.assert_close(one, two, atol=1e-5 * max(1, float(two.abs().max())), rtol=1e-4)
 
@@ -75,17 +97,30 @@ def test_objectives_of_acceptance_by_hand(plain):
     """Of p = 0.5, 0.3, 0.2 and q = 0.6, 0.1, 0.3: a = 0.5 + 0.1 + 0.2 = 0.8."""
     kl = 0.5 * math.log(0.5 / 0.6) + 0.3 * math.log(0.3 / 0.1) + 0.2 * math.log(0.2 / 0.3)
     w = math.exp(-2 * 0.8)
-    expected = {"total_variation": 0.2, "log_acceptance": -math.log(0.8), "lk": w * kl + (1 - w) * 0.2}
+    expected = {
+        "total_variation": 0.2,
+        "log_acceptance": -math.log(0.8),
+        "lk": w * kl + (1 - w) * 0.2,
+    }
     for objective, value in expected.items():
-        for loss, factor in ((TalfLoss(objective=objective, eta=2.0), 1), (EagleLoss(objective=objective, eta=2.0), 10)):
+        for loss, factor in (
+            (TalfLoss(objective=objective, eta=2.0), 1),
+            (EagleLoss(objective=objective, eta=2.0), 10),
+        ):
             found, agree = distribution_loss(FEATURES, LABELS, EYE, loss, plain)
-            assert found.item() == pytest.approx(factor * value, rel=1e-5) and agree.tolist() == [True]
+            assert found.item() == pytest.approx(factor * value, rel=1e-5) and agree.tolist() == [
+                True
+            ]
     hass = HassLoss(objective="total_variation", classification=1, distillation=2, top=1)
-    assert distribution_loss(FEATURES, LABELS, EYE, hass, plain).loss.item() == pytest.approx(0.2 - 2 * 0.5 * math.log(0.6))
+    assert distribution_loss(FEATURES, LABELS, EYE, hass, plain).loss.item() == pytest.approx(
+        0.2 - 2 * 0.5 * math.log(0.6)
+    )
 
 
 def test_the_acceptance_of_a_draft_vocabulary_is_that_of_the_full_law():
-    """q = 0.4, 0.6 on the first and the last token: a = 0.4 + 0.2, however p is renormalised for the cross-entropy."""
+    """Q = 0.4, 0.6 on the first and the last token: a = 0.4 + 0.2, however p is renormalised for
+    the cross-entropy.
+    """
     own = torch.nn.Parameter(torch.eye(3)[[0, 2]])
     readout = HeadReadout(torch.eye(3), own=own, vocabulary=torch.tensor([0, 2]))
     features = torch.tensor([[0.4, 9.0, 0.6]]).log()
@@ -93,9 +128,12 @@ def test_the_acceptance_of_a_draft_vocabulary_is_that_of_the_full_law():
     torch.testing.assert_close(loss, torch.tensor([0.4]))
     (slope,) = torch.autograd.grad(loss.sum(), own)
     assert slope.abs().max() > 0
-    outside = torch.tensor([[0.2, 0.5, 0.3]]).log()  # the most likely token cannot be drafted: others still can
+    outside = torch.tensor(
+        [[0.2, 0.5, 0.3]]
+    ).log()  # the most likely token cannot be drafted: others still can
     torch.testing.assert_close(
-        distribution_loss(features, outside, readout, TalfLoss(objective="total_variation")).loss, torch.tensor([0.5])
+        distribution_loss(features, outside, readout, TalfLoss(objective="total_variation")).loss,
+        torch.tensor([0.5]),
     )
     lk = distribution_loss(features, outside, readout, TalfLoss(objective="lk")).loss
     torch.testing.assert_close(lk, torch.tensor([(1 - math.exp(-1.5)) * 0.5]))
@@ -104,11 +142,18 @@ def test_the_acceptance_of_a_draft_vocabulary_is_that_of_the_full_law():
 def test_a_loss_in_an_objective_of_acceptance_trains_on_trees_and_on_chains():
     target = tiny_target()
     tokens = torch.randint(29, (2, 8), generator=torch.Generator().manual_seed(0))
-    for loss in (TalfLoss(k=2, objective="lk"), HassLoss(objective="total_variation", detach_features=False)):
+    for loss in (
+        TalfLoss(k=2, objective="lk"),
+        HassLoss(objective="total_variation", detach_features=False),
+    ):
         head = random_head(target).train()
-        total, _ = HeadModule(head, HeadConfig(loss=loss, chain_fraction=0.0)).loss(batch_of(tokens), 0)
+        total, _ = HeadModule(head, HeadConfig(loss=loss, chain_fraction=0.0)).loss(
+            batch_of(tokens), 0
+        )
         total.backward()
-        assert total.isfinite() and all(weight.grad.isfinite().all() for weight in head.parameters())
+        assert total.isfinite() and all(
+            weight.grad.isfinite().all() for weight in head.parameters()
+        )
         assert head.fc.weight.grad.abs().max() > 0
 
 
@@ -126,10 +171,16 @@ def test_features_that_hass_feeds_back_have_gradients_where_they_are_asked_for()
 @pytest.mark.parametrize("plain", [False, True])
 def test_top_probabilities_of_the_full_vocabulary_are_the_features(plain):
     torch.manual_seed(0)
-    readout, labels, features = HeadReadout(torch.randn(31, 8), chunk=4), torch.randn(6, 8), torch.randn(6, 8)
+    readout, labels, features = (
+        HeadReadout(torch.randn(31, 8), chunk=4),
+        torch.randn(6, 8),
+        torch.randn(6, 8),
+    )
     top = (labels @ readout.weight.T).softmax(-1).topk(31, -1)
     for weights in (TalfLoss(), HassLoss(classification=1, distillation=2, top=5)):
-        one, agree = distribution_loss(features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain)
+        one, agree = distribution_loss(
+            features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain
+        )
         two, same = distribution_loss(features, labels, readout, weights, plain)
         torch.testing.assert_close(one, two)
         assert agree.tolist() == same.tolist()
@@ -141,27 +192,40 @@ def test_top_probabilities_leave_out_what_they_do_not_hold():
     loss, _ = distribution_loss(features, cut, EYE)
     torch.testing.assert_close(loss, torch.tensor([-0.5 * math.log(0.6) - 0.3 * math.log(0.1)]))
     (slope,) = torch.autograd.grad(loss.sum(), features)
-    torch.testing.assert_close(slope, torch.tensor([[0.8 * q - p for q, p in zip(Q, [0.5, 0.3, 0.0], strict=True)]]))
+    torch.testing.assert_close(
+        slope, torch.tensor([[0.8 * q - p for q, p in zip(Q, [0.5, 0.3, 0.0], strict=True)]])
+    )
 
 
 def test_roots_count_by_their_weights():
     torch.manual_seed(0)
-    readout, features, labels = HeadReadout(torch.randn(31, 8)), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    readout, features, labels = (
+        HeadReadout(torch.randn(31, 8)),
+        torch.randn(5, 2, 8),
+        torch.randn(5, 2, 8),
+    )
     weights = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
-    each = distribution_loss(features.flatten(0, 1), labels.flatten(0, 1), readout, plain=True).loss.view(5, 2)
+    each = distribution_loss(
+        features.flatten(0, 1), labels.flatten(0, 1), readout, plain=True
+    ).loss.view(5, 2)
     loss, figures = tree_loss([features], [labels], readout, TalfLoss(), [weights])
     torch.testing.assert_close(loss, (each.sum(1) * weights).sum())
     torch.testing.assert_close(figures["loss_depth_0"], loss / 2)
     broken = features.clone()
     broken[1] = float("nan")
-    torch.testing.assert_close(tree_loss([broken], [labels], readout, TalfLoss(), [weights])[0], loss)
+    torch.testing.assert_close(
+        tree_loss([broken], [labels], readout, TalfLoss(), [weights])[0], loss
+    )
     assert tree_loss([features], [labels], readout, TalfLoss(), [weights * 0])[0] == 0
 
 
 @torch.no_grad()
 def test_hass_is_regression_classification_and_distillation_along_the_text():
     target = tiny_target()
-    head, tokens = random_head(target), torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
+    head, tokens = (
+        random_head(target),
+        torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0)),
+    )
     config = HeadConfig(loss=HassLoss(depth=2), roots=0, chain_fraction=0.0)
     readout = HeadReadout(target.lm_head.weight)
     features = target.hidden(tokens, torch.arange(8)[None], None, None)
@@ -173,15 +237,25 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     expected = sum(
         (
             10 * distribution_loss(guess, truth, readout, plain=True).loss
-            + 10 * distribution_loss(guess, truth, readout, HassLoss(classification=0, distillation=1), plain=True).loss
+            + 10
+            * distribution_loss(
+                guess, truth, readout, HassLoss(classification=0, distillation=1), plain=True
+            ).loss
             + F.smooth_l1_loss(guess, truth, reduction="none").mean(-1)
         ).mean()
         for guess, truth in guesses
     )
     loss, figures = HeadModule(head, config).loss(batch_of(tokens), 0)
     torch.testing.assert_close(loss, expected)
-    assert list(figures) == ["loss_depth_0", "loss_depth_1", "agreement_depth_0", "agreement_depth_1"]
-    eagle, figures = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1))).loss(batch_of(tokens), 0)
+    assert list(figures) == [
+        "loss_depth_0",
+        "loss_depth_1",
+        "agreement_depth_0",
+        "agreement_depth_1",
+    ]
+    eagle, figures = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1))).loss(
+        batch_of(tokens), 0
+    )
     guess, truth = guesses[0]
     cross = distribution_loss(guess, truth, readout, plain=True).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
@@ -204,7 +278,10 @@ def test_talf_with_one_node_a_level_is_a_greedy_chain():
 @pytest.mark.parametrize(
     "settings,words",
     [
-        ({"loss": {"name": "medusa"}}, r"draft\.loss\.name=medusa: choose one of talf, hass, eagle"),
+        (
+            {"loss": {"name": "medusa"}},
+            r"draft\.loss\.name=medusa: choose one of talf, hass, eagle",
+        ),
         ({"labels": {"name": "disk"}}, r"draft\.labels\.name=disk"),
         ({"loss": {"name": "hass", "k": 2}}, r"draft\.loss\.k: loss hass has no such setting"),
         ({"loss": {"name": "talf", "k": "four"}}, r"'four'.*draft\.loss\.k"),
@@ -213,7 +290,10 @@ def test_talf_with_one_node_a_level_is_a_greedy_chain():
         ({"strategy": "fsdp"}, "Muon"),
         ({"layer": "mamba"}, r"draft\.layer=mamba"),
         ({"loss": TalfLoss(depth=0)}, r"draft\.loss\.depth=0: it must be a number from 1 to"),
-        ({"loss": {"name": "talf", "objective": "acceptance"}}, r"draft\.loss\.objective=acceptance"),
+        (
+            {"loss": {"name": "talf", "objective": "acceptance"}},
+            r"draft\.loss\.objective=acceptance",
+        ),
         ({"loss": {"name": "hass", "regression_norm": "l2"}}, r"draft\.loss\.regression_norm=l2"),
         ({"loss": {"name": "talf", "eta": -1}}, r"draft\.loss\.eta=-1"),
         ({"steps": 0}, r"draft\.steps=0: it must be a number from 1 to"),

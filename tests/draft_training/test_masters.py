@@ -1,18 +1,29 @@
-"""A head beside a target in bfloat16: its angles and its weights keep float32, and a float32 target is cast once."""
+"""A head beside a target in bfloat16: its angles and its weights keep float32, and a float32 target
+is cast once.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from decoding.model import CausalModel
-from draft_training.export import load_head, save_head
-from draft_training.precision import cast_once
-from draft_training.settings import EagleLoss, HeadConfig, TalfLoss
-from draft_training.train_head import HeadModule, build_head, fit_head
-from tests.draft_training.heads import FAMILIES, batch_of, family_target, random_eagle3, same, tiny_target
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.precision import cast_once
+from nde_talf.draft_training.settings import EagleLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
+from tests.draft_training.heads import (
+    FAMILIES,
+    batch_of,
+    family_target,
+    random_eagle3,
+    same,
+    tiny_target,
+)
 
-TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=3, batch=2, warm_up=1, precision="32-true")
+TINY = HeadConfig(
+    loss=TalfLoss(k=2, depth=2), roots=2, steps=3, batch=2, warm_up=1, precision="32-true"
+)
 
 
 def halved(target: CausalModel) -> CausalModel:
@@ -21,10 +32,15 @@ def halved(target: CausalModel) -> CausalModel:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_angles_at_8192_are_those_of_float32_beside_a_target_in_bfloat16(family):
-    exact, coarse = (build_head(target, TINY) for target in (family_target(family), halved(family_target(family))))
+    exact, coarse = (
+        build_head(target, TINY)
+        for target in (family_target(family), halved(family_target(family)))
+    )
     at = torch.tensor([[0, 512, 2048, 8192]])
     for head in (coarse, coarse.to(torch.bfloat16).to(torch.float32)):
-        for one, other in zip(head.angles(torch.zeros(1), at), exact.angles(torch.zeros(1), at), strict=True):
+        for one, other in zip(
+            head.angles(torch.zeros(1), at), exact.angles(torch.zeros(1), at), strict=True
+        ):
             assert torch.equal(one, other)
 
 
@@ -58,9 +74,13 @@ def test_the_same_100_steps_beside_a_target_in_bfloat16_end_with_the_same_loss(r
 
 
 @pytest.mark.parametrize("three", [False, True])
-def test_a_head_of_three_layers_trains_exports_and_averages_beside_a_target_in_bfloat16(rows, tmp_path, three):
+def test_a_head_of_three_layers_trains_exports_and_averages_beside_a_target_in_bfloat16(
+    rows, tmp_path, three
+):
     target = halved(tiny_target())
-    config = replace(TINY, features="three" if three else "final", ema_decay=0.5, chain_fraction=0.0)
+    config = replace(
+        TINY, features="three" if three else "final", ema_decay=0.5, chain_fraction=0.0
+    )
     head = fit_head(target, rows, config, tmp_path / "training")
     again = load_head(save_head(head, tmp_path / "head"), target, torch.float32)
     assert same(head, again) and not same(head, build_head(target, config))
@@ -83,10 +103,16 @@ def test_a_frozen_target_cast_once_gives_the_same_loss_bit_for_bit_and_comes_bac
         cast = {name: weight.dtype for name, weight in target.module.named_parameters()}
         raise ZeroDivisionError
     assert once == each_pass
-    assert cast["model.layers.0.mlp.up_proj.weight"] == torch.bfloat16 and cast["model.norm.weight"] == torch.float32
+    assert (
+        cast["model.layers.0.mlp.up_proj.weight"] == torch.bfloat16
+        and cast["model.norm.weight"] == torch.float32
+    )
     assert cast["model.embed_tokens.weight"] == torch.float32 and tied != ("lm_head.weight" in cast)
     after = target.module.state_dict()
-    assert all(torch.equal(weight, before[name]) and weight.dtype == before[name].dtype for name, weight in after.items())
+    assert all(
+        torch.equal(weight, before[name]) and weight.dtype == before[name].dtype
+        for name, weight in after.items()
+    )
 
 
 def test_a_head_of_three_layers_casts_its_tables_no_more():

@@ -2,7 +2,7 @@
 
 import torch
 
-from draft_training.muon import Muon, orthogonalised
+from nde_talf.draft_training.muon import Muon, orthogonalised
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one():

@@ -3,25 +3,42 @@
 import pytest
 import torch
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from draft_training.document_masks import choose_roots, counted_roots, document_positions, entry_documents, same_document
-from draft_training.evaluate import held_out_report
-from draft_training.settings import LOSSES, HeadConfig, TalfLoss
-from draft_training.train_head import HeadBatch, HeadModule
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.document_masks import (
+    choose_roots,
+    counted_roots,
+    document_positions,
+    entry_documents,
+    same_document,
+)
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.settings import LOSSES, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import HeadBatch, HeadModule
 from tests.draft_training.documents import LENGTHS, apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 
 
 def test_the_mask_is_causal_within_documents():
     mask = same_document(torch.tensor([[0, 0, 1, 1]]), torch.float32)
-    assert (mask[0, 0] == 0).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert (mask[0, 0] == 0).int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
 
 
 def test_an_entry_that_straddles_two_documents_is_seen_by_itself_alone():
     entries = entry_documents(torch.tensor([[0, 0, 0, 1, 1, -1]]))
     assert entries[0, :2].tolist() == [0, 0] and entries[0, 3] == 1
-    assert (same_document(entries, torch.float32)[0, 0, :, 2] == 0).tolist() == [False, False, True, False, False]
+    assert (same_document(entries, torch.float32)[0, 0, :, 2] == 0).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert document_positions(torch.tensor([[0, 0, 0, 1, 1, -1]])).tolist() == [[0, 1, 2, 0, 1, 0]]
 
 
@@ -55,7 +72,11 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
 @pytest.mark.parametrize(
     "loss,family,make",
     [
-        *((loss, family, random_head) for loss in ("talf", "hass", "eagle") for family in ("llama", "gemma3_text")),
+        *(
+            (loss, family, random_head)
+            for loss in ("talf", "hass", "eagle")
+            for family in ("llama", "gemma3_text")
+        ),
         ("talf", "llama", random_eagle3),
     ],
 )
@@ -78,7 +99,9 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
 
 def test_what_does_not_count_leaves_the_loss_alone():
     target, rows = tiny_target(), packed()
-    module = HeadModule(random_head(target), HeadConfig(loss=TalfLoss(k=2), roots=0, chain_fraction=0.0))
+    module = HeadModule(
+        random_head(target), HeadConfig(loss=TalfLoss(k=2), roots=0, chain_fraction=0.0)
+    )
 
     def loss(rows: TokenRows) -> torch.Tensor:
         return module.loss(HeadBatch(rows, torch.arange(1)), 0)[0]
@@ -96,9 +119,13 @@ def test_what_does_not_count_leaves_the_loss_alone():
 def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart(make):
     target = tiny_target(29)
     head = make(target)
-    one, other = (held_out_report(head, target, rows, k=2, depth=2, stride=1) for rows in (packed(), apart()))
+    one, other = (
+        held_out_report(head, target, rows, k=2, depth=2, stride=1) for rows in (packed(), apart())
+    )
     assert one["roots"] == other["roots"] > 3
-    assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(other["kl"], rel=1e-4)
+    assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(
+        other["kl"], rel=1e-4
+    )
     silent = packed()
     silent.loss[:] = False
     with pytest.raises(UserError, match="no token that counts"):

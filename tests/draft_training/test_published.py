@@ -1,4 +1,6 @@
-"""Heads in the layouts of EAGLE, EAGLE-3 and speculators decode here and start a training; what is no such head is refused."""
+"""Heads in the layouts of EAGLE, EAGLE-3 and speculators decode here and start a training; what is
+no such head is refused.
+"""
 
 import json
 from dataclasses import replace
@@ -7,14 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.common.errors import UserError
-from draft_training.export import load_head, save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.train_head import build_head, fit_head
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.draft_training.heads import random_eagle3, random_head, same, tiny_target
 
-TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=2, batch=2, warm_up=1, precision="32-true")
+TINY = HeadConfig(
+    loss=TalfLoss(k=2, depth=2), roots=2, steps=2, batch=2, warm_up=1, precision="32-true"
+)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 32,
     "model_type": "llama",
@@ -37,32 +41,51 @@ def publish(folder, weights, config, binary=False):
 @pytest.fixture
 def eagle(target, tmp_path):
     """EAGLE's own: half precision, a copy of the target's embedding, and pytorch_model.bin."""
-    weights = random_head(target).state_dict() | {"embed_tokens.weight": target.module.get_input_embeddings().weight}
-    return publish(tmp_path / "eagle", {name: weight.half() for name, weight in weights.items()}, CONFIG, binary=True)
+    weights = random_head(target).state_dict() | {
+        "embed_tokens.weight": target.module.get_input_embeddings().weight
+    }
+    return publish(
+        tmp_path / "eagle",
+        {name: weight.half() for name, weight in weights.items()},
+        CONFIG,
+        binary=True,
+    )
 
 
 @pytest.fixture
 def eagle3(target, tmp_path):
     weights = random_eagle3(target, vocabulary=list(range(3, 23))).file_weights()
     return publish(
-        tmp_path / "eagle3", weights, {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20}
+        tmp_path / "eagle3",
+        weights,
+        {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20},
     )
 
 
 def close(one, other):
-    return all(torch.allclose(a, b, atol=1e-3) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    return all(
+        torch.allclose(a, b, atol=1e-3)
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
+    )
 
 
-def test_heads_of_eagle_and_eagle3_load_and_start_a_training_which_exports_them(target, rows, eagle, eagle3, tmp_path):
+def test_heads_of_eagle_and_eagle3_load_and_start_a_training_which_exports_them(
+    target, rows, eagle, eagle3, tmp_path
+):
     for folder, three, mine in ((eagle, False, random_head(target)), (eagle3, True, None)):
         head = load_head(folder, target)
         assert close(head, mine or random_eagle3(target, vocabulary=list(range(3, 23))))
         assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
         config = replace(
-            TINY, warm_start=str(folder), features="three" if three else "final", draft_vocab=20 if three else None
+            TINY,
+            warm_start=str(folder),
+            features="three" if three else "final",
+            draft_vocab=20 if three else None,
         )
         assert same(build_head(target, config), load_head(folder, target, torch.float32))
-        trained = fit_head(target, rows, replace(config, chain_fraction=0.0), tmp_path / f"training-{three}")
+        trained = fit_head(
+            target, rows, replace(config, chain_fraction=0.0), tmp_path / f"training-{three}"
+        )
         assert not same(trained, head)
         assert same(trained, load_head(save_head(trained, tmp_path / f"export-{three}"), target))
 
@@ -72,7 +95,12 @@ def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
 
     head = random_head(target)
     wide = type(head)(
-        target, sizes={"intermediate_size": 48, "fc_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+        target,
+        sizes={
+            "intermediate_size": 48,
+            "fc_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
     )
     config = {**CONFIG, "intermediate_size": 48, "rope_theta": 5e5}
     read = load_head(publish(tmp_path / "wide", wide.state_dict(), config), target)
@@ -87,7 +115,10 @@ def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
 
 
 def test_speculators_layout_is_read(target, eagle3, tmp_path):
-    weights = {name.replace("midlayer.", "layers.0."): w for name, w in load_file(eagle3 / "model.safetensors").items()}
+    weights = {
+        name.replace("midlayer.", "layers.0."): w
+        for name, w in load_file(eagle3 / "model.safetensors").items()
+    }
     weights["embed_tokens.weight"] = target.module.get_input_embeddings().weight.detach()
     del weights["t2d"]
     config = {
@@ -96,9 +127,13 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
         "speculators_config": {},
         "draft_vocab_size": 20,
     }
-    assert same(load_head(publish(tmp_path / "one", weights, config), target), load_head(eagle3, target))
+    assert same(
+        load_head(publish(tmp_path / "one", weights, config), target), load_head(eagle3, target)
+    )
     with pytest.raises(UserError, match="norm_before_residual"):
-        load_head(publish(tmp_path / "two", weights, {**config, "norm_before_residual": True}), target)
+        load_head(
+            publish(tmp_path / "two", weights, {**config, "norm_before_residual": True}), target
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +150,11 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
     ],
 )
 def test_what_is_no_head_for_the_target_is_refused(target, eagle, eagle3, tmp_path, fault, words):
-    folder, weights, config = tmp_path / "bad", torch.load(eagle / "pytorch_model.bin"), dict(CONFIG)
+    folder, weights, config = (
+        tmp_path / "bad",
+        torch.load(eagle / "pytorch_model.bin"),
+        dict(CONFIG),
+    )
     if fault == "another target's embedding":
         weights["embed_tokens.weight"] = tiny_target(seed=5).module.get_input_embeddings().weight
     elif fault == "another width":
@@ -125,13 +164,18 @@ def test_what_is_no_head_for_the_target_is_refused(target, eagle, eagle3, tmp_pa
     elif fault == "a missing weight":
         del weights["layers.0.mlp.up_proj.weight"]
     elif fault == "other layers":
-        weights, config = load_file(eagle3 / "model.safetensors"), {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+        weights, config = (
+            load_file(eagle3 / "model.safetensors"),
+            {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
+        )
     publish(folder, {name: weight.detach().clone() for name, weight in weights.items()}, config)
     if fault == "a LoRA adapter":
         (folder / "adapter_config.json").write_text("{}")
     elif fault == "no weights":
         (folder / "model.safetensors").unlink()
     elif fault == "cut short":
-        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:200])
+        (folder / "model.safetensors").write_bytes(
+            (folder / "model.safetensors").read_bytes()[:200]
+        )
     with pytest.raises(UserError, match=words):
         load_head(folder, target)

@@ -1,5 +1,6 @@
-"""Targets whose logits are scaled (Granite) or soft-capped (Gemma 2): so are labels, losses, figures and what a head drafts
-from."""
+"""Targets whose logits are scaled (Granite) or soft-capped (Gemma 2): so are labels, losses,
+figures and what a head drafts from.
+"""
 
 import json
 
@@ -8,36 +9,57 @@ import torch
 from torch.nn import functional as F
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from data.dialogues.token_rows import TokenRows
-from decoding.actions import Action
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.verification import VERIFIERS
-from draft_training.eagle3 import Eagle3Head
-from draft_training.evaluate import held_out_report
-from draft_training.export import save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.label_source import stored_labels
-from draft_training.losses import HeadReadout, node_metrics
-from draft_training.settings import HeadConfig, TalfLoss, TopLabels
-from draft_training.target_trees import TreeSpec, target_beam
-from draft_training.train_head import HeadModule
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.label_source import stored_labels
+from nde_talf.draft_training.losses import HeadReadout, node_metrics
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss, TopLabels
+from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.heads import batch_of, check_law, random_eagle3, random_head
 
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"max_position_embeddings": 256, "initializer_range": 0.5, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": 0, "attn_logit_softcapping": None, "head_dim": 8}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SIZES |= {
+    "max_position_embeddings": 256,
+    "initializer_range": 0.5,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+FULL = {
+    "layer_types": ["full_attention"] * 2,
+    "sliding_window": 0,
+    "attn_logit_softcapping": None,
+    "head_dim": 8,
+}
 
 
 def granite(vocabulary: int = 29) -> CausalModel:
-    config = GraniteConfig(vocab_size=vocabulary, logits_scaling=4.0, tie_word_embeddings=True, **SIZES)
+    config = GraniteConfig(
+        vocab_size=vocabulary, logits_scaling=4.0, tie_word_embeddings=True, **SIZES
+    )
     torch.manual_seed(0)
     return CausalModel(GraniteForCausalLM(config), "granite")
 
 
 def gemma2(vocabulary: int = 29) -> CausalModel:
-    config = Gemma2Config(vocab_size=vocabulary, final_logit_softcapping=2.0, query_pre_attn_scalar=8, **FULL, **SIZES)
+    config = Gemma2Config(
+        vocab_size=vocabulary, final_logit_softcapping=2.0, query_pre_attn_scalar=8, **FULL, **SIZES
+    )
     torch.manual_seed(0)
     return CausalModel(Gemma2ForCausalLM(config), "gemma2")
 
@@ -57,19 +79,33 @@ def logits_of(target: CausalModel, tokens: torch.Tensor) -> torch.Tensor:
     return target.module(input_ids=tokens, use_cache=False).logits.detach()
 
 
-@pytest.mark.parametrize("make", [random_head, lambda target: random_eagle3(target, layer="llama")], ids=["eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "make",
+    [random_head, lambda target: random_eagle3(target, layer="llama")],
+    ids=["eagle", "eagle3"],
+)
 def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, tokens, make):
     head = make(target).requires_grad_(True)
-    module = HeadModule(head, HeadConfig(loss=TalfLoss(depth=1), features="three" if head.feature_layers else "final"))
+    module = HeadModule(
+        head,
+        HeadConfig(loss=TalfLoss(depth=1), features="three" if head.feature_layers else "final"),
+    )
     loss, figures = module.loss(batch_of(tokens), 0)
     p = logits_of(target, tokens)[:, 1:-1].softmax(-1)
-    features = target.parts(target.reader(head.feature_layers)(*along(tokens), None, None), head.feature_layers)[1]
+    features = target.parts(
+        target.reader(head.feature_layers)(*along(tokens), None, None), head.feature_layers
+    )[1]
     q = head.logits(head.tree_features(tokens, features, torch.tensor([1]), [])[0][:, :-1])
     expected = F.cross_entropy(q.flatten(0, 1), p.flatten(0, 1))
     torch.testing.assert_close(figures["loss_depth_0"], expected.detach())
-    ours, theirs = (torch.autograd.grad(each, list(head.parameters()), retain_graph=True) for each in (loss, expected))
+    ours, theirs = (
+        torch.autograd.grad(each, list(head.parameters()), retain_graph=True)
+        for each in (loss, expected)
+    )
     for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4)
+        torch.testing.assert_close(
+            one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4
+        )
 
 
 def along(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +142,11 @@ def test_decoding_with_a_head_keeps_the_targets_law(make):
     head = random_head(target)
     q = head.logits(torch.ones(1, 16))
     assert target.readout.cap is None or q.abs().max() <= target.readout.cap
-    check_law(SpeculativeDecoder(target, EagleDrafter(head), Delayed(Action(2, 0, 1)), VERIFIERS["specinfer"]))
+    check_law(
+        SpeculativeDecoder(
+            target, EagleDrafter(head), Delayed(Action(2, 0, 1)), VERIFIERS["specinfer"]
+        )
+    )
 
 
 def test_an_exported_head_says_the_scale_that_vllm_reads(tmp_path):
@@ -114,10 +154,14 @@ def test_an_exported_head_says_the_scale_that_vllm_reads(tmp_path):
         return json.loads((save_head(head, tmp_path / name) / "config.json").read_text())
 
     assert config(random_head(granite()), "granite")["logit_scale"] == 0.25
-    assert "logit_scale" not in config(random_eagle3(granite(), layer="llama"), "eagle3")  # its own lm_head holds it
+    assert "logit_scale" not in config(
+        random_eagle3(granite(), layer="llama"), "eagle3"
+    )  # its own lm_head holds it
     assert config(random_head(gemma2()), "gemma2")["attn_logit_softcapping"] is None
 
 
 def test_an_eagle3_head_begins_with_the_targets_scaled_readout():
     target = granite()
-    torch.testing.assert_close(Eagle3Head(target, "llama").lm_head.weight, 0.25 * target.lm_head.weight)
+    torch.testing.assert_close(
+        Eagle3Head(target, "llama").lm_head.weight, 0.25 * target.lm_head.weight
+    )

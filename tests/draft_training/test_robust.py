@@ -1,4 +1,6 @@
-"""A training passes over a few bad steps, keeps what was good, goes on with a lower rate and ends with the best weights."""
+"""A training passes over a few bad steps, keeps what was good, goes on with a lower rate and ends
+with the best weights.
+"""
 
 import json
 import time
@@ -9,12 +11,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.checkpoint import ResumableCheckpoint
-from decoding.common.errors import UserError
-from draft_training.settings import FeatureLabels, HeadConfig, TalfLoss
-from draft_training.train_head import HeadBatch, HeadModule, fit_head
-from draft_training.trainer import BEST, CHECKPOINT, RowBatches
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.checkpoint import ResumableCheckpoint
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.settings import FeatureLabels, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import HeadBatch, HeadModule, fit_head
+from nde_talf.draft_training.trainer import BEST, CHECKPOINT, RowBatches
 from tests.draft_training.heads import KillBefore, predictable_rows, same, tiny_target
 
 TINY = HeadConfig(
@@ -47,16 +49,23 @@ class Weights(pl.Callback):
         self.after = {}
 
     def on_train_batch_end(self, trainer, pl_module, *_):
-        self.after[trainer.global_step] = [weight.detach().clone() for weight in pl_module.head.parameters()]
+        self.after[trainer.global_step] = [
+            weight.detach().clone() for weight in pl_module.head.parameters()
+        ]
 
 
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.law)])
-def test_a_bad_step_moves_nothing_and_the_training_goes_on(target, rows, tmp_path, broken, optimizer, capsys):
+def test_a_bad_step_moves_nothing_and_the_training_goes_on(
+    target, rows, tmp_path, broken, optimizer, capsys
+):
     config, seen = replace(TINY, optimizer=optimizer, gradient_clip=1.0), Weights()
     broken |= {3, 6}
     head = fit_head(target, rows, config, tmp_path / "one", callbacks=[seen])
     for step in range(1, 8):
-        moved = any(not torch.equal(a, b) for a, b in zip(seen.after[step], seen.after[step + 1], strict=True))
+        moved = any(
+            not torch.equal(a, b)
+            for a, b in zip(seen.after[step], seen.after[step + 1], strict=True)
+        )
         assert moved == (step not in broken)
     assert "step 3: passed over, 1 of at most 2" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ProcessLookupError):
@@ -64,7 +73,9 @@ def test_a_bad_step_moves_nothing_and_the_training_goes_on(target, rows, tmp_pat
     assert same(fit_head(target, rows, config, tmp_path / "killed"), head)
 
 
-def test_too_many_bad_steps_stop_it_and_a_resume_passes_over_them(target, rows, tmp_path, broken, capsys):
+def test_too_many_bad_steps_stop_it_and_a_resume_passes_over_them(
+    target, rows, tmp_path, broken, capsys
+):
     broken |= {3, 4, 5, 6}
     with pytest.raises(UserError, match=r"step 5, after 2 such steps.*draft\.lr_scale=0\.3"):
         fit_head(target, rows, TINY, tmp_path)
@@ -86,7 +97,9 @@ def test_weights_that_are_not_finite_are_not_written(target, rows, tmp_path, mon
     with pytest.raises(UserError, match=r"diverged|not finite"):
         fit_head(target, rows, replace(TINY, max_bad_steps=0), tmp_path, callbacks=[Spoil()])
     saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
-    assert saved["global_step"] == 4 and all(weight.isfinite().all() for weight in saved["state_dict"].values())
+    assert saved["global_step"] == 4 and all(
+        weight.isfinite().all() for weight in saved["state_dict"].values()
+    )
 
 
 def test_a_resumed_training_takes_a_lower_rate_and_no_other_setting(target, rows, tmp_path):
@@ -102,11 +115,19 @@ def test_a_resumed_training_takes_a_lower_rate_and_no_other_setting(target, rows
     with pytest.raises(UserError, match=r"other settings than those of now \(warm_up, loss\.k\)"):
         fit_head(target, rows, replace(config, warm_up=3, loss=TalfLoss(k=3, depth=2)), tmp_path)
     with pytest.raises(ProcessLookupError):
-        fit_head(target, rows, replace(config, lr_scale=0.25), tmp_path, callbacks=[Rates(), KillBefore(5)])
+        fit_head(
+            target,
+            rows,
+            replace(config, lr_scale=0.25),
+            tmp_path,
+            callbacks=[Rates(), KillBefore(5)],
+        )
     fit_head(target, rows, config, tmp_path, callbacks=[Rates()])
     module = HeadModule.learning_rate_fraction
     full = [config.lr_adam * module(type("", (), {"config": config}), step) for step in range(8)]
-    assert [seen[step] / full[step] for step in range(8)] == pytest.approx([1, 1, 1, 0.25, 0.25, 0.25, 0.25, 0.25])
+    assert [seen[step] / full[step] for step in range(8)] == pytest.approx(
+        [1, 1, 1, 0.25, 0.25, 0.25, 0.25, 0.25]
+    )
     with pytest.raises(UserError, match="lr_scale"):
         replace(config, lr_scale=1.5)
 
@@ -124,7 +145,9 @@ def test_a_checkpoint_of_weights_of_another_type_is_refused(target, rows, tmp_pa
 @pytest.mark.parametrize("average,labels", [(0.0, "online"), (0.5, "features")])
 def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, average, labels):
     """At a rate at which it gets worse again."""
-    config = replace(TINY, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, ema_decay=average, labels={"name": labels})
+    config = replace(
+        TINY, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, ema_decay=average, labels={"name": labels}
+    )
     held_out, losses = TokenRows.plain(predictable_rows(target, 12, 30)[24:]), {}
 
     class Losses(pl.Callback):
@@ -132,15 +155,24 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, average
             losses[trainer.global_step] = float(trainer.callback_metrics["held_out_loss"])
 
     with pytest.raises(ProcessLookupError):
-        fit_head(target, rows, config, tmp_path, callbacks=[Losses(), KillBefore(5)], held_out=held_out)
+        fit_head(
+            target, rows, config, tmp_path, callbacks=[Losses(), KillBefore(5)], held_out=held_out
+        )
     head = fit_head(target, rows, config, tmp_path, callbacks=[Losses()], held_out=held_out)
     assert list(losses) == [2, 4, 6, 8]
     best = min(losses, key=losses.get)
     assert torch.load(tmp_path / BEST, weights_only=True)["global_step"] == best
     module = HeadModule(head, config).eval()
     batches = RowBatches(HeadBatch(held_out, torch.arange(6)), 2, 3, config.seed)
-    again = torch.stack([module.loss(batch, config.steps, i)[0] for i, batch in enumerate(batches)]).mean().item()
-    assert again == pytest.approx(losses[best], rel=1e-5) and len({round(loss, 4) for loss in losses.values()}) == 4
+    again = (
+        torch.stack([module.loss(batch, config.steps, i)[0] for i, batch in enumerate(batches)])
+        .mean()
+        .item()
+    )
+    assert (
+        again == pytest.approx(losses[best], rel=1e-5)
+        and len({round(loss, 4) for loss in losses.values()}) == 4
+    )
     final = fit_head(target, rows, config, tmp_path, held_out=held_out)  # finished: the same best
     assert same(head, final)
 
@@ -168,12 +200,16 @@ def test_checkpoints_cost_two_percent_of_the_time(tmp_path, monkeypatch):
     assert 6 * len(written) / now[0] < 0.022
 
 
-def test_labels_of_other_rows_another_target_or_another_tokenizer_are_refused(target, rows, tmp_path):
+def test_labels_of_other_rows_another_target_or_another_tokenizer_are_refused(
+    target, rows, tmp_path
+):
     config = replace(TINY, labels=FeatureLabels())
     fit_head(target, rows, config, tmp_path)
     with pytest.raises(UserError, match="labels have another rows"):
         fit_head(target, (rows + 1) % 29, config, tmp_path)
     with pytest.raises(UserError, match="labels have another target"):
         fit_head(tiny_target(seed=5), rows, config, tmp_path)
-    with pytest.raises(UserError, match="ids up to 31 for a target of 29: encode them with its tokenizer"):
+    with pytest.raises(
+        UserError, match="ids up to 31 for a target of 29: encode them with its tokenizer"
+    ):
         fit_head(target, torch.where(rows == rows.max(), 31, rows), config, tmp_path)

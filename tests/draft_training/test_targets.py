@@ -6,11 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data.dialogues.token_rows import TokenRows
-from decoding.common.errors import UserError
-from draft_training.label_source import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_labels
-from draft_training.settings import LOSSES, FeatureLabels, HeadConfig, TalfLoss, TopLabels
-from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.label_source import (
+    INDEX,
+    SHARD_ROWS,
+    bytes_needed,
+    check_disk,
+    shard_name,
+    stored_labels,
+)
+from nde_talf.draft_training.settings import LOSSES, FeatureLabels, HeadConfig, TalfLoss, TopLabels
+from nde_talf.draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from tests.draft_training.documents import packed
 from tests.draft_training.heads import random_head
 
@@ -28,7 +35,9 @@ CONFIG = HeadConfig(
 
 @pytest.fixture(scope="module")
 def rows(target):
-    tokens = torch.randint(target.vocab_size, (SHARD_ROWS + 3, 8), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        target.vocab_size, (SHARD_ROWS + 3, 8), generator=torch.Generator().manual_seed(0)
+    )
     return TokenRows.plain(tokens)
 
 
@@ -43,11 +52,14 @@ def stored(target, rows, folder, *how, **more):
 
 def loss(target, rows, config, source=None):
     numbers = torch.tensor([1, len(rows) - 1])
-    return HeadModule(random_head(target), config, source).loss(HeadBatch(rows[numbers], numbers), 0)[0]
+    return HeadModule(random_head(target), config, source).loss(
+        HeadBatch(rows[numbers], numbers), 0
+    )[0]
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"), [("features", "talf"), ("features", "hass"), ("features", "eagle"), ("top_m", "talf")]
+    ("mode", "name"),
+    [("features", "talf"), ("features", "hass"), ("features", "eagle"), ("top_m", "talf")],
 )
 def test_labels_on_disk_give_the_loss_of_the_step(target, rows, tmp_path, mode, name):
     config = config_of(mode, name)
@@ -59,7 +71,10 @@ def test_half_precision_and_truncation_cost_what_they_leave_out(target, rows, tm
     whole = loss(target, rows, CONFIG)
     half = loss(target, rows, CONFIG, stored(target, rows, tmp_path / "half", dtype="float16"))
     assert 0 < abs(half - whole) < 2e-3 * whole
-    cut = [loss(target, rows, CONFIG, stored(target, rows, tmp_path / str(m), "top_m", m=m)) for m in (4, 16, 29)]
+    cut = [
+        loss(target, rows, CONFIG, stored(target, rows, tmp_path / str(m), "top_m", m=m))
+        for m in (4, 16, 29)
+    ]
     assert cut[0] < cut[1] < cut[2]  # every label adds its own -p log q
     torch.testing.assert_close(cut[2], whole, atol=1e-5, rtol=1e-5)
 
@@ -73,10 +88,14 @@ def test_packed_rows_come_back_from_disk_as_they_are_online(target, tmp_path):
     torch.testing.assert_close(on_disk, online, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("mode", "name"), [("features", "talf"), ("top_m", "talf"), ("features", "eagle")])
+@pytest.mark.parametrize(
+    ("mode", "name"), [("features", "talf"), ("top_m", "talf"), ("features", "eagle")]
+)
 def test_the_disk_it_takes_is_the_disk_it_says(target, rows, tmp_path, mode, name):
     stored(target, rows, tmp_path, mode, name, "float16", m=5)
-    tensors = [tensor for file in tmp_path.glob("*.safetensors") for tensor in load_file(file).values()]
+    tensors = [
+        tensor for file in tmp_path.glob("*.safetensors") for tensor in load_file(file).values()
+    ]
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     said = bytes_needed(config_of(mode, name, "float16", 5), len(rows), 8, target.hidden_size)
     assert sum(tensor.nbytes for tensor in tensors) == said
@@ -110,7 +129,9 @@ def test_training_from_disk_makes_the_labels_first(target, rows, tmp_path, mode)
     head = fit_head(target, rows, config, tmp_path / mode)
     online = fit_head(target, rows, CONFIG, tmp_path / "online")
     assert (tmp_path / mode / "labels" / INDEX).exists()
-    assert len(list((tmp_path / mode / "labels").glob("*.safetensors"))) == 1  # 8 of the 19 rows are ever seen
+    assert (
+        len(list((tmp_path / mode / "labels").glob("*.safetensors"))) == 1
+    )  # 8 of the 19 rows are ever seen
     for ours, theirs, start in zip(
         head.parameters(), online.parameters(), build_head(target, CONFIG).parameters(), strict=True
     ):

@@ -1,4 +1,6 @@
-"""What every training on rows shares: schedules, clipping, and settings with their names of an earlier version."""
+"""What every training on rows shares: schedules, clipping, and settings with their names of an
+earlier version.
+"""
 
 import doctest
 from dataclasses import fields, replace
@@ -7,31 +9,54 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import draft_training.trainer
-from decoding.common.errors import UserError
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.settings import LABELS, LOSSES, OLD_KEYS, HassLoss, HeadConfig, TalfLoss
-from draft_training.train_head import fit_head
-from draft_training.train_lm import LanguageModel, build_llama, fit
-from draft_training.trainer import warm_up_then_cosine, warm_up_then_linear
+import nde_talf.draft_training.trainer
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.settings import (
+    LABELS,
+    LOSSES,
+    OLD_KEYS,
+    HassLoss,
+    HeadConfig,
+    TalfLoss,
+)
+from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
+from nde_talf.draft_training.trainer import warm_up_then_cosine, warm_up_then_linear
 from tests.draft_training.heads import same
 
-HEAD = HeadConfig(loss=TalfLoss(k=2), roots=4, chain_fraction=0.5, steps=4, batch=2, warm_up=2, precision="32-true")
-MODEL = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=16, steps=4, batch=4, warm_up=1, precision="32-true")
+HEAD = HeadConfig(
+    loss=TalfLoss(k=2),
+    roots=4,
+    chain_fraction=0.5,
+    steps=4,
+    batch=2,
+    warm_up=2,
+    precision="32-true",
+)
+MODEL = LanguageModelConfig(
+    hidden=16, layers=1, heads=2, intermediate=16, steps=4, batch=4, warm_up=1, precision="32-true"
+)
 
 
 def test_the_examples_of_the_schedules():
-    assert doctest.testmod(draft_training.trainer) == (0, 2)
+    assert doctest.testmod(nde_talf.draft_training.trainer) == (0, 2)
 
 
 @pytest.mark.parametrize("warm_up", [0, 1, 7, 100])
 @pytest.mark.parametrize(
-    "schedule", [warm_up_then_cosine, lambda step, steps, warm_up: warm_up_then_linear(step, steps, warm_up, 0.6)]
+    "schedule",
+    [
+        warm_up_then_cosine,
+        lambda step, steps, warm_up: warm_up_then_linear(step, steps, warm_up, 0.6),
+    ],
 )
 def test_a_schedule_rises_once_to_a_peak_of_at_most_1_and_then_falls(schedule, warm_up):
     rates = [schedule(step, 50, warm_up) for step in range(51)]
     top = rates.index(max(rates))
-    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(
+        rates[top:], reverse=True
+    )
     assert min(rates) >= 0 and (rates[top] == 1 or warm_up == 100)
     assert rates[-1] == 0 or warm_up == 100
 
@@ -43,13 +68,21 @@ def train(target, rows, folder, config):
     return fit(LanguageModel(build_llama(config, target.vocab_size), config), rows, folder)
 
 
-@pytest.mark.parametrize("config", [HEAD, replace(HEAD, optimizer="adamw"), MODEL], ids=["muon", "adamw", "model"])
-def test_gradients_are_clipped_to_the_norm_that_is_asked_for(target, rows, tmp_path, config, monkeypatch):
+@pytest.mark.parametrize(
+    "config", [HEAD, replace(HEAD, optimizer="adamw"), MODEL], ids=["muon", "adamw", "model"]
+)
+def test_gradients_are_clipped_to_the_norm_that_is_asked_for(
+    target, rows, tmp_path, config, monkeypatch
+):
     seen = []
     step = torch.optim.AdamW.step
 
     def watched(self, *args, **kwargs):
-        seen.append(torch.nn.utils.get_total_norm([p.grad for group in self.param_groups for p in group["params"]]).item())
+        seen.append(
+            torch.nn.utils.get_total_norm(
+                [p.grad for group in self.param_groups for p in group["params"]]
+            ).item()
+        )
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
@@ -68,7 +101,9 @@ def test_every_old_key_stands_for_a_key_of_now():
     for old, new in OLD_KEYS.items():
         _, field, name = new.split(".")
         assert old.startswith("draft.") and field in own
-        assert any(name in {each.name for each in fields(option)} for option in unions[field].values())
+        assert any(
+            name in {each.name for each in fields(option)} for option in unions[field].values()
+        )
 
 
 def test_the_name_alone_chooses_a_loss_with_a_notice():

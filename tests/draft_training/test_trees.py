@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from decoding.common.errors import UserError
-from draft_training import tree_attention
-from draft_training.target_trees import TreeSpec, target_beam, target_levels
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training import tree_attention
+from nde_talf.draft_training.target_trees import TreeSpec, target_beam, target_levels
 from tests.draft_training.heads import random_head, tiny_target
 
 
@@ -18,17 +18,25 @@ def target():
 
 @torch.no_grad()
 def log_p(target, tokens: list[int]) -> torch.Tensor:
-    return target.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].log_softmax(-1)
+    return (
+        target.module(input_ids=torch.tensor([tokens]), use_cache=False)
+        .logits[0, -1]
+        .log_softmax(-1)
+    )
 
 
 def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tuple[int, ...]]]:
-    """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by full passes."""
+    """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by
+    full passes.
+    """
     levels, beam = [], {(): 0.0}
     for _ in range(depth - 1):
         scored = {}
         for path, joint in beam.items():
             logp = log_p(target, prefix + list(path))
-            scored |= {(*path, token): joint + float(logp[token]) for token in range(target.vocab_size)}
+            scored |= {
+                (*path, token): joint + float(logp[token]) for token in range(target.vocab_size)
+            }
         beam = dict(sorted(scored.items(), key=lambda item: -item[1])[:k])
         levels.append(list(beam))
     return levels
@@ -37,7 +45,9 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
 def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
     found, above = [], [()]
     for level in trees.levels:
-        nodes = zip(level.tokens[row, root].tolist(), level.parents[row, root].tolist(), strict=True)
+        nodes = zip(
+            level.tokens[row, root].tolist(), level.parents[row, root].tolist(), strict=True
+        )
         above = [(*above[parent], token) for token, parent in nodes]
         found.append(above)
     return found
@@ -49,7 +59,9 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
     trees = target_beam(target, tokens, TreeSpec(3, 4, rows), torch.arange(1, 6), None)
     assert trees.roots.tolist() == [[1, 2, 3, 4, 5]] * 2
     for row, (place, root) in itertools.product(range(2), enumerate(trees.roots[0].tolist())):
-        assert paths(trees, row, place) == brute_force(target, tokens[row, : root + 1].tolist(), 3, 4)
+        assert paths(trees, row, place) == brute_force(
+            target, tokens[row, : root + 1].tolist(), 3, 4
+        )
 
 
 @torch.no_grad()
@@ -61,21 +73,31 @@ def test_labels_are_the_targets_features_on_each_path_run_alone(target):
         for level, label in zip(paths(trees, row, place), trees.labels, strict=True):
             for node, path in enumerate(level):
                 whole = torch.tensor([[*tokens[row, : root + 1].tolist(), *path]])
-                alone = target.module.model(input_ids=whole, use_cache=False).last_hidden_state[0, -1]
+                alone = target.module.model(input_ids=whole, use_cache=False).last_hidden_state[
+                    0, -1
+                ]
                 torch.testing.assert_close(label[row, place, node], alone, atol=1e-5, rtol=1e-4)
-    for again, label in zip(target_levels(target, tokens, roots, trees.levels, rows=2), trees.labels, strict=True):
+    for again, label in zip(
+        target_levels(target, tokens, roots, trees.levels, rows=2), trees.labels, strict=True
+    ):
         torch.testing.assert_close(again, label, atol=1e-5, rtol=1e-4)
 
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
     with pytest.raises(UserError, match="context"):
-        target_beam(target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3), torch.tensor([1]), None)
+        target_beam(
+            target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3), torch.tensor([1]), None
+        )
     with pytest.raises(UserError, match="k=12"):
-        target_beam(target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2), torch.tensor([1]), None)
+        target_beam(
+            target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2), torch.tensor([1]), None
+        )
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_large_attention_goes_in_parts_that_the_backward_pass_computes_again(target, monkeypatch, autocast):
+def test_large_attention_goes_in_parts_that_the_backward_pass_computes_again(
+    target, monkeypatch, autocast
+):
     """With the same outputs and gradients, and less held for the backward pass."""
     tokens = torch.randint(11, (2, 40), generator=torch.Generator().manual_seed(0))
     trees = target_beam(target, tokens, TreeSpec(3, 3), torch.arange(1, 40), None)
@@ -88,12 +110,21 @@ def test_large_attention_goes_in_parts_that_the_backward_pass_computes_again(tar
             held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=autocast):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            torch.autocast("cpu", enabled=autocast),
+        ):
             outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
-        slopes = torch.autograd.grad(sum(level.float().square().sum() for level in outputs), list(head.parameters()))
+        slopes = torch.autograd.grad(
+            sum(level.float().square().sum() for level in outputs), list(head.parameters())
+        )
         found.append((outputs, slopes, sum(held.values())))
     (whole, slopes, much), (parts, again, little) = found
     tolerance = {"atol": 0.03, "rtol": 0.03} if autocast else {"atol": 1e-4, "rtol": 1e-4}
     for one, other in zip((*whole, *slopes), (*parts, *again), strict=True):
-        torch.testing.assert_close(one.float() / one.float().abs().max(), other.float() / one.float().abs().max(), **tolerance)
+        torch.testing.assert_close(
+            one.float() / one.float().abs().max(),
+            other.float() / one.float().abs().max(),
+            **tolerance,
+        )
     assert little < 0.6 * much

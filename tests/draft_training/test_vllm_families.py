@@ -1,4 +1,6 @@
-"""Heads beside targets of other families mean in vLLM what they mean here: the same text, as many drafts accepted."""
+"""Heads beside targets of other families mean in vLLM what they mean here: the same text, as many
+drafts accepted.
+"""
 
 import importlib.util
 
@@ -6,17 +8,17 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from data.engines.vllm_speculation import head_method
-from decoding.actions import Action
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.verification import VERIFIERS
-from draft_training.export import save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.train_head import fit_head
+from nde_talf.data.engines.vllm_speculation import head_method
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import fit_head
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
 pytestmark = [
@@ -33,7 +35,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> dict[str, tuple[list, list]]:
-    """By case, what vLLM and our loop generate after the same prompts. vLLM runs all cases in one process."""
+    """By case, what vLLM and our loop generate after the same prompts. vLLM runs all cases in one
+    process.
+    """
     ours, jobs = [], []
     for config, model, layer in CASES.values():
         folder = tmp_path_factory.mktemp(layer)
@@ -53,13 +57,28 @@ def both(tmp_path_factory) -> dict[str, tuple[list, list]]:
         target.save_pretrained(folder / "target")
         target = CausalModel.load(folder / "target")
         rows = torch.randint(VOCABULARY, (64, 32))
-        settings = HeadConfig(layer=layer, loss=TalfLoss(k=2), roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
+        settings = HeadConfig(
+            layer=layer,
+            loss=TalfLoss(k=2),
+            roots=4,
+            steps=150,
+            batch=8,
+            warm_up=4,
+            chain_fraction=0.3,
+        )
         head = save_head(fit_head(target, rows, settings, folder / "training"), folder / "head")
         prompts = [row[:6].tolist() for row in rows[:8]]
         jobs.append((folder / "target", head_method(str(head), DRAFTED), prompts))
         drafter = EagleDrafter.from_pretrained(head, target)
-        decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
-        ours.append([decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts])
+        decoder = SpeculativeDecoder(
+            target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"]
+        )
+        ours.append(
+            [
+                decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0))
+                for prompt in prompts
+            ]
+        )
     theirs = [found["greedy"] for found in in_vllm(tmp_path_factory.mktemp("vllm"), jobs)]
     return dict(zip(CASES, zip(theirs, ours, strict=True), strict=True))
 
@@ -68,6 +87,9 @@ def both(tmp_path_factory) -> dict[str, tuple[list, list]]:
 def test_vllm_accepts_as_many_drafts_as_the_torch_loop(case, both):
     theirs, ours = both[case]
     assert [one["tokens"] for one in theirs] == [generation.tokens for generation in ours]
-    accepted = [[sum(step.tau > at for step in generation.steps) for at in range(DRAFTED)] for generation in ours]
+    accepted = [
+        [sum(step.tau > at for step in generation.steps) for at in range(DRAFTED)]
+        for generation in ours
+    ]
     assert [one["accepted"] for one in theirs] == accepted
     assert sum(map(sum, accepted)) > 0.3 * sum(len(generation.steps) for generation in ours)

@@ -1,5 +1,6 @@
-"""A head that drafts from a part of the vocabulary: which part, what it learns, that it comes back, and that the
-law stays the target's."""
+"""A head that drafts from a part of the vocabulary: which part, what it learns, that it comes back,
+and that the law stays the target's.
+"""
 
 import json
 from dataclasses import replace
@@ -9,30 +10,43 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.heads import after_ranks
-from data.dialogues.token_rows import TokenRows
-from decoding.actions import Action
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dyspec import DySpec
-from decoding.policies.salf import Salf
-from decoding.sampling import SamplingSetting, warp
-from decoding.verification import VERIFIERS
-from draft_training.draft_vocab import fraction_inside, frequent_tokens, layout_of, vocabulary_in, vocabulary_of
-from draft_training.evaluate import held_out_report
-from draft_training.export import load_head, save_head
-from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import HeadReadout, distribution_loss, node_metrics
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.train_head import build_head, fit_head
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dyspec import DySpec
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.draft_training.draft_vocab import (
+    fraction_inside,
+    frequent_tokens,
+    layout_of,
+    vocabulary_in,
+    vocabulary_of,
+)
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, predictable_rows, random_eagle3, tiny_target
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
 TINY = HeadConfig(
-    features="three", draft_vocab=20, loss=TalfLoss(k=2, depth=3), roots=4, steps=40, batch=4, warm_up=2, chain_fraction=0.0
+    features="three",
+    draft_vocab=20,
+    loss=TalfLoss(k=2, depth=3),
+    roots=4,
+    steps=40,
+    batch=4,
+    warm_up=2,
+    chain_fraction=0.0,
 )
 
 
@@ -43,7 +57,9 @@ def target():
 
 def test_the_vocabulary_is_what_is_most_frequent_in_what_counts():
     tokens = torch.tensor([[7, 7, 4, 4, 1, 9, 9, 9]])
-    rows = TokenRows(tokens, torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]).bool(), torch.zeros_like(tokens))
+    rows = TokenRows(
+        tokens, torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]).bool(), torch.zeros_like(tokens)
+    )
     assert frequent_tokens(rows, 2, 10).tolist() == [4, 7]
     assert frequent_tokens(rows, 4, 10).tolist() == [0, 1, 4, 7]  # what never comes up, in order
     assert fraction_inside(rows, torch.tensor([4, 7])) == pytest.approx(0.8)
@@ -54,8 +70,15 @@ def test_the_vocabulary_is_what_is_most_frequent_in_what_counts():
 def test_d2t_and_t2d_name_the_vocabulary():
     d2t, t2d = layout_of(SOME, 29)
     assert d2t.tolist() == [2, 2, 3, 8, 24] and t2d.nonzero().flatten().tolist() == SOME.tolist()
-    assert torch.equal(vocabulary_of(d2t), SOME) and torch.equal(vocabulary_in({"d2t": d2t, "t2d": t2d}, 29, ""), SOME)
-    for broken in ({"d2t": d2t}, {"t2d": t2d}, {"d2t": d2t + 1, "t2d": t2d}, {"d2t": d2t, "t2d": t2d[:-1]}):
+    assert torch.equal(vocabulary_of(d2t), SOME) and torch.equal(
+        vocabulary_in({"d2t": d2t, "t2d": t2d}, 29, ""), SOME
+    )
+    for broken in (
+        {"d2t": d2t},
+        {"t2d": t2d},
+        {"d2t": d2t + 1, "t2d": t2d},
+        {"d2t": d2t, "t2d": t2d[:-1]},
+    ):
         with pytest.raises(UserError, match=r"head: its d2t and t2d"):
             vocabulary_in(broken, 29, "head")
 
@@ -71,10 +94,14 @@ def test_the_loss_is_over_the_vocabulary_where_the_likeliest_token_is_in_it(chun
     inside = p[:, SOME] / p[:, SOME].sum(-1, keepdim=True)
     log_q = (draft @ own.T).log_softmax(-1)
     slow = torch.where(kept, -(inside * log_q).sum(-1), 0.0)
-    fast, agree = distribution_loss(draft, labels, HeadReadout(lm_head, own=own, vocabulary=SOME, chunk=chunk))
+    fast, agree = distribution_loss(
+        draft, labels, HeadReadout(lm_head, own=own, vocabulary=SOME, chunk=chunk)
+    )
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, SOME[log_q.argmax(-1)] == p.argmax(-1))
-    ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))
+    ours, theirs = (
+        torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow)
+    )
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
     metrics = node_metrics(draft, labels, HeadReadout(lm_head, own=own, vocabulary=SOME, chunk=7))
@@ -101,7 +128,9 @@ def test_training_learns_within_the_vocabulary(target, tmp_path):
     assert torch.equal(head.vocabulary, vocabulary)
     fresh = build_head(target, TINY, vocabulary).eval()
     assert torch.equal(fresh.lm_head.weight, target.lm_head.weight[vocabulary])
-    after, before = (held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh))
+    after, before = (
+        held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh)
+    )
     assert all(one < 0.8 * other for one, other in zip(after["kl"], before["kl"], strict=True))
     assert after["overlap"][0] > before["overlap"][0]
     after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
@@ -112,17 +141,27 @@ def test_training_learns_within_the_vocabulary(target, tmp_path):
 def test_a_head_comes_back_with_its_vocabulary(target, tmp_path):
     head = random_eagle3(target, vocabulary=SOME.tolist())
     folder = save_head(head, tmp_path / "head")
-    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    weights, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
     assert (weights["d2t"].dtype, weights["t2d"].dtype) == (torch.int64, torch.bool)
-    assert torch.equal(torch.arange(5) + weights["d2t"], SOME) and weights["lm_head.weight"].shape == (5, 16)
+    assert torch.equal(torch.arange(5) + weights["d2t"], SOME) and weights[
+        "lm_head.weight"
+    ].shape == (5, 16)
     assert (config["draft_vocab_size"], config["vocab_size"]) == (5, 29)
     loaded = EagleDrafter.from_pretrained(folder, target).head
-    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in head.state_dict().items())
+    assert all(
+        torch.equal(weight, loaded.state_dict()[name]) for name, weight in head.state_dict().items()
+    )
     warm = build_head(target, replace(TINY, draft_vocab=5, warm_start=str(folder)))
     assert torch.equal(warm.vocabulary, SOME)
     with pytest.raises(UserError, match="vocabulary of 5 tokens"):
         build_head(target, replace(TINY, draft_vocab=None, warm_start=str(folder)))
-    save_file({name: tensor for name, tensor in weights.items() if name not in ("d2t", "t2d")}, folder / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in weights.items() if name not in ("d2t", "t2d")},
+        folder / "model.safetensors",
+    )
     write_checksums(folder)
     with pytest.raises(UserError, match=r"size mismatch for lm_head\.weight"):
         load_head(folder, target)
@@ -135,11 +174,15 @@ def test_a_vocabulary_without_a_readout_of_its_own_is_refused(change):
         replace(TINY, **{name: int(value) if value.isdigit() else value})
 
 
-SAMPLING = [name for name, verifier in VERIFIERS.items() if "delayed" in verifier.trees and name != "greedy"]
+SAMPLING = [
+    name for name, verifier in VERIFIERS.items() if "delayed" in verifier.trees and name != "greedy"
+]
 CHOSEN = [("beam", "nss"), ("salf", "nss"), ("dyspec", "without_replacement")]
 POLICIES = {
     "delayed": lambda: Delayed(Action(2, 0, 1)),
-    "beam": lambda: Beam(k=2, depth=2, nodes=3),  # chooses what cannot be drafted where there is nothing else
+    "beam": lambda: Beam(
+        k=2, depth=2, nodes=3
+    ),  # chooses what cannot be drafted where there is nothing else
     "salf": lambda: Salf(nodes=3, batch=2, threshold=0.5),
     "dyspec": lambda: DySpec(nodes=3),
 }

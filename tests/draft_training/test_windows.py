@@ -1,30 +1,44 @@
-"""Heads beside targets of many families: sliding and chunked windows, soft caps, scales, experts, images. Past the window,
-labels of trees in packed rows are plain passes over each text, and decoding with a head is plain greedy decoding."""
+"""Heads beside targets of many families: sliding and chunked windows, soft caps, scales, experts,
+images.
+
+Past the window, labels of trees in packed rows are plain passes over each text, and decoding with a
+head is plain greedy decoding.
+"""
 
 import json
 
 import pytest
 import torch
 
-from data.dialogues.token_rows import TokenRows
-from decoding.actions import Action
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Rng, SamplingSetting
-from decoding.verification import VERIFIERS
-from draft_training.evaluate import held_out_report
-from draft_training.export import load_head, save_head
-from draft_training.families import NoHead
-from draft_training.head import EagleHead
-from draft_training.head_drafter import EagleDrafter
-from draft_training.settings import HeadConfig, TalfLoss
-from draft_training.target_trees import TreeSpec, target_beam
-from draft_training.train_head import HeadModule
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.families import NoHead
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.train_head import HeadModule
 from tests.decoding.families import FAMILIES, WINDOW, V, family
 from tests.draft_training.heads import batch_of, random_eagle3, random_head
 
 HEADLESS = {"gemma-3n", "phi", "opt", "opt-350m", "gpt2", "gptj"}
-SOME = ["mistral", "gemma-2", "gemma-3-images", "gpt-oss", "llama-4", "cohere-2", "granite", "pythia", "deepseek-v3"]
+SOME = [
+    "mistral",
+    "gemma-2",
+    "gemma-3-images",
+    "gpt-oss",
+    "llama-4",
+    "cohere-2",
+    "granite",
+    "pythia",
+    "deepseek-v3",
+]
 LENGTHS, DEPTH = (31, 27), 11  # of the documents of a row; the trees are deeper than half a window
 ROOTS = (4, 12, 29, 33, 57)
 
@@ -39,7 +53,9 @@ def row() -> TokenRows:
 def target(request):
     """With other readouts than embeddings, or those with tied ones would repeat one token."""
     target = family(request.param)
-    target.lm_head.weight = torch.nn.Parameter(target.lm_head.weight.roll(7, 0), requires_grad=False)
+    target.lm_head.weight = torch.nn.Parameter(
+        target.lm_head.weight.roll(7, 0), requires_grad=False
+    )
     return target
 
 
@@ -54,11 +70,17 @@ def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_p
     head = random_head(target)
     folder = save_head(head, tmp_path / "head")
     config = json.loads((folder / "config.json").read_text())
-    assert set(config.get("layer_types") or ["full_attention"]) == {"full_attention"} and config["vocab_size"] == V
+    assert (
+        set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and config["vocab_size"] == V
+    )
     tokens = torch.arange(20)[None]
     states = torch.randn(1, 20, target.hidden_size)
     positions = torch.arange(20)[None]
-    one, two = (own.logits(own(tokens, positions, None, None, states)) for own in (head, load_head(folder, target)))
+    one, two = (
+        own.logits(own(tokens, positions, None, None, states))
+        for own in (head, load_head(folder, target))
+    )
     assert torch.equal(one, two) and one.shape == (1, 20, V) and one.isfinite().all()
 
 
@@ -78,7 +100,9 @@ def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target)
             found += list(target.logits(labels[0, at]))
         assert len(paths[0]) - len(rows.tokens[0, start : root + 1]) > WINDOW / 2
         scale = torch.stack(expected).abs().max()
-        torch.testing.assert_close(torch.stack(found) / scale, torch.stack(expected) / scale, atol=2e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.stack(found) / scale, torch.stack(expected) / scale, atol=2e-5, rtol=0
+        )
 
 
 def plain(target, tokens: list[int]) -> torch.Tensor:
@@ -92,7 +116,9 @@ def test_a_step_of_training_has_a_finite_gradient_and_figures(target, features):
     head = random_head(target) if features == "final" else random_eagle3(target, layer="llama")
     head.requires_grad_(True)
     loss = TalfLoss(k=2, depth=3)
-    module = HeadModule(head, HeadConfig(features=features, layer="llama", loss=loss, roots=4, chain_fraction=0.0))
+    module = HeadModule(
+        head, HeadConfig(features=features, layer="llama", loss=loss, roots=4, chain_fraction=0.0)
+    )
     loss, _ = module.loss(batch_of(row()), 5)
     gradients = torch.autograd.grad(loss, list(head.parameters()))
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
@@ -103,7 +129,9 @@ def test_a_step_of_training_has_a_finite_gradient_and_figures(target, features):
 def test_greedy_text_with_a_head_is_plain_greedy_text_past_the_window(target):
     prompt, greedy = row().tokens[0, :7].tolist(), SamplingSetting(0.0)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    decoder = SpeculativeDecoder(target, EagleDrafter(random_head(target)), Delayed(Action(2, 3, 8)), VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(
+        target, EagleDrafter(random_head(target)), Delayed(Action(2, 3, 8)), VERIFIERS["specinfer"]
+    )
     expected = plain.generate(prompt, 40, greedy, Rng.seeded(0)).tokens
     assert decoder.generate(prompt, 40, greedy, Rng.seeded(0)).tokens == expected
     assert len(set(expected)) > 4, "the text must not repeat one token"

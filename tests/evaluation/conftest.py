@@ -1,6 +1,6 @@
 import pytest
 
-from evaluation.report import write_report
+from nde_talf.evaluation.report import write_report
 from tests.evaluation.example import everything, records
 
 

@@ -1,26 +1,33 @@
-"""Engines for the tester: one that samples from the target, and some that do what faulty engines do."""
+"""Engines for the tester: one that samples from the target, and some that do what faulty engines
+do.
+"""
 
 import torch
 
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting, warp
 
 
 def engine(distort):
-    """Samples all prompts at once from the target's distributions, which `distort(rows, logits, drawn)` changes; drawn: [n, k],
-    the tokens before."""
+    """Samples all prompts at once from the target's distributions, which `distort(rows, logits,
+    drawn)` changes; drawn: [n, k], the tokens before.
+    """
 
     def opened(target: str, draft: str):
         model = CausalModel.load(target)
 
         @torch.inference_mode()
-        def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+        def sample(
+            prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
+        ) -> list[list[int]]:
             generator, text = torch.Generator().manual_seed(seed), torch.tensor(prompts)
             for _ in range(new_tokens):
                 logits = model.module(text).logits[:, -1]
                 rows = distort(warp(logits, setting), logits, text[:, len(prompts[0]) :])
                 drawn = (
-                    torch.multinomial(rows, 1, generator=generator) if setting.temperature else rows.argmax(-1, keepdim=True)
+                    torch.multinomial(rows, 1, generator=generator)
+                    if setting.temperature
+                    else rows.argmax(-1, keepdim=True)
                 )
                 text = torch.cat([text, drawn], -1)
             return text[:, len(prompts[0]) :].tolist()

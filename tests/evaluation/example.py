@@ -2,26 +2,36 @@
 
 from pathlib import Path
 
-from decoding.loop import PHASES
-from decoding.sampling import SamplingSetting
-from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.protocol import BASELINE, CONTROL
-from evaluation.report import ReportData
-from evaluation.table import by_setting, histogram, latencies, tabulate, vllm_counters
-from evaluation.verdict import verdicts
+from nde_talf.decoding.loop import PHASES
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.report import ReportData
+from nde_talf.evaluation.table import by_setting, histogram, latencies, tabulate, vllm_counters
+from nde_talf.evaluation.verdict import verdicts
 
 SETTING = SamplingSetting(0.6)
-OWN = {"selector": [1.02, 1.0, 1.04], "worst_5_percent": 0.8, "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1]}
+OWN = {
+    "selector": [1.02, 1.0, 1.04],
+    "worst_5_percent": 0.8,
+    "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1],
+}
 ABLATIONS = {
     name: {"group": group, "value": value, "training_roots": roots, "tables": {"measured": OWN}}
-    for name, group, value, roots in (("full", "", 0, 90), ("s = 1", "super-trees", 1, 90), ("half", "prompts", 0.5, 45))
+    for name, group, value, roots in (
+        ("full", "", 0, 90),
+        ("s = 1", "super-trees", 1, 90),
+        ("half", "prompts", 0.5, 45),
+    )
 }
 PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]
 NDE, STATIC = "Traversal + selector (NDE)", "Traversal (1, 0, 4)"
 
 
 def methods(calls: list | None = None, fail_at: int | None = None, twin: float = 100) -> dict:
-    """Methods of known speed: autoregressive at 100 tokens/s, its control, a static one at 200, a learned one at 250."""
+    """Methods of known speed: autoregressive at 100 tokens/s, its control, a static one at 200, a
+    learned one at 250.
+    """
 
     def make(name: str, rate: float, per_step: int):
         def generate(prompt: list[int], seed: int, kind: str) -> Record:
@@ -66,7 +76,12 @@ def everything(found: list[Record], **more) -> ReportData:
     """A report with every part filled."""
     tables, by_method = tabulate(found), by_setting(found)
     entropy = [{"entropy": 0.1 * i, "depth": 4.0, "trunk": 1.0, "nodes": 5.0} for i in range(4)]
-    judged = {"learned": True, "by_entropy": entropy, "selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0]}
+    judged = {
+        "learned": True,
+        "by_entropy": entropy,
+        "selector": [1.02, 1.0, 1.04],
+        "split_half": [0.9, 0, 0],
+    }
     judged |= {"same_half": [1.2, 0, 0], "static": [1, 0, 5]}
     kinds = {"code": ([2, 0, 4], 3.25, 1.07, 1.03), "tables": (None, 7.5, 1.0, 1.21)}
     judged["by_domain"] = {
@@ -78,12 +93,25 @@ def everything(found: list[Record], **more) -> ReportData:
         "verdicts": verdicts(tables, "batch size 1, float32, a machine", found),
         "measured": "5 held-out prompts",
         "learned": {setting: [NDE]},
-        "same": {setting: {"BV (1, 0, 4)": STATIC, "SpecInfer + selector: static (1, 0, 4)": "SpecInfer (1, 0, 4)"}},
-        "exports": {setting: {"SpecInfer + selector (NDE)": "SpecInfer + selector: static (1, 0, 4)"}},
+        "same": {
+            setting: {
+                "BV (1, 0, 4)": STATIC,
+                "SpecInfer + selector: static (1, 0, 4)": "SpecInfer (1, 0, 4)",
+            }
+        },
+        "exports": {
+            setting: {"SpecInfer + selector (NDE)": "SpecInfer + selector: static (1, 0, 4)"}
+        },
         "versus": {NDE: {"static": {"T=1": [1.051, 1.01, 1.09]}}},
-        "histograms": {s: {m: histogram(own) for m, own in ms.items()} for s, ms in by_method.items()},
-        "spec_decode": {s: {m: vllm_counters(own) for m, own in ms.items()} for s, ms in by_method.items()},
-        "latencies": {s: {m: latencies(own) for m, own in ms.items()} for s, ms in by_method.items()},
+        "histograms": {
+            s: {m: histogram(own) for m, own in ms.items()} for s, ms in by_method.items()
+        },
+        "spec_decode": {
+            s: {m: vllm_counters(own) for m, own in ms.items()} for s, ms in by_method.items()
+        },
+        "latencies": {
+            s: {m: latencies(own) for m, own in ms.items()} for s, ms in by_method.items()
+        },
         "predicted": {setting: {STATIC: (4.0, 0.02)}},
         "chosen": {setting: {NDE: {"(1, 0, 4)": 9, "(4, 0, 2)": 3}}},
         "static": {setting: {NDE: "(1, 0, 4)"}},
@@ -97,7 +125,11 @@ def everything(found: list[Record], **more) -> ReportData:
             "pieces": [["def <b>", "prompt"], ["main():", "drafted"], ["\n", "corrected"]],
         },
         "pair": {"overlap": {"1.0": 0.81}},
-        "offline": {"traversal": {"measured": {"settings": {"temperature 0.6, top-p 1": judged}, "all": judged}}},
+        "offline": {
+            "traversal": {
+                "measured": {"settings": {"temperature 0.6, top-p 1": judged}, "all": judged}
+            }
+        },
         "head": {"agreement": [0.5, 0.4], "agreement_by_rank": [[0.1, 0.2]]},
         "curves": {"target": {"loss": [(0, 3.0), (10, 2.0)]}},
         "acceptance": {setting: {"nss": [0.5, 0.4], "optimal (α*)": [0.8, 0.7]}},

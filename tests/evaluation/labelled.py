@@ -1,11 +1,13 @@
-"""Training roots with labels under which given trees are best, and prices: what a plan of methods is made from."""
+"""Training roots with labels under which given trees are best, and prices: what a plan of methods
+is made from.
+"""
 
 import torch
 
-from decoding.actions import TREES, Action, tree_index
-from decoding.sampling import SamplingSetting
-from selector.latency import LatencyTable
-from selector.roots import ROOT_SCALARS, Roots
+from nde_talf.decoding.actions import TREES, Action, tree_index
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import ROOT_SCALARS, Roots
 
 SETTING = SamplingSetting(1.0)
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)

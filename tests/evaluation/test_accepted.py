@@ -2,16 +2,22 @@
 
 import pytest
 
-from decoding.actions import Action
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Delayed
-from decoding.sampling import SamplingSetting
-from decoding.verification import VERIFIERS
-from evaluation.assisted import transformers_assisted
-from evaluation.benchmark import Record
-from evaluation.methods import Speculative
-from evaluation.table import acceptance_by_position, accepted_per_position, histogram, latencies, vllm_counters
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.assisted import transformers_assisted
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.table import (
+    acceptance_by_position,
+    accepted_per_position,
+    histogram,
+    latencies,
+    vllm_counters,
+)
 from tests.decoding.pairs import tiny_pair
 
 
@@ -21,7 +27,10 @@ def test_counts_by_hand():
         Record("T=1", "m", "b", "code", 4, 2, 10, 1.0, accepted={"0": 1, "2": 1}),
     ]
     assert histogram(records) == [2, 0, 3]
-    assert accepted_per_position([2, 0, 3]) == [3, 3] and acceptance_by_position([2, 0, 3]) == [0.6, 0.6]
+    assert accepted_per_position([2, 0, 3]) == [3, 3] and acceptance_by_position([2, 0, 3]) == [
+        0.6,
+        0.6,
+    ]
     assert vllm_counters(records) == {
         "vllm:spec_decode_num_drafts": 5,
         "vllm:spec_decode_num_draft_tokens": 20,
@@ -33,23 +42,38 @@ def test_counts_by_hand():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_counters_agree_with_tokens_and_passes(temperature):
-    """Block efficiency is vLLM's mean acceptance length, 1 + accepted / drafts, in our loop and in transformers' own."""
+    """Block efficiency is vLLM's mean acceptance length, 1 + accepted / drafts, in our loop and in
+    transformers' own.
+    """
     (target, draft), setting = tiny_pair(40), SamplingSetting(temperature)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(1, 0, 3)), VERIFIERS["specinfer"])
-    for method in (Speculative("ours", decoder, setting, 40), transformers_assisted("assisted", target, draft, setting, 40)):
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(1, 0, 3)), VERIFIERS["specinfer"]
+    )
+    for method in (
+        Speculative("ours", decoder, setting, 40),
+        transformers_assisted("assisted", target, draft, setting, 40),
+    ):
         record = method([1, 2, 3, 4], 0, "code")
         counters = vllm_counters([record])
-        drafts, accepted = (counters[f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
-        assert drafts == record.steps and 1 + accepted / drafts == pytest.approx(record.tokens / record.steps)
+        drafts, accepted = (
+            counters[f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens")
+        )
+        assert drafts == record.steps and 1 + accepted / drafts == pytest.approx(
+            record.tokens / record.steps
+        )
         assert sum(counters["vllm:spec_decode_num_accepted_tokens_per_pos"]) == accepted
         assert accepted <= counters["vllm:spec_decode_num_draft_tokens"]
         assert record.first_seconds > 0 and record.cpu_seconds > 0
 
 
 def test_latencies_by_hand():
-    records = [Record("T=1", "m", str(i), "code", 10, 5, 5, 1.0 + i, first_seconds=0.5) for i in range(3)]
+    records = [
+        Record("T=1", "m", str(i), "code", 10, 5, 5, 1.0 + i, first_seconds=0.5) for i in range(3)
+    ]
     found = latencies(records)
     assert found["ttft"] == {"p50": 0.5, "p95": 0.5}
-    assert found["tpot"]["p50"] == pytest.approx(0.2) and found["latency"]["p50"] == pytest.approx(2.5)
+    assert found["tpot"]["p50"] == pytest.approx(0.2) and found["latency"]["p50"] == pytest.approx(
+        2.5
+    )
     assert found["latency"]["p95"] == pytest.approx(3.4)  # between the second and the third
     assert latencies([Record("T=1", "m", "a", "code", 10, 5, 5, 1.0)]) == {}

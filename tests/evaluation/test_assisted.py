@@ -2,9 +2,9 @@
 
 import pytest
 
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
-from evaluation.assisted import (
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.evaluation.assisted import (
     GRID,
     LOOKUP,
     PLAIN,
@@ -19,38 +19,50 @@ from evaluation.assisted import (
     transformers_lookup,
     transformers_loop,
 )
-from evaluation.benchmark import Record
+from nde_talf.evaluation.benchmark import Record
 from tests.decoding.pairs import tiny_pair
 
 
 def test_tokens_and_passes_of_the_prefill_are_not_counted():
     target, draft = tiny_pair(40)
     prompt, new_tokens = [1, 2, 3, 4], 40
-    record = transformers_assisted("assisted", target, draft, SamplingSetting(0.0), new_tokens)(prompt, 0, "code")
+    record = transformers_assisted("assisted", target, draft, SamplingSetting(0.0), new_tokens)(
+        prompt, 0, "code"
+    )
     assert 0 < record.tokens < new_tokens and record.steps > 0 and record.seconds > 0
     # Greedy: a pass commits what the draft and the target agree on, so passes partition the tokens.
     assert record.steps <= record.tokens
 
 
 def test_a_perfect_draft_gives_whole_blocks():
-    target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))  # peaked: an unsure assistant stops early
-    record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(list(range(8)), 0, "code")
+    target, twin = (
+        tiny_pair(40, scale=20.0)[0] for _ in range(2)
+    )  # peaked: an unsure assistant stops early
+    record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(
+        list(range(8)), 0, "code"
+    )
     assert record.tokens / record.steps > 3
 
 
 @pytest.mark.parametrize("tokens", [2, 6])
 def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
-    """A flat draft stops the default schedule behind its first token, whose probability is far below the threshold."""
+    """A flat draft stops the default schedule behind its first token, whose probability is far
+    below the threshold.
+    """
     target, draft = tiny_pair(40)
     kept = draft.module.generation_config.to_dict()
 
     def decode(wanted: int | None) -> Record:
         schedule = wanted and Schedule(wanted)
-        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, schedule)([1, 2], 3, "code")
+        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, schedule)(
+            [1, 2], 3, "code"
+        )
 
     for wanted, most in ((None, 1), (tokens, tokens), (None, 1)):
         record = decode(wanted)
-        short = most * record.steps - (record.nodes - record.steps)  # of that many drafted tokens at every step
+        short = most * record.steps - (
+            record.nodes - record.steps
+        )  # of that many drafted tokens at every step
         assert 0 <= short <= sum(range(most + 1))  # the last steps have less room
     assert draft.module.generation_config.to_dict() == kept
     with pytest.raises(ValueError, match="cut"), scheduled(draft, Schedule(tokens)):
@@ -59,14 +71,20 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.4])
-def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_anew_each_time(threshold):
+def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_anew_each_time(
+    threshold,
+):
     target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))
     kept = twin.module.generation_config.to_dict()
     decode = {
-        kind: transformers_assisted(kind, target, twin, SamplingSetting(0.0), 61, Schedule(3, kind, threshold))
+        kind: transformers_assisted(
+            kind, target, twin, SamplingSetting(0.0), 61, Schedule(3, kind, threshold)
+        )
         for kind in ("constant", "heuristic")
     }
-    constant, heuristic, again = (decode[kind]([1, 2], 0, "code") for kind in ("constant", "heuristic", "heuristic"))
+    constant, heuristic, again = (
+        decode[kind]([1, 2], 0, "code") for kind in ("constant", "heuristic", "heuristic")
+    )
     assert heuristic.steps < constant.steps and constant.tokens / constant.steps <= 4
     assert heuristic.accepted == again.accepted and twin.module.generation_config.to_dict() == kept
 
@@ -74,16 +92,36 @@ def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_ane
 def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_and_in_fewer_passes():
     target, _ = tiny_pair(12, scale=30.0)
     plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)([1, 2, 3], 0, "code")
-    assert plain.tokens == plain.steps == plain.nodes == 49 and plain.accepted == {"0": 49} and plain.cpu_seconds > 0
-    found = [transformers_lookup("x", target, SamplingSetting(0.0), 50, Lookup(n, 2))([1, 2, 3], 0, "code") for n in (1, 8)]
-    assert 49 > found[0].steps > found[1].steps and max(map(int, found[1].accepted)) > 1 >= max(map(int, found[0].accepted))
+    assert (
+        plain.tokens == plain.steps == plain.nodes == 49
+        and plain.accepted == {"0": 49}
+        and plain.cpu_seconds > 0
+    )
+    found = [
+        transformers_lookup("x", target, SamplingSetting(0.0), 50, Lookup(n, 2))(
+            [1, 2, 3], 0, "code"
+        )
+        for n in (1, 8)
+    ]
+    assert 49 > found[0].steps > found[1].steps and max(map(int, found[1].accepted)) > 1 >= max(
+        map(int, found[0].accepted)
+    )
 
 
 def test_names_tell_the_schedule():
     assert assisted_title(Schedule(6)) == "transformers assisted (6 tokens)"
-    assert assisted_title(Schedule(6, "heuristic", 0.4)) == "transformers assisted (6 tokens, heuristic, threshold 0.4)"
+    assert (
+        assisted_title(Schedule(6, "heuristic", 0.4))
+        == "transformers assisted (6 tokens, heuristic, threshold 0.4)"
+    )
     assert lookup_title(Lookup(10, 2)) == "transformers prompt lookup (10 tokens, n up to 2)"
-    names = {*map(assisted_title, (*SCHEDULES, *GRID)), lookup_title(Lookup()), PLAIN, LOOKUP, "transformers assisted"}
+    names = {
+        *map(assisted_title, (*SCHEDULES, *GRID)),
+        lookup_title(Lookup()),
+        PLAIN,
+        LOOKUP,
+        "transformers assisted",
+    }
     assert len(names) == len({*SCHEDULES, *GRID}) + 4 and all(map(is_outside, names))
     assert not is_outside("Traversal (1, 0, 4)") and not is_outside("n-gram")
 

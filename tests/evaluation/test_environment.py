@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-from decoding.loop import Block
-from evaluation.environment import code, command, conditions, environment
-from evaluation.text_sample import coloured
+from nde_talf.decoding.loop import Block
+from nde_talf.evaluation.environment import code, command, conditions, environment
+from nde_talf.evaluation.text_sample import coloured
 
 
 def test_the_code_is_a_commit_where_there_is_one_and_else_a_version(tmp_path):
@@ -24,17 +24,23 @@ def test_command_and_machine(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "data=[text,file]"])
     assert command().endswith("'data=[text,file]'")
     found = environment("cpu", "float32", 1)
-    assert found["CPU"].endswith("1 thread while timing") and found["torch"][0].isdigit() and found["date"][:2] == "20"
-    assert conditions("cpu", "float32", 2).startswith("batch size 1, float32, ") and conditions("cpu", "x", 2).endswith(
-        "2 threads"
+    assert (
+        found["CPU"].endswith("1 thread while timing")
+        and found["torch"][0].isdigit()
+        and found["date"][:2] == "20"
     )
+    assert conditions("cpu", "float32", 2).startswith("batch size 1, float32, ") and conditions(
+        "cpu", "x", 2
+    ).endswith("2 threads")
 
 
 class Letters:
     """A tokenizer whose token n is the n-th letter, but for 26 and 27, two halves of one character."""
 
     def decode(self, ids: list[int]) -> str:
-        return "".join(chr(97 + i) if i < 26 else "\ufffd" if i == 26 else "é" for i in ids).replace("\ufffdé", "é")
+        return "".join(
+            chr(97 + i) if i < 26 else "\ufffd" if i == 26 else "é" for i in ids
+        ).replace("\ufffdé", "é")
 
 
 def test_every_piece_of_a_text_says_where_it_came_from():

@@ -1,12 +1,21 @@
-"""Figures of the pair and the head have names and units, methods have one colour, and a note is said once."""
+"""Figures of the pair and the head have names and units, methods have one colour, and a note is
+said once.
+"""
 
 from itertools import combinations
 
-from evaluation.plots import LEARNED, OUTSIDE, acceptance_curves, line, loss_curves, position_lines
-from evaluation.report import ReportData
-from evaluation.sections import sections, selector_intro
-from evaluation.table import tabulate
-from evaluation.text import count, head_rows, pair_rows, stage_rows
+from nde_talf.evaluation.plots import (
+    LEARNED,
+    OUTSIDE,
+    acceptance_curves,
+    line,
+    loss_curves,
+    position_lines,
+)
+from nde_talf.evaluation.report import ReportData
+from nde_talf.evaluation.sections import sections, selector_intro
+from nde_talf.evaluation.table import tabulate
+from nde_talf.evaluation.text import count, head_rows, pair_rows, stage_rows
 from tests.evaluation.example import records
 
 PAIR = {
@@ -36,12 +45,22 @@ def test_the_pairs_figures_have_names_and_units():
         ["code: loss of the draft", "4.100 nats a token"],
         ["of tomorrow", "0.1235"],
     ]
-    assert [count(n) for n in (12, 1500, 70_553_706_496, 251e6)] == ["12", "1.5 k", "70.6 G", "251 M"]
+    assert [count(n) for n in (12, 1500, 70_553_706_496, 251e6)] == [
+        "12",
+        "1.5 k",
+        "70.6 G",
+        "251 M",
+    ]
     assert stage_rows({"pair": 54.2, "latency": 3.95}) == [["pair", "54 s"], ["latency", "4.0 s"]]
 
 
 def test_the_heads_figures_stand_by_drafted_token():
-    figures = {"precision of training": "32-true", "roots": 512, "agreement": [0.67, 0.71, 0.745], "kl": [0.0859, 0.0657, 0.05]}
+    figures = {
+        "precision of training": "32-true",
+        "roots": 512,
+        "agreement": [0.67, 0.71, 0.745],
+        "kl": [0.0859, 0.0657, 0.05],
+    }
     figures |= {"agreement_by_rank": [[0.7, 0.6], [0.5, 0.4]], "overlap": [0.85, 0.84, 0.83, 0.82]}
     columns, rows, others = head_rows(figures)
     assert columns == ["by drafted token", "1st", "2nd", "3rd", "4th"]
@@ -52,14 +71,32 @@ def test_the_heads_figures_stand_by_drafted_token():
         ["same most likely token, after the beam's no. 2", "", "60.0 %", "40.0 %", ""],
         ["overlap along the head's own draws", "85.0 %", "84.0 %", "83.0 %", "82.0 %"],
     ]
-    assert others == [["precision of training", "32-true"], ["held-out positions drafted from", "512"]]
+    assert others == [
+        ["precision of training", "32-true"],
+        ["held-out positions drafted from", "512"],
+    ]
 
 
 METHODS = [
     "transformers assisted (6 tokens)",
-    *("Traversal (2, 0, 7)", "Traversal (2, τ−1, 7)", "Traversal, by entropy", "Traversal, by domain"),
-    *("Traversal + selector: static (2, 0, 7)", "Traversal + selector (NDE)", "SpecInfer + selector (NDE)"),
-    *("Traversal, TALF head (1, 0, 6)", "SpecInfer (2, 0, 5)", "BV (1, 0, 1)", "Naive (1, 0, 4)", "NaiveTree (3, 0, 2)"),
+    *(
+        "Traversal (2, 0, 7)",
+        "Traversal (2, τ−1, 7)",
+        "Traversal, by entropy",
+        "Traversal, by domain",
+    ),
+    *(
+        "Traversal + selector: static (2, 0, 7)",
+        "Traversal + selector (NDE)",
+        "SpecInfer + selector (NDE)",
+    ),
+    *(
+        "Traversal, TALF head (1, 0, 6)",
+        "SpecInfer (2, 0, 5)",
+        "BV (1, 0, 1)",
+        "Naive (1, 0, 4)",
+        "NaiveTree (3, 0, 2)",
+    ),
     *("NSS (1, 0, 2)", "SpecTr (2, 0, 2)", "Khisti (2, 0, 2)", "GBV (2, 0, 2)"),
 ]
 
@@ -67,13 +104,21 @@ METHODS = [
 def test_a_method_has_one_colour_whatever_stands_beside_it_and_blue_is_learned():
     def drawn(*names: str) -> dict:
         figure = position_lines({"T=1": {name: [0.5, 0.25] for name in names}})
-        return {own.get_label(): (own.get_color(), str(own.get_linestyle())) for own in figure.axes[0].lines}
+        return {
+            own.get_label(): (own.get_color(), str(own.get_linestyle()))
+            for own in figure.axes[0].lines
+        }
 
-    assert drawn("SpecInfer (2, 0, 5)")["SpecInfer (2, 0, 5)"] == drawn(*METHODS)["SpecInfer (2, 0, 5)"]
+    assert (
+        drawn("SpecInfer (2, 0, 5)")["SpecInfer (2, 0, 5)"]
+        == drawn(*METHODS)["SpecInfer (2, 0, 5)"]
+    )
     assert line("SpecInfer (2, 0, 5)") == line("SpecInfer (2, 1, 5)")
     solvers = acceptance_curves({"T=1": {"specinfer": [0.5], "optimal": [1.0]}}).axes[0].lines
     assert solvers[0].get_color() == line("SpecInfer (2, 0, 5)")["color"]
-    assert line(METHODS[0])["color"] == OUTSIDE and [m for m in METHODS if line(m)["color"] == LEARNED] == [METHODS[8]]
+    assert line(METHODS[0])["color"] == OUTSIDE and [
+        m for m in METHODS if line(m)["color"] == LEARNED
+    ] == [METHODS[8]]
     assert all(line(a) != line(b) for a, b in combinations(METHODS, 2))
 
 
@@ -93,7 +138,12 @@ def test_what_all_settings_have_in_common_is_said_once(tmp_path):
     same = {"T=1": {"A": "B", "C": "D"}, "T=0.6": {"A": "B", "E": "F"}}
     exports = {setting: {"X + selector (NDE)": f"static {setting}"} for setting in same}
     data = ReportData("run", {"T=1": rows, "T=0.6": rows}, same=same, exports=exports)
-    notes = [[note.split(":")[0] for note in table.notes if "did not win" not in note] for table in sections(data)["speed"]]
+    notes = [
+        [note.split(":")[0] for note in table.notes if "did not win" not in note]
+        for table in sections(data)["speed"]
+    ]
     assert notes == [["C"], ["A", "E"]]
     intro = selector_intro(data)
-    assert len(intro) == 1 and intro[0].startswith("At temperature 1 and temperature 0.6 a static tree")
+    assert len(intro) == 1 and intro[0].startswith(
+        "At temperature 1 and temperature 0.6 a static tree"
+    )

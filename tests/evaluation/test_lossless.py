@@ -6,16 +6,18 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.common.errors import UserError
-from evaluation.law import LEVEL, critical, p_value, smallest_bias, upper_tail
-from evaluation.lossless import first_difference, main, read_config
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.evaluation.law import LEVEL, critical, p_value, smallest_bias, upper_tail
+from nde_talf.evaluation.lossless import first_difference, main, read_config
 from tests.decoding.pairs import tiny_model
 
 HERE = "tests.evaluation.engines"
 FEW = ["samples=300", "tokens=2", "vocabulary=4"]
 
 
-@pytest.mark.parametrize("name, status", [("honest", 0), ("unwarped", 1), ("repeating", 1), ("short", 2)])
+@pytest.mark.parametrize(
+    "name, status", [("honest", 0), ("unwarped", 1), ("repeating", 1), ("short", 2)]
+)
 def test_a_bias_is_found_and_no_other_engine_is_blamed(name, status, capsys):
     assert main([f"engine={HERE}:{name}", *FEW, "temperature=0.4"]) == status
     said = capsys.readouterr()
@@ -46,7 +48,10 @@ def test_a_bias_of_the_size_that_is_stated_is_found():
     bias = smallest_bias(2000, law)
     wrong = torch.tensor([1 / 8 + bias / 4] * 4 + [1 / 8 - bias / 4] * 4)
     generator = torch.Generator().manual_seed(3)
-    drawn = [Counter(torch.multinomial(wrong, 2000, True, generator=generator).tolist()) for _ in range(100)]
+    drawn = [
+        Counter(torch.multinomial(wrong, 2000, True, generator=generator).tolist())
+        for _ in range(100)
+    ]
     assert sum(p_value(counts, law) <= LEVEL for counts in drawn) >= 95
     right = [Counter(torch.randint(8, (2000,), generator=generator).tolist()) for _ in range(50)]
     assert min(p_value(counts, law) for counts in right) > 1e-4
@@ -54,7 +59,9 @@ def test_a_bias_of_the_size_that_is_stated_is_found():
 
 def test_a_greedy_text_is_compared_token_by_token():
     model, prompt = tiny_model(20, seed=4), [1, 2, 3]
-    text = model.module.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 3:].tolist()
+    text = model.module.generate(
+        torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None
+    )[0, 3:].tolist()
     assert first_difference(model, prompt, text) is None
     other = [*text[:3], (text[3] + 1) % 20, *text[4:]]
     assert first_difference(model, prompt, other) > 1e-3

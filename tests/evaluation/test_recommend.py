@@ -6,23 +6,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.engines.vllm_speculation import draft_method
-from data.text.prompts import Prompt
-from decoding.actions import TREES, Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Autoregressive
-from decoding.policies.stopping import DRAWN, LARGEST, ConfidenceStop
-from decoding.sampling import Rng
-from decoding.setting import SamplingSetting
-from decoding.testing import exact_law
-from draft_training.head_drafter import EagleDrafter
-from draft_training.head_traces import HeadDraft
-from evaluation import confidence
-from evaluation.confidence import LONGEST, Paths, Rule, best_stop, draw_paths
-from evaluation.predictions import DRAFTING
-from evaluation.recommend import (
+from nde_talf.data.engines.vllm_speculation import draft_method
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Autoregressive
+from nde_talf.decoding.policies.stopping import DRAWN, LARGEST, ConfidenceStop
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.evaluation import confidence
+from nde_talf.evaluation.confidence import LONGEST, Paths, Rule, best_stop, draw_paths
+from nde_talf.evaluation.predictions import DRAFTING
+from nde_talf.evaluation.recommend import (
     NONE,
     PATHS,
     fastest_trees,
@@ -34,16 +34,20 @@ from evaluation.recommend import (
     sglang_config,
     vllm_config,
 )
-from selector.latency import LatencyTable, StepCosts
-from selector.roots import Roots
+from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.roots import Roots
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET
 from tests.draft_training.heads import random_head
 from tests.evaluation import labelled
 from tests.vllm_process import in_process
 
-# A pass over 1, 4 and 17 rows of one sequence takes 1 s; of four sequences 1, 8 and 40 s. A draft pass takes 0.1 s.
+# A pass over 1, 4 and 17 rows of one sequence takes 1 s; of four sequences 1, 8 and 40 s. A draft
+# pass takes 0.1 s.
 PASSES = {"target": [[1.0, 1.0, 1.0]] * 2, "draft": [[0.1, 0.1]] * 2}
-SEVERAL = {"target_batch": [PASSES["target"], [[1.0, 8.0, 40.0]] * 2], "draft_batch": [PASSES["draft"]] * 2}
+SEVERAL = {
+    "target_batch": [PASSES["target"], [[1.0, 8.0, 40.0]] * 2],
+    "draft_batch": [PASSES["draft"]] * 2,
+}
 TABLE = LatencyTable([1, 100], [1, 4, 17], [1, 4], **PASSES, sequences=[1, 4], **SEVERAL)
 DEPTHS = torch.tensor([tree.depth for tree in TREES])
 SAMPLED = [SamplingSetting(0.6)]
@@ -52,21 +56,35 @@ DRAFTS = {"lm": (DRAFT, LMDrafter(DRAFT)), "head": (HeadDraft(HEAD), EagleDrafte
 
 
 def roots(count: int = 80, lengths: tuple[int, int] = (3, 3)) -> Roots:
-    """As many tokens of every draft are accepted as `lengths` says, for the two kinds of prompt in turn."""
+    """As many tokens of every draft are accepted as `lengths` says, for the two kinds of prompt in
+    turn.
+    """
     kinds = [("even", "odd")[at // 4 % 2] for at in range(count)]
     accepted = torch.tensor([lengths[kind == "odd"] for kind in kinds])
     tokens = 1.0 + torch.minimum(DEPTHS, accepted[:, None])
-    return replace(labelled.roots({"naivetree": Action(1, 0, 1)}, count), kind=kinds, samples={"naivetree": tokens[:, None]})
+    return replace(
+        labelled.roots({"naivetree": Action(1, 0, 1)}, count),
+        kind=kinds,
+        samples={"naivetree": tokens[:, None]},
+    )
 
 
 def test_a_batch_is_priced_by_its_own_passes():
-    table = replace(TABLE, first=[0.2, 0.2], autoregressive=[0.9, 0.9], verify={"naivetree": [0.1, 0.1, 0.1]})
     table = replace(
-        table, draft_batch=[PASSES["draft"], [[0.4, 0.4]] * 2], target_batch=[PASSES["target"], [[4.0, 8.0, 40.0]] * 2]
+        TABLE, first=[0.2, 0.2], autoregressive=[0.9, 0.9], verify={"naivetree": [0.1, 0.1, 0.1]}
+    )
+    table = replace(
+        table,
+        draft_batch=[PASSES["draft"], [[0.4, 0.4]] * 2],
+        target_batch=[PASSES["target"], [[4.0, 8.0, 40.0]] * 2],
     )
     two = table.batched(2)  # a third of the way from 1 to 4
-    assert two.target[0] == pytest.approx([2, 10 / 3, 14]) and two.draft[0] == pytest.approx([0.2, 0.2])
-    assert two.first == pytest.approx([0.4, 0.4]) and two.autoregressive == pytest.approx([1.8, 1.8])
+    assert two.target[0] == pytest.approx([2, 10 / 3, 14]) and two.draft[0] == pytest.approx(
+        [0.2, 0.2]
+    )
+    assert two.first == pytest.approx([0.4, 0.4]) and two.autoregressive == pytest.approx(
+        [1.8, 1.8]
+    )
     assert two.verify["naivetree"] == pytest.approx([0.2] * 3) and table.batched(1) is table
     with pytest.raises(UserError, match="5 sequences: this latency table knows 1 to 4"):
         table.batched(5)
@@ -75,10 +93,13 @@ def test_a_batch_is_priced_by_its_own_passes():
 
 
 def test_the_best_length_by_batch_is_the_one_that_pays():
-    """By hand: 4 tokens in 1.3 s for one sequence, 2 times 4 in 3.63 s for two; for three, plain decoding is faster."""
+    """By hand: 4 tokens in 1.3 s for one sequence, 2 times 4 in 3.63 s for two; for three, plain
+    decoding is faster.
+    """
     lengths, candidates = lengths_by_batch(roots(), TABLE, "standard")
     assert lengths == [3, 3, 0, 0] and candidates == [[3], [3], [0], [0]]
-    # Of three tokens on even prompts and none on odd ones, 2 drafted are best for both: (1.2 / 3 + 1.2) / 2 = 0.8 s a token.
+    # Of three tokens on even prompts and none on odd ones, 2 drafted are best for both: (1.2 / 3 +
+    # 1.2) / 2 = 0.8 s a token.
     assert lengths_by_batch(roots(lengths=(3, 0)), TABLE, "standard")[1][0] == [0, 2, 3]
     assert lengths_by_batch(roots(), labelled.TABLE, "standard")[0] == [3]
 
@@ -89,8 +110,13 @@ def test_what_is_chosen_is_reported_on_other_roots():
     assert trees == [Action(1, 0, 3), NONE]
     assert fastest_trees(priced(roots(), "naivetree", tables), DRAFTING)[0].depth == 3
     others = priced(roots(40, (2, 2)), "naivetree", tables)
-    one, four = (held_out(others, tree, at, count) for at, (tree, count) in enumerate(zip(trees, (1, 4), strict=True)))
-    assert one.block_efficiency == pytest.approx(3) and one.tokens_per_second == pytest.approx([3 / 1.3] * 3)
+    one, four = (
+        held_out(others, tree, at, count)
+        for at, (tree, count) in enumerate(zip(trees, (1, 4), strict=True))
+    )
+    assert one.block_efficiency == pytest.approx(3) and one.tokens_per_second == pytest.approx(
+        [3 / 1.3] * 3
+    )
     assert one.speedup == pytest.approx([3 / 1.3] * 3) and one.plain == 1
     assert four.tokens_per_second == [4, 4, 4] and four.speedup == [1, 1, 1]
 
@@ -98,10 +124,15 @@ def test_what_is_chosen_is_reported_on_other_roots():
 def test_settings_are_one_traffic_and_what_was_not_traced_is_refused():
     both = replace(roots(), settings=[(0.6, 1.0), (1.0, 1.0)], setting=torch.arange(80) % 2)
     assert len(one_traffic(both, ["t0.6"])) == 40 and len(one_traffic(both, ["t1.0", "t0.6"])) == 80
-    assert one_traffic(both, ["t1.0"]).settings == [(0.6, 1.0)] or int(one_traffic(both, ["t1.0"]).setting.max()) == 0
+    assert (
+        one_traffic(both, ["t1.0"]).settings == [(0.6, 1.0)]
+        or int(one_traffic(both, ["t1.0"]).setting.max()) == 0
+    )
     with pytest.raises(UserError, match=r"setting=t0\.2: it was not traced"):
         one_traffic(both, ["t0.2"])
-    with pytest.raises(UserError, match="rejection=block: the traces hold no labels of traversal or gbv"):
+    with pytest.raises(
+        UserError, match="rejection=block: the traces hold no labels of traversal or gbv"
+    ):
         lengths_by_batch(roots(), TABLE, "block")
 
 
@@ -114,27 +145,45 @@ def test_the_configurations_have_the_engines_shapes():
         "num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]],
         "draft_sample_method": "probabilistic",
     }
-    assert vllm_config(method, [2, 2], "block", [SamplingSetting(0.0)]) == method | {"num_speculative_tokens": 2}
+    assert vllm_config(method, [2, 2], "block", [SamplingSetting(0.0)]) == method | {
+        "num_speculative_tokens": 2
+    }
     assert vllm_config(method, [2], "block", SAMPLED)["rejection_sample_method"] == "block"
     assert vllm_config(method, [0, 0], "standard", SAMPLED) is None
     assert sglang_config(method, [0, 0], [[0], [0]], "standard", SAMPLED) == ([], None)
     options, adaptive = sglang_config(method, [3, 0], [[3], [0]], "standard", SAMPLED)
-    assert options[0].endswith("STANDALONE") and "--speculative-num-draft-tokens 4" in options and adaptive is None
+    assert (
+        options[0].endswith("STANDALONE")
+        and "--speculative-num-draft-tokens 4" in options
+        and adaptive is None
+    )
     head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
     options, adaptive = sglang_config(head, [3, 3, 0], [[0, 3], [0, 3], [0]], "standard", SAMPLED)
     assert adaptive == {"1": {"candidate_steps": [0, 3]}, "3": {"candidate_steps": [0]}}
     assert "--speculative-num-steps 5" in sglang_config(head, [3], [[2, 5]], "standard", SAMPLED)[0]
-    assert {"--speculative-adaptive", "--speculative-algorithm EAGLE3", "--speculative-use-rejection-sampling"} <= set(options)
+    assert {
+        "--speculative-adaptive",
+        "--speculative-algorithm EAGLE3",
+        "--speculative-use-rejection-sampling",
+    } <= set(options)
 
 
 def paths(sure: int = 2) -> Paths:
     """The first two tokens are accepted, the others are not; the draft is sure of the first `sure`."""
     places = torch.arange(LONGEST).double()
-    values = (places < 2).double(), torch.where(places < sure, 0.9, 0.05), torch.where(places < sure - 1, 0.9, 0.05)
-    return Paths(*(value.expand(6, 2, -1) for value in values), torch.full((6,), 50), torch.arange(6) // 2)
+    values = (
+        (places < 2).double(),
+        torch.where(places < sure, 0.9, 0.05),
+        torch.where(places < sure - 1, 0.9, 0.05),
+    )
+    return Paths(
+        *(value.expand(6, 2, -1) for value in values), torch.full((6,), 50), torch.arange(6) // 2
+    )
 
 
-@pytest.mark.parametrize("by,seconds", [(LARGEST, 1.3), (DRAWN, 1.2)])  # a rule on the largest one looks once more
+@pytest.mark.parametrize(
+    "by,seconds", [(LARGEST, 1.3), (DRAWN, 1.2)]
+)  # a rule on the largest one looks once more
 def test_the_best_threshold_ends_paths_where_acceptance_does(by, seconds):
     stop = best_stop(paths(), paths(), TABLE, "naivetree", by, 3)
     assert 0.05 < stop.rule.threshold <= 0.9 and stop.pays
@@ -144,14 +193,27 @@ def test_the_best_threshold_ends_paths_where_acceptance_does(by, seconds):
     assert not best_stop(paths(), paths(), dear, "naivetree", by, 0).pays
 
 
-@pytest.mark.parametrize("draft", [pytest.param("lm", marks=pytest.mark.slow), pytest.param("head", marks=pytest.mark.law)])
+@pytest.mark.parametrize(
+    "draft",
+    [pytest.param("lm", marks=pytest.mark.slow), pytest.param("head", marks=pytest.mark.law)],
+)
 def test_drawn_paths_say_what_a_rule_commits_in_the_loop(draft, monkeypatch):
-    """Expected tokens of the first step by enumeration of the loop, and by 1,500 drawn paths: five standard errors."""
+    """Expected tokens of the first step by enumeration of the loop, and by 1,500 drawn paths: five
+    standard errors.
+    """
     monkeypatch.setattr(confidence, "SAMPLES", 1500)
     monkeypatch.setattr(confidence, "LONGEST", 2)
-    drawn = draw_paths(TARGET, DRAFTS[draft][0], [Prompt("0", "code", "", PROMPT, "trace")], [SETTING], 1, 1)
-    costs = StepCosts(replace(TABLE, draft=[[1e-12, 1e-12]] * 2), ["naivetree"], 9)  # a step takes a second
-    root = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive").generate(PROMPT, 1, SETTING, Rng.seeded(0)).tokens[0]
+    drawn = draw_paths(
+        TARGET, DRAFTS[draft][0], [Prompt("0", "code", "", PROMPT, "trace")], [SETTING], 1, 1
+    )
+    costs = StepCosts(
+        replace(TABLE, draft=[[1e-12, 1e-12]] * 2), ["naivetree"], 9
+    )  # a step takes a second
+    root = (
+        SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
+        .generate(PROMPT, 1, SETTING, Rng.seeded(0))
+        .tokens[0]
+    )
     for by in (LARGEST, DRAWN):
         decoder = SpeculativeDecoder(TARGET, DRAFTS[draft][1], ConfidenceStop(0.42, 2, by), "naive")
 
@@ -159,7 +221,11 @@ def test_drawn_paths_say_what_a_rule_commits_in_the_loop(draft, monkeypatch):
             blocks = iter(decoder.blocks(PROMPT, 4, SETTING, rng))  # noqa: B023
             return next(blocks).tokens[0], len(next(blocks).tokens)
 
-        law = {tokens: chance for (first, tokens), chance in exact_law(first_step).items() if first == root}
+        law = {
+            tokens: chance
+            for (first, tokens), chance in exact_law(first_step).items()
+            if first == root
+        }
         exact = sum(tokens * chance for tokens, chance in law.items()) / sum(law.values())
         estimate = 1 / confidence.seconds_per_token(drawn, Rule(by, 0.42, 2), costs).item()
         assert estimate == pytest.approx(exact, abs=5 / 1500**0.5) and 1.05 < exact < 2.95
@@ -171,9 +237,9 @@ from pathlib import Path
 
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from data.engines.vllm import open_llm, sampling_params
-from decoding.setting import SamplingSetting
-from evaluation.lossless import tiny_pair
+from nde_talf.data.engines.vllm import open_llm, sampling_params
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.evaluation.lossless import tiny_pair
 
 if __name__ == "__main__":
     config = json.load(open(sys.argv[1]))
@@ -201,4 +267,7 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     vllm = vllm_config(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
     found = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
     assert found["lookup"] == [0, 3, 3, 0, 0, 0, 0]
-    assert found["texts"][1][0] == found["texts"][0][0] and found["drafts"][0] == found["drafts"][1] > 0
+    assert (
+        found["texts"][1][0] == found["texts"][0][0]
+        and found["drafts"][0] == found["drafts"][1] > 0
+    )

@@ -1,34 +1,62 @@
-"""Speed-ups: one figure everywhere, prompts and passes paired, settings resampled jointly; what a clock allows to be said."""
+"""Speed-ups: one figure everywhere, prompts and passes paired, settings resampled jointly; what a
+clock allows to be said.
+"""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from evaluation.benchmark import Record
-from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from evaluation.speed import CPU, MEAN, speed_ratio, speed_ratios, versus
-from evaluation.table import by_kind, tabulate
-from evaluation.verdict import DO_NOT, verdict
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.evaluation.speed import CPU, MEAN, speed_ratio, speed_ratios, versus
+from nde_talf.evaluation.table import by_kind, tabulate
+from nde_talf.evaluation.verdict import DO_NOT, verdict
 
 
-def record(method: str, prompt: int, tokens: int, seconds: float, setting: str = "T=1", number: int = 0, kind: str = "code"):
-    return Record(setting, method, f"p{prompt}", kind, tokens, tokens, tokens, seconds, pass_=number, cpu_seconds=2 * seconds)
+def record(
+    method: str,
+    prompt: int,
+    tokens: int,
+    seconds: float,
+    setting: str = "T=1",
+    number: int = 0,
+    kind: str = "code",
+):
+    return Record(
+        setting,
+        method,
+        f"p{prompt}",
+        kind,
+        tokens,
+        tokens,
+        tokens,
+        seconds,
+        pass_=number,
+        cpu_seconds=2 * seconds,
+    )
 
 
 def test_a_ratio_is_total_tokens_over_total_seconds_on_the_blocks_of_both():
     ours = [record("a", 0, 30, 1.0), record("a", 1, 10, 1.0), record("a", 9, 99, 0.1)]
     theirs = [record("b", 1, 10, 2.0), record("b", 0, 10, 1.0)]
-    assert speed_ratio(ours, theirs)[0] == pytest.approx((40 / 2) / (20 / 3))  # the median of 3 and 2 is 2.5
+    assert speed_ratio(ours, theirs)[0] == pytest.approx(
+        (40 / 2) / (20 / 3)
+    )  # the median of 3 and 2 is 2.5
     second = [record("a", 0, 30, 4.0, number=1), record("b", 0, 10, 1.0, number=1)]
     value, low, high = speed_ratio([*ours, second[0]], [*theirs, second[1]])
     assert value == pytest.approx((70 / 6) / (30 / 4)) and low <= value <= high
-    assert speed_ratio([*ours, second[0]], theirs)[0] == speed_ratio(ours, theirs)[0]  # a pass that only one side has
+    assert (
+        speed_ratio([*ours, second[0]], theirs)[0] == speed_ratio(ours, theirs)[0]
+    )  # a pass that only one side has
     assert speed_ratio(ours, []) is None
 
 
 def test_cpu_time_counts_where_it_was_taken():
-    ours, theirs = [record("a", i, 10, 1.0) for i in range(3)], [record("b", i, 10, 2.0) for i in range(3)]
+    ours, theirs = (
+        [record("a", i, 10, 1.0) for i in range(3)],
+        [record("b", i, 10, 2.0) for i in range(3)],
+    )
     for own in ours:
         own.cpu_seconds = 0.5
     assert speed_ratio(ours, theirs, CPU) == pytest.approx([8, 8, 8])
@@ -38,7 +66,9 @@ def test_cpu_time_counts_where_it_was_taken():
 
 
 def test_a_mean_over_settings_resamples_prompts_jointly():
-    """One setting gains exactly what the other loses, prompt by prompt: with the same prompts in both the mean is always 1."""
+    """One setting gains exactly what the other loses, prompt by prompt: with the same prompts in
+    both the mean is always 1.
+    """
     found = []
     for i in range(6):
         seconds = 2.0 if i % 2 else 0.5
@@ -52,7 +82,11 @@ def test_a_mean_over_settings_resamples_prompts_jointly():
 def test_settings_may_have_different_prompts():
     pairs = [([record("a", i, 10, 1.0)], [record("b", i, 10, 2.0)]) for i in (0, 1)]
     ratios, mean = speed_ratios([*pairs, ([], [])])
-    assert ratios[0] == ratios[1] == pytest.approx([2, 2, 2]) and ratios[2] is None and mean == pytest.approx([2, 2, 2])
+    assert (
+        ratios[0] == ratios[1] == pytest.approx([2, 2, 2])
+        and ratios[2] is None
+        and mean == pytest.approx([2, 2, 2])
+    )
 
 
 def test_the_table_and_a_comparison_have_the_same_figure():
@@ -60,13 +94,17 @@ def test_the_table_and_a_comparison_have_the_same_figure():
     found += [record("fast", i, 20 + i, 0.4 + 0.2 * (i % 2)) for i in range(7)]
     row = tabulate(found)["T=1"][1]
     assert row.speedup == versus(found, "fast", {"plain": {BASELINE}})["plain"]["T=1"]
-    assert row.cpu_speedup == pytest.approx(row.speedup) and row.tokens_per_cpu_second == pytest.approx(
-        row.tokens_per_second / 2
-    )
+    assert row.cpu_speedup == pytest.approx(
+        row.speedup
+    ) and row.tokens_per_cpu_second == pytest.approx(row.tokens_per_second / 2)
 
 
 def test_the_control_stands_second_and_domains_have_tables_of_their_own():
-    found = [record(name, i, 20, 1.0, kind="ab"[i % 2]) for i in range(4) for name in (BASELINE, "x", CONTROL)]
+    found = [
+        record(name, i, 20, 1.0, kind="ab"[i % 2])
+        for i in range(4)
+        for name in (BASELINE, "x", CONTROL)
+    ]
     assert [row.method for row in tabulate(found)["T=1"]] == [BASELINE, CONTROL, "x"]
     kinds = by_kind(found)["T=1"]
     assert list(kinds) == ["a", "b"] and len(kinds["a"]) == 3
@@ -76,7 +114,9 @@ def test_the_control_stands_second_and_domains_have_tables_of_their_own():
 def rows(control: float, **methods: float):
     """A table of ten prompts; speeds relative to plain decoding, without noise."""
     speeds = {BASELINE: 1.0, CONTROL: control, **methods}
-    return tabulate([record(name, i, 20, 1 / speed) for name, speed in speeds.items() for i in range(10)])["T=1"]
+    return tabulate(
+        [record(name, i, 20, 1 / speed) for name, speed in speeds.items() for i in range(10)]
+    )["T=1"]
 
 
 def test_an_untrusted_clock_supports_no_claim():
@@ -85,31 +125,54 @@ def test_an_untrusted_clock_supports_no_claim():
     assert found.clock == NOT_TRUSTED and found.speculate is None and NOT_TRUSTED in found.sentence
     assert "fast" not in found.sentence and "3.00" not in found.sentence
     bare = [row for row in rows(1.0, fast=3.0) if row.method != CONTROL]
-    assert verdict("T=1", bare, "").clock == "no control" and "3.00" not in verdict("T=1", bare, "").sentence
+    assert (
+        verdict("T=1", bare, "").clock == "no control"
+        and "3.00" not in verdict("T=1", bare, "").sentence
+    )
 
 
 def test_what_a_trusted_clock_allows_to_be_said():
-    faster = verdict("T=0.6, top-p=0.9", rows(1.0, fast=1.5, slow=0.5), "batch size 1, float32, a machine")
+    faster = verdict(
+        "T=0.6, top-p=0.9", rows(1.0, fast=1.5, slow=0.5), "batch size 1, float32, a machine"
+    )
     assert faster.speculate and faster.best == "fast" and "1.50× [1.50, 1.50]" in faster.sentence
-    for words in ("temperature 0.6, top-p 0.9", "plain autoregressive", "batch size 1, float32, a machine", "same forward"):
+    for words in (
+        "temperature 0.6, top-p 0.9",
+        "plain autoregressive",
+        "batch size 1, float32, a machine",
+        "same forward",
+    ):
         assert words in faster.sentence
     slower = verdict("T=1", rows(1.0, slow=0.5, better=0.9), "")
     assert slower.speculate is False and DO_NOT in slower.sentence and "better" in slower.sentence
     same = verdict("T=1", rows(1.0, other=1.0), "")
     assert same.speculate is None and "no method is measurably faster" in same.sentence
     assert verdict("T=1", rows(1.0), "").best is None
-    wide = [replace(row, speedup=[1.6, 0.9, 2.4]) if row.method == "wide" else row for row in rows(1.0, wide=1.6, fast=1.2)]
+    wide = [
+        replace(row, speedup=[1.6, 0.9, 2.4]) if row.method == "wide" else row
+        for row in rows(1.0, wide=1.6, fast=1.2)
+    ]
     assert verdict("T=1", wide, "").best == "fast" and verdict("T=1", wide, "").speculate
 
 
 def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):
-    """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in turn and a one second."""
+    """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in
+    turn and a one second.
+    """
     found = []
     for i in range(prompts):
         for number in range(passes):
-            speeds = {BASELINE: 2.0, CONTROL: 2.0 / control, "a": 1.0, "b": seconds[i % len(seconds)]}
+            speeds = {
+                BASELINE: 2.0,
+                CONTROL: 2.0 / control,
+                "a": 1.0,
+                "b": seconds[i % len(seconds)],
+            }
             found += [record(name, i, 20, speed, number=number) for name, speed in speeds.items()]
-    other = [record("b", 0, 20, 0.1, "T=9"), record("a", 0, 20, 9.0, "T=9")]  # of another setting: does not count
+    other = [
+        record("b", 0, 20, 0.1, "T=9"),
+        record("a", 0, 20, 9.0, "T=9"),
+    ]  # of another setting: does not count
     return verdict("T=1", tabulate(found)["T=1"], "", found + other)
 
 
@@ -119,7 +182,10 @@ def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
     assert "The runner-up, b, is slower: 0.80 [0.80, 0.80]." in apart.sentence
     alike = raced(0.5, 1.6)
     assert alike.behind[0] == pytest.approx(1 / 1.05) and alike.behind[1] < 1 < alike.behind[2]
-    assert "The runner-up, b, is at 0.95 [" in alike.sentence and "cannot be told apart with these prompts" in alike.sentence
+    assert (
+        "The runner-up, b, is at 0.95 [" in alike.sentence
+        and "cannot be told apart with these prompts" in alike.sentence
+    )
     for found in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
         assert found.runner_up is None and "runner-up" not in found.sentence
 
@@ -128,15 +194,31 @@ def test_a_trusted_clock_is_said_to_be_and_few_prompts_are_indicative():
     assert "1.00× [1.00, 1.00]" in raced(1.25).clock_note and "trusted" in raced(1.25).clock_note
     assert raced(1.25, control=1.1).clock_note == ""
     assert (
-        "indicative" not in raced(1.25, prompts=30).sentence and "indicative" not in raced(1.25, prompts=15, passes=2).sentence
+        "indicative" not in raced(1.25, prompts=30).sentence
+        and "indicative" not in raced(1.25, prompts=15, passes=2).sentence
     )
     assert raced(1.25, prompts=29).sentence.endswith(" 29 prompts: indicative.")
-    assert raced(1.25, prompts=14, passes=2).sentence.endswith(" 14 prompts in 2 passes: indicative.")
+    assert raced(1.25, prompts=14, passes=2).sentence.endswith(
+        " 14 prompts in 2 passes: indicative."
+    )
 
 
 def test_records_of_older_files_are_read(tmp_path):
-    old = {"setting": "T=1", "method": "a", "prompt": "p", "kind": "k", "tokens": 3, "steps": 2, "nodes": 4, "seconds": 1.0}
+    old = {
+        "setting": "T=1",
+        "method": "a",
+        "prompt": "p",
+        "kind": "k",
+        "tokens": 3,
+        "steps": 2,
+        "nodes": 4,
+        "seconds": 1.0,
+    }
     found = Record.of_line(json.dumps(old))
     assert found.pass_ == 0 and found.cpu_seconds == 0 and found.accepted == {}
     new = Record.of_line(record("a", 0, 3, 1.0, number=2).line())
-    assert new.block == ("p0", 2) and json.loads(new.line())["pass"] == 2 and "pass_" not in json.loads(new.line())
+    assert (
+        new.block == ("p0", 2)
+        and json.loads(new.line())["pass"] == 2
+        and "pass_" not in json.loads(new.line())
+    )

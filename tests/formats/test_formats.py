@@ -1,4 +1,6 @@
-"""Every format there has been is read, and gives what today's gives; one from before checksums says so."""
+"""Every format there has been is read, and gives what today's gives; one from before checksums says
+so.
+"""
 
 import shutil
 import warnings
@@ -8,36 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
-import data.text.pair
-import data.traces.store
-import draft_training.export
+import nde_talf.data.text.pair
+import nde_talf.data.traces.store
+import nde_talf.draft_training.export
+import nde_talf.pipelines.manifest
 import nde_talf.saved
-import pipelines.manifest
-import selector.latency
-import selector.selector
-from data.text.pair import Pair
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.common.formats import OldFormatWarning
-from decoding.model import CausalModel
-from draft_training.export import load_head
-from pipelines.config import Config
-from pipelines.manifest import identity, read_manifest
-from pipelines.stage import Stage, run_stage
-from selector.latency import LatencyTable
-from selector.selector import Selector
+import nde_talf.selector.latency
+import nde_talf.selector.selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.formats import OldFormatWarning
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import load_head
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.manifest import identity, read_manifest
+from nde_talf.pipelines.stage import Stage, run_stage
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 
 HERE = Path(__file__).parent
 FORMATS = {
-    "pair": data.text.pair.FORMAT,
-    "traces": data.traces.store.FORMAT,
-    "head": draft_training.export.FORMAT,
-    "manifest": pipelines.manifest.FORMAT,
-    "latency": selector.latency.FORMAT,
-    "selector": selector.selector.FORMAT,
+    "pair": nde_talf.data.text.pair.FORMAT,
+    "traces": nde_talf.data.traces.store.FORMAT,
+    "head": nde_talf.draft_training.export.FORMAT,
+    "manifest": nde_talf.pipelines.manifest.FORMAT,
+    "latency": nde_talf.selector.latency.FORMAT,
+    "selector": nde_talf.selector.selector.FORMAT,
     "speculation": nde_talf.saved.FORMAT,
 }
-EVERY = [(kind, number) for kind, form in FORMATS.items() for number in (*form.upgrades, form.number)]
+EVERY = [
+    (kind, number) for kind, form in FORMATS.items() for number in (*form.upgrades, form.number)
+]
 
 
 def load(kind: str, path: Path):
@@ -51,13 +55,22 @@ def load(kind: str, path: Path):
     if kind == "head":
         return load_head(path, CausalModel.load(HERE / "pair-1/target")).state_dict()
     if kind == "manifest":
-        return [(m["settings"], m["artefacts"], m["metrics"], m["seconds"]) for m in map(read_manifest, sorted(path.iterdir()))]
+        return [
+            (m["settings"], m["artefacts"], m["metrics"], m["seconds"])
+            for m in map(read_manifest, sorted(path.iterdir()))
+        ]
     if kind == "latency":
         return LatencyTable.load(path)
     if kind == "speculation":
         own = nde_talf.saved.load(str(path))
         assert Path(own.draft) == path / "head"
-        return own.verifier, own.draft_temperature, own.forward, load("head", Path(own.draft)), load("selector", own.selector)
+        return (
+            own.verifier,
+            own.draft_temperature,
+            own.forward,
+            load("head", Path(own.draft)),
+            load("selector", own.selector),
+        )
     found = Selector.from_pretrained(path)
     return found.schema, found.state_dict()
 
@@ -73,7 +86,9 @@ def equal(one, other) -> bool:
 
 def copy(kind: str, number: int, folder: Path) -> Path:
     name = f"{kind}-{number}" + (".json" if kind == "latency" else "")
-    return Path((shutil.copytree if (HERE / name).is_dir() else shutil.copy)(HERE / name, folder / name))
+    return Path(
+        (shutil.copytree if (HERE / name).is_dir() else shutil.copy)(HERE / name, folder / name)
+    )
 
 
 @pytest.mark.parametrize("kind,number", EVERY)
@@ -84,7 +99,10 @@ def test_every_format_is_read_as_todays(tmp_path, kind, number):
         today = load(kind, copy(kind, form.number, tmp_path))
     (tmp_path / "old").mkdir()
     path = copy(kind, number, tmp_path / "old")
-    if number < form.checked and kind not in ("pair", "manifest"):  # a run's own are read many times
+    if number < form.checked and kind not in (
+        "pair",
+        "manifest",
+    ):  # a run's own are read many times
         with pytest.warns(OldFormatWarning, match="from before checksums"):
             found = load(kind, path)
     else:
@@ -94,7 +112,11 @@ def test_every_format_is_read_as_todays(tmp_path, kind, number):
 
 def files(path: Path) -> list[Path]:
     """Those that a load reads: of a speculation neither card nor code."""
-    found = sorted(file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".safetensors", ".parquet"))
+    found = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix in (".json", ".jsonl", ".safetensors", ".parquet")
+    )
     return [path] if path.is_file() else found
 
 

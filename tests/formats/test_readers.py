@@ -1,4 +1,6 @@
-"""What is well formed and wrong all the same is refused by name, before a size that a file claims is allocated."""
+"""What is well formed and wrong all the same is refused by name, before a size that a file claims
+is allocated.
+"""
 
 import json
 import shutil
@@ -12,21 +14,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.text.pair import Pair
-from data.traces.store import TraceStore
-from decoding.common.checkpoint import CHECKPOINT, damage, resumable
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.common.files import content_digest, memory_is_short, read_json, unreadable
-from decoding.common.tensors import Like, likes, read_tensors
-from decoding.common.typed import typed
-from decoding.model import CausalModel
-from decoding.prompt import token_ids
-from draft_training.export import load_head
-from evaluation.benchmark import Record, read_records
-from pipelines.quiet import quiet
-from selector.latency import LatencyTable
-from selector.selector import Selector
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checkpoint import CHECKPOINT, damage, resumable
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import content_digest, memory_is_short, read_json, unreadable
+from nde_talf.decoding.common.tensors import Like, likes, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.prompt import token_ids
+from nde_talf.draft_training.export import load_head
+from nde_talf.evaluation.benchmark import Record, read_records
+from nde_talf.pipelines.quiet import quiet
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 
 HERE = Path(__file__).parent
 
@@ -78,7 +80,9 @@ def test_what_does_not_fit_its_type_is_named(value, kind, words):
         typed(value, kind)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "[" * 100_000, "\udcff", '{"a": 1' + "0" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "[" * 100_000, "\udcff", '{"a": 1' + "0" * 5000 + "}"]
+)
 def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content):
     path = tmp_path / "content.json"
     with pytest.raises(UserError, match=r"content\.json: it is missing.*or make it"):
@@ -92,7 +96,9 @@ def test_tensors_are_compared_with_what_is_declared(tmp_path):
     path, tensors = tmp_path / "some.safetensors", {"a": torch.ones(2, 3), "b": torch.arange(4)}
     save_file(tensors, path)
     fitting = likes(tensors)
-    assert torch.equal(read_tensors(path, "make it", fitting | {"a": Like((None, 3))})["b"], tensors["b"])
+    assert torch.equal(
+        read_tensors(path, "make it", fitting | {"a": Like((None, 3))})["b"], tensors["b"]
+    )
     for other, words in (
         ({"a": Like((2, 4))}, r"a is of shape \[2, 3\], and has to be \[2, 4\]"),
         ({"b": Like((4,))}, "b holds integer numbers"),
@@ -105,18 +111,27 @@ def test_tensors_are_compared_with_what_is_declared(tmp_path):
     save_file({"a": torch.tensor([1.0, torch.nan])}, path)
     with pytest.raises(UserError, match="a holds NaN"):
         read_tensors(path, "make it")
-    claim = json.dumps({"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
+    claim = json.dumps(
+        {"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    ).encode()
     path.write_bytes(len(claim).to_bytes(8, "little") + claim + b"0000")
     with pytest.raises(UserError, match=r"some\.safetensors"):
         read_tensors(path, "make it")
 
 
 def test_short_memory_is_called_that():
-    assert memory_is_short(MemoryError()) and memory_is_short(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert memory_is_short(MemoryError()) and memory_is_short(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    )
     assert memory_is_short(RuntimeError("can't start new thread"))
     assert memory_is_short(RuntimeError("could not create a primitive"))
-    assert not memory_is_short(RuntimeError("could not create a primitive descriptor for the matmul primitive"))
-    switched = "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered internally at x.cpp:1)"
+    assert not memory_is_short(
+        RuntimeError("could not create a primitive descriptor for the matmul primitive")
+    )
+    switched = (
+        "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered"
+        " internally at x.cpp:1)"
+    )
     assert memory_is_short(UserWarning(switched))
     quiet()
     with pytest.raises(UserWarning):  # no other kernel in silence
@@ -185,21 +200,33 @@ def test_a_head_whose_sizes_are_wrong_is_refused(tmp_path, changes):
         load_head(changed("head-3", tmp_path, "config.json", **changes), target)
 
 
-@pytest.mark.parametrize("size", ["num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "head_dim"])
+@pytest.mark.parametrize(
+    "size", ["num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "head_dim"]
+)
 @pytest.mark.parametrize("value", [10**9, "many", -1])
 def test_a_model_that_claims_what_it_does_not_hold_is_refused(tmp_path, size, value):
     with pytest.raises(UserError, match=r"pair-1/draft.*(could be loaded|weights are not those)"):
-        CausalModel.load(changed("pair-1", tmp_path, "draft/config.json", **{size: value}) / "draft")
+        CausalModel.load(
+            changed("pair-1", tmp_path, "draft/config.json", **{size: value}) / "draft"
+        )
 
 
-@pytest.mark.parametrize("changes", [{"target": 3}, {"files": []}, {"models": {"target": 1}}, {"draft": ["x"]}])
+@pytest.mark.parametrize(
+    "changes", [{"target": 3}, {"files": []}, {"models": {"target": 1}}, {"draft": ["x"]}]
+)
 def test_an_index_of_a_pair_of_another_shape_is_refused(tmp_path, changes):
     with pytest.raises(UserError, match=r"pair\.json"):
         Pair(changed("pair-2", tmp_path, "pair.json", **changes)).every_prompt()
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[]", '{"id": "a", "kind": "b", "tokens": "text"}', '{"id": "a", "kind": "b", "tokens": []}']
+    "line",
+    [
+        "{}",
+        "[]",
+        '{"id": "a", "kind": "b", "tokens": "text"}',
+        '{"id": "a", "kind": "b", "tokens": []}',
+    ],
 )
 def test_a_prompt_of_another_shape_is_named_by_its_line(tmp_path, line):
     pair = shutil.copytree(HERE / "pair-1", tmp_path / "pair")
@@ -230,13 +257,16 @@ def test_rows_of_another_shape_are_refused(tmp_path):
     ],
 )
 def test_an_index_of_a_store_of_another_shape_is_refused(tmp_path, shards):
-    """Names of shards are files that are read, written and deleted, so they lie in the store's folder."""
+    """Names of shards are files that are read, written and deleted, so they lie in the store's
+    folder.
+    """
     with pytest.raises(UserError, match=r"shards\.json"):
         TraceStore(changed("traces-3", tmp_path, "shards.json", shards=shards))
 
 
 @pytest.mark.parametrize(
-    "changes", [{"contexts": [1, "2"]}, {"contexts": [-5, 2]}, {"verify": [1]}, {"target": 1}, {"more": 1}]
+    "changes",
+    [{"contexts": [1, "2"]}, {"contexts": [-5, 2]}, {"verify": [1]}, {"target": 1}, {"more": 1}],
 )
 def test_a_latency_table_of_another_shape_is_refused(tmp_path, changes):
     content = json.loads((HERE / "latency-2.json").read_text()) | changes
@@ -268,7 +298,14 @@ def test_a_checkpoint_of_another_training_is_refused_and_stays(tmp_path):
 
 
 def test_prompts_are_lists_tensors_or_arrays():
-    for prompt in ([1, 2], (1, 2), torch.tensor([1, 2]), torch.tensor([[1, 2]]), np.array([1, 2], np.int32), range(1, 3)):
+    for prompt in (
+        [1, 2],
+        (1, 2),
+        torch.tensor([1, 2]),
+        torch.tensor([[1, 2]]),
+        np.array([1, 2], np.int32),
+        range(1, 3),
+    ):
         assert token_ids(prompt) == [1, 2]
     for prompt in (
         "text",

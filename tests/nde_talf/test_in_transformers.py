@@ -1,4 +1,6 @@
-"""transformers' generate() with `speculate` gives what it gives without: tokens if it is greedy, the law if it samples."""
+"""transformers' generate() with `speculate` gives what it gives without: tokens if it is greedy,
+the law if it samples.
+"""
 
 from collections import Counter
 
@@ -20,18 +22,18 @@ from transformers.generation import (
     TopKLogitsWarper,
 )
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dyspec import DySpec
-from decoding.sampling import SamplingSetting, warp
-from decoding.testing import exact_law
-from draft_training.export import save_head
-from evaluation.law import p_value, smallest_bias
 from nde_talf import speculate
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dyspec import DySpec
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
+from nde_talf.draft_training.export import save_head
+from nde_talf.evaluation.law import p_value, smallest_bias
 from nde_talf.prepared import Row, RowProcess
 from tests.decoding.families import FAMILIES, V, module
 from tests.decoding.laws import distance
@@ -39,7 +41,12 @@ from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY
 
 TREE = Delayed(Action(2, 1, 2))
 QUICK = ("llama", "gemma-3")
-PENALISED = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[5], [7, 8]], "min_new_tokens": 12}
+PENALISED = {
+    "repetition_penalty": 1.3,
+    "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[5], [7, 8]],
+    "min_new_tokens": 12,
+}
 
 
 def noisy(name: str, noise: float = 0.02):
@@ -61,7 +68,10 @@ def batch(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.law) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.law) for name in FAMILIES],
+)
 def test_greedy_text_is_that_of_generate_alone(name):
     model, draft = noisy(name)
     ours = speculate(draft, TREE)
@@ -81,11 +91,18 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
         def decode(self, ids, **_):
             return "".join(f"{int(token)} " for token in ids)
 
-    asked = batch(1) | {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "repetition_penalty": 1.2}
+    asked = batch(1) | {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "eos_token_id": None,
+        "repetition_penalty": 1.2,
+    }
     asked |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     theirs = pair[0].generate(**asked, streamer=TextStreamer(Words()))
     printed = capsys.readouterr().out
-    ours = pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE), streamer=TextStreamer(Words()))
+    ours = pair[0].generate(
+        **asked, custom_generate=speculate(pair[1], TREE), streamer=TextStreamer(Words())
+    )
     assert capsys.readouterr().out == printed
     assert torch.equal(ours.sequences, theirs.sequences) and type(ours) is type(theirs)
     for one, other in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
@@ -113,10 +130,15 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
         {"stopping_criteria": StoppingCriteriaList([After(token)])},
         {"max_time": 0.0},
     ):
-        own, other = (pair[0].generate(**asked, **options, **more)[0].tolist() for more in ({}, {"custom_generate": ours}))
+        own, other = (
+            pair[0].generate(**asked, **options, **more)[0].tolist()
+            for more in ({}, {"custom_generate": ours})
+        )
         assert own == other and len(own) < len(full)
     noting = After(token)
-    pair[0].generate(**asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours)
+    pair[0].generate(
+        **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
+    )
     assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
 
 
@@ -125,25 +147,46 @@ def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_e
     start, found = 9, []
 
     def following(count):
-        return [0] if count == 11 else [token for token in range(1, V) if token % 5 == count % 5][: 3 if count % 2 else 20]
+        return (
+            [0]
+            if count == 11
+            else [token for token in range(1, V) if token % 5 == count % 5][
+                : 3 if count % 2 else 20
+            ]
+        )
 
     def allowed(_, ids):
         text = ids.tolist()[start:]
         assert 0 not in text, "asked beyond the end of the text"
-        assert all(token in following(count) for count, token in enumerate(text)), "asked after what it forbids"
+        assert all(token in following(count) for count, token in enumerate(text)), (
+            "asked after what it forbids"
+        )
         found.append(len(text))
         return following(len(text))
 
-    asked = batch(1) | {"max_new_tokens": 40, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    asked = batch(1) | {
+        "max_new_tokens": 40,
+        "do_sample": False,
+        "prefix_allowed_tokens_fn": allowed,
+    }
     theirs = pair[0].generate(**asked)
     assert theirs.shape[1] == start + 12 and len(found) == 12
-    drafts = {"tree": (pair[1], TREE), "beam": (pair[1], Beam(k=5, depth=3, nodes=12)), "ngram": ("ngram",)}
+    drafts = {
+        "tree": (pair[1], TREE),
+        "beam": (pair[1], Beam(k=5, depth=3, nodes=12)),
+        "ngram": ("ngram",),
+    }
     assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(*drafts[kind])), theirs)
     assert len(found) > 24 or kind == "ngram"
 
 
 def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
-    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    asked = {
+        "input_ids": torch.tensor([PROMPT]),
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "eos_token_id": None,
+    }
     theirs = TARGET.module.generate(**asked)
     save_head(HEAD, tmp_path / "head")
     DRAFT.module.save_pretrained(tmp_path / "draft")
@@ -171,7 +214,11 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
     ours, texts = speculate(draft, TREE), []
     asked = batch(1) | {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     for hooked in (False, True, False):
-        steered = model.model.layers[0].mlp.register_forward_hook(lambda own, args, output: -output) if hooked else None
+        steered = (
+            model.model.layers[0].mlp.register_forward_hook(lambda own, args, output: -output)
+            if hooked
+            else None
+        )
         texts.append(model.generate(**asked, custom_generate=ours))
         assert torch.equal(texts[-1], model.generate(**asked))
         if steered:
@@ -184,7 +231,10 @@ def test_the_model_is_left_as_it_was(pair):
     before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]
     model.generation_config.top_k, size = 7, sum(own.numel() for own in model.parameters())
     model.generate(**batch(1), max_new_tokens=5, custom_generate=speculate(pair[1]))
-    assert model.generation_config.top_k == 7 and sum(own.numel() for own in model.parameters()) == size
+    assert (
+        model.generation_config.top_k == 7
+        and sum(own.numel() for own in model.parameters()) == size
+    )
     for own, (wants, value) in zip(model.parameters(), before, strict=True):
         assert own.requires_grad == wants and torch.equal(own, value)
 
@@ -217,7 +267,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_a_tree_cannot_decode_is_refused_by_name(named):
-    options = {key: value(TARGET.module) if value is cached else value for key, value in REFUSED[named].items()}
+    options = {
+        key: value(TARGET.module) if value is cached else value
+        for key, value in REFUSED[named].items()
+    }
     asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": True} | options
     with pytest.raises(UserError, match=named):
         TARGET.module.generate(**asked, custom_generate=speculate("ngram"))
@@ -232,8 +285,13 @@ def test_other_faults_are_refused_too(pair, monkeypatch, tmp_path):
         return str(caught.value)
 
     assert "another number of tokens" in fault(pair[1]) and "give a model" in fault(3)
-    assert "no causal language model" in fault(tmp_path) and "holds no selector" in fault("ngram", selector=tmp_path)
-    several = {"input_ids": torch.tensor([PROMPT, PROMPT]), "prefix_allowed_tokens_fn": lambda row, ids: [1, 2]}
+    assert "no causal language model" in fault(tmp_path) and "holds no selector" in fault(
+        "ngram", selector=tmp_path
+    )
+    several = {
+        "input_ids": torch.tensor([PROMPT, PROMPT]),
+        "prefix_allowed_tokens_fn": lambda row, ids: [1, 2],
+    }
     with pytest.raises(UserError, match="several rows"):
         TARGET.module.generate(**several, max_new_tokens=4, custom_generate=speculate("ngram"))
     monkeypatch.setattr("transformers.__version__", "5.2.0")
@@ -244,7 +302,10 @@ def test_a_model_for_images_continues_a_text_and_refuses_an_image():
     model, draft = noisy("gemma-3-images")
     asked, ours = batch(1) | {"max_new_tokens": 4, "do_sample": False}, speculate(draft, TREE)
     assert torch.equal(model.generate(**asked, custom_generate=ours), model.generate(**asked))
-    for given in ({"pixel_values": torch.zeros(1, 3, 16, 16)}, {"mm_encoder_outputs": {"image": torch.zeros(1, 4, 32)}}):
+    for given in (
+        {"pixel_values": torch.zeros(1, 3, 16, 16)},
+        {"mm_encoder_outputs": {"image": torch.zeros(1, 4, 32)}},
+    ):
         with pytest.raises(UserError, match="mm_encoder_outputs is not possible"):
             model.generate(**asked, **given, custom_generate=ours)
 
@@ -255,19 +316,34 @@ def test_a_processor_that_is_said_to_be_stateless_is_asked_one_text_at_a_time(pa
             assert len(input_ids) == len(scores) == 1
             return scores.index_fill(1, torch.arange(int(input_ids[0, -1]) % 2, V, 2), -1e9)
 
-    asked = batch(1) | {"max_new_tokens": 20, "do_sample": False, "logits_processor": LogitsProcessorList([Even()])}
+    asked = batch(1) | {
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "logits_processor": LogitsProcessorList([Even()]),
+    }
     theirs = pair[0].generate(**asked)
-    assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE, stateless=[Even])), theirs)
+    assert torch.equal(
+        pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE, stateless=[Even])),
+        theirs,
+    )
 
 
 # The law of what `generate` prepares, over the tiny target's four tokens.
-PREPARED = {"temperature": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.4, "bad_words_ids": [[2, 2]]}
+PREPARED = {
+    "temperature": 0.9,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.4,
+    "bad_words_ids": [[2, 2]],
+}
 
 
 @torch.no_grad()
 def prepared_law(length: int) -> dict[tuple[int, ...], float]:
-    """p of every text of `length` tokens, by transformers' own processors."""
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]])])
+    """P of every text of `length` tokens, by transformers' own processors."""
+    processors = LogitsProcessorList(
+        [RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]])]
+    )
     processors += [TopKLogitsWarper(3), TemperatureLogitsWarper(0.9)]
     law = {(): 1.0}
     for _ in range(length):
@@ -282,15 +358,27 @@ def prepared_law(length: int) -> dict[tuple[int, ...], float]:
 
 
 @pytest.mark.parametrize(
-    "policy", [Delayed(Action(2, 0, 1)), pytest.param(DySpec(nodes=3), marks=pytest.mark.slow)], ids=["delayed", "dyspec"]
+    "policy",
+    [Delayed(Action(2, 0, 1)), pytest.param(DySpec(nodes=3), marks=pytest.mark.slow)],
+    ids=["delayed", "dyspec"],
 )
 def test_the_exact_law_is_that_of_the_processed_logits(policy):
-    asked = [RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]]), TopKLogitsWarper(3)]
+    asked = [
+        RepetitionPenaltyLogitsProcessor(1.4),
+        NoBadWordsLogitsProcessor([[2, 2]]),
+        TopKLogitsWarper(3),
+    ]
     process, rule = RowProcess(asked, Row(PROMPT, PROMPT), frozenset(), 10), "without_replacement"
     rule = "traversal" if policy.trees == "delayed" else rule
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, rule, process=process)
     setting = SamplingSetting(0.9, min_p=0.1)
-    assert distance(exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens)), prepared_law(2)) < 1e-6
+    assert (
+        distance(
+            exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens)),
+            prepared_law(2),
+        )
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -304,9 +392,15 @@ def test_processors_that_see_logits_alone_leave_the_tree_on_the_device(device):
         process=RowProcess([TopKLogitsWarper(2)], Row(PROMPT, PROMPT), frozenset(), 10),
     )
     assert decoder.device == device
-    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SamplingSetting(0.9), rng).tokens))
-    cut = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), Delayed(Action(2, 0, 1)), "specinfer", device=False)
-    same = exact_law(lambda rng: tuple(cut.generate(PROMPT, 2, SamplingSetting(0.9, top_k=2), rng).tokens))
+    law = exact_law(
+        lambda rng: tuple(decoder.generate(PROMPT, 2, SamplingSetting(0.9), rng).tokens)
+    )
+    cut = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), Delayed(Action(2, 0, 1)), "specinfer", device=False
+    )
+    same = exact_law(
+        lambda rng: tuple(cut.generate(PROMPT, 2, SamplingSetting(0.9, top_k=2), rng).tokens)
+    )
     assert distance(law, same) < 1e-6
 
 
@@ -317,11 +411,18 @@ def test_the_sampled_law_is_that_of_generate(draft, tmp_path):
     save_head(HEAD, tmp_path / "head")
     ours = speculate({"lm": DRAFT.module, "head": tmp_path / "head", "ngram": "ngram"}[draft])
     torch.manual_seed(7)
-    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 3, "do_sample": True, "eos_token_id": None}
+    asked = {
+        "input_ids": torch.tensor([PROMPT]),
+        "max_new_tokens": 3,
+        "do_sample": True,
+        "eos_token_id": None,
+    }
     rows = [
         tuple(row[len(PROMPT) :].tolist())
         for _ in range(3)
-        for row in TARGET.module.generate(**asked, **PREPARED, num_return_sequences=750, custom_generate=ours)
+        for row in TARGET.module.generate(
+            **asked, **PREPARED, num_return_sequences=750, custom_generate=ours
+        )
     ]
     law = {text: chance for text, chance in prepared_law(3).items() if chance > 0}
     assert p_value(Counter(rows), law) > 1e-6

@@ -1,4 +1,6 @@
-"""Our drafts inside the installed vLLM: four requests at once, preempted and resumed, by draft model, selector and n-grams."""
+"""Our drafts inside the installed vLLM: four requests at once, preempted and resumed, by draft
+model, selector and n-grams.
+"""
 
 import importlib.util
 from dataclasses import replace
@@ -9,15 +11,15 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from decoding.actions import Action
-from decoding.common.checksums import write_checksums
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.in_vllm import KEY, for_vllm
-from selector.selector import Selector
+from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process
@@ -35,10 +37,10 @@ LENGTHS = {"fixed": DRAFTED, "selector": 8, "ngram": 3}
 IN_VLLM = """
 import json, sys
 
-from data.engines.vllm import open_llm
-from decoding.common.errors import UserError
-from decoding.sampling import SamplingSetting
-from data.engines.vllm import import_vllm, sampling_params
+from nde_talf.data.engines.vllm import open_llm
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.data.engines.vllm import import_vllm, sampling_params
 
 def opened(given, **options):
     options |= {"block_size": 32, "num_gpu_blocks_override": given["blocks"] + 1, "enable_prefix_caching": False}
@@ -97,7 +99,9 @@ if __name__ == "__main__":
 def saved(model: CausalModel, folder: Path, words: list[str]) -> Path:
     """A model folder with a tokenizer."""
     model.module.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+    )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     write_checksums(folder)
     return folder
@@ -110,13 +114,19 @@ def pair():
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    return [torch.randint(VOCABULARY, (4 + 3 * i,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(4)]
+    return [
+        torch.randint(VOCABULARY, (4 + 3 * i,), generator=torch.Generator().manual_seed(i)).tolist()
+        for i in range(4)
+    ]
 
 
 @pytest.fixture(scope="module")
 def found(pair, prompts, tmp_path_factory) -> dict:
     folder, words = tmp_path_factory.mktemp("served"), [f"word{i}" for i in range(VOCABULARY)]
-    target, draft = (saved(model, folder / name, words) for model, name in zip(pair, ("target", "draft"), strict=True))
+    target, draft = (
+        saved(model, folder / name, words)
+        for model, name in zip(pair, ("target", "draft"), strict=True)
+    )
     other = saved(pair[1], folder / "other", words[::-1])
     torch.manual_seed(3)
     made = Selector(schema(0, pair[1].hidden_size, sharpness=0.0, width=8, hidden=(16, 16)))
@@ -138,8 +148,15 @@ def found(pair, prompts, tmp_path_factory) -> dict:
         for_vllm(draft, folder / "of-both"),
         {**asked["fixed"], "additional_config": {KEY: {"fast": 1}}},
     ]
-    given = {"target": str(target), "prompts": prompts, "new": [NEW, NEW - 30, NEW, NEW - 10], "blocks": BLOCKS}
-    return in_process(IN_VLLM, given | {"asked": asked, "refused": refused}, tmp_path_factory.mktemp("script"))
+    given = {
+        "target": str(target),
+        "prompts": prompts,
+        "new": [NEW, NEW - 30, NEW, NEW - 10],
+        "blocks": BLOCKS,
+    }
+    return in_process(
+        IN_VLLM, given | {"asked": asked, "refused": refused}, tmp_path_factory.mktemp("script")
+    )
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
@@ -152,7 +169,10 @@ def test_four_requests_at_once_get_the_text_of_plain_decoding(found, kind):
 def test_lengths_differ_between_requests_and_steps(found):
     """They are the fixed ones where there is no selector."""
     lengths = found["selector"]["lengths"]
-    assert len({tuple(row[:5]) for row in lengths}) > 1 and len({length for row in lengths for length in row}) > 2
+    assert (
+        len({tuple(row[:5]) for row in lengths}) > 1
+        and len({length for row in lengths for length in row}) > 2
+    )
     assert max(length for row in lengths for length in row) <= LENGTHS["selector"]
     assert {length for row in found["fixed"]["lengths"] for length in row} == {DRAFTED}
 
@@ -160,9 +180,14 @@ def test_lengths_differ_between_requests_and_steps(found):
 def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(found, pair, prompts):
     """Step by step, up to the last one, which vLLM cuts where the text ends."""
     target, draft = pair
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(1, 0, DRAFTED)), "traversal")
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), Delayed(Action(1, 0, DRAFTED)), "traversal"
+    )
     for prompt, steps in zip(prompts, found["fixed"]["steps"], strict=True):
-        loop = [step.tau for step in decoder.generate(prompt, NEW, SamplingSetting(0.0), Rng.seeded(0)).steps]
+        loop = [
+            step.tau
+            for step in decoder.generate(prompt, NEW, SamplingSetting(0.0), Rng.seeded(0)).steps
+        ]
         assert len(steps) > 5 and [accepted for _, accepted in steps] == loop[: len(steps)]
     assert len({accepted for steps in found["fixed"]["steps"] for _, accepted in steps}) > 1
 

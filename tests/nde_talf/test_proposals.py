@@ -1,4 +1,7 @@
-"""Drafts for a batch whose rows move, leave and come back; lengths by a selector. Without an engine."""
+"""Drafts for a batch whose rows move, leave and come back; lengths by a selector.
+
+Without an engine.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.actions import TREES, Action, tree_index
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.ngram import NgramDrafter
-from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Rng, SamplingSetting
-from draft_training.export import save_head
+from nde_talf.decoding.actions import TREES, Action, tree_index
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.draft_training.export import save_head
 from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
 from nde_talf.proposals import Fixed, Proposals
-from selector.chains import PathLengths, at_batch
-from selector.latency import LatencyTable
-from selector.policy import NeuralPolicy
-from selector.roots import PricedRoots, draft_only
-from selector.selector import Selector
-from selector.training import new_selector
+from nde_talf.selector.chains import PathLengths, at_batch
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.roots import PricedRoots, draft_only
+from nde_talf.selector.selector import Selector
+from nde_talf.selector.training import new_selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.selector.examples import CONFIG, DEPTH, TABLE, roots, schema
@@ -33,7 +36,10 @@ TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.05)
 GREEDY = SamplingSetting(0.0)
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [6, 7, 8, 9, 10]]
 BATCH = replace(
-    TABLE, sequences=[1, 4], target_batch=[[[1.0, 1.0]] * 2, [[1.0, 3.0]] * 2], draft_batch=[[[0.1, 0.1]] * 2, [[0.2, 0.2]] * 2]
+    TABLE,
+    sequences=[1, 4],
+    target_batch=[[[1.0, 1.0]] * 2, [[1.0, 3.0]] * 2],
+    draft_batch=[[[0.1, 0.1]] * 2, [[0.2, 0.2]] * 2],
 )
 
 
@@ -55,7 +61,10 @@ def drafters():
 def texts() -> list[list[int]]:
     """Of every prompt what the target goes on with."""
     decoder = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
-    return [[*prompt, *decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).tokens] for prompt in PROMPTS]
+    return [
+        [*prompt, *decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).tokens]
+        for prompt in PROMPTS
+    ]
 
 
 def accepted(draft: list[int], rest: list[int]) -> int:
@@ -67,50 +76,83 @@ def accepted(draft: list[int], rest: list[int]) -> int:
 
 @pytest.mark.parametrize("kind", ["lm", "ngram"])
 def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts):
-    """Rows change places at every step, some steps leave requests out, and one loses its cache meanwhile. Two requests have the
-    same text for all time. Each draft is the one of a batch of its own, made from nothing."""
+    """Rows change places at every step, some steps leave requests out, and one loses its cache
+    meanwhile.
+
+    Two requests have the same text for all time. Each draft is the one of a batch of its own, made
+    from nothing.
+    """
     drafter, dice = drafters()[kind], np.random.default_rng(0)
-    own, read = Proposals(drafter, Fixed(DRAFTED), DRAFTED, idle=2), [len(prompt) + 1 for prompt in PROMPTS]
+    own, read = (
+        Proposals(drafter, Fixed(DRAFTED), DRAFTED, idle=2),
+        [len(prompt) + 1 for prompt in PROMPTS],
+    )
     Counted.started.clear()
     steps, hits = 0, 0
     while min(now - len(text) for now, text in zip(read, texts, strict=True)) < 0:
-        running = [i for i in dice.permutation(len(texts)) if read[i] < len(texts[i]) and dice.random() < 0.7]
-        within = [texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running]  # []: a row that is still in its prompt
+        running = [
+            i
+            for i in dice.permutation(len(texts))
+            if read[i] < len(texts[i]) and dice.random() < 0.7
+        ]
+        within = [
+            texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running
+        ]  # []: a row that is still in its prompt
         found = own.propose(within, NEW + 20)
         for i, text, draft in zip(running, within, found, strict=True):
             if not text:
                 assert draft == []
                 continue
-            (alone,) = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED).propose([text], NEW + 20)
+            (alone,) = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED).propose(
+                [text], NEW + 20
+            )
             assert draft == alone and len(draft) <= DRAFTED
-            verified = draft[: dice.integers(len(draft) + 1)] if dice.random() < 0.3 else draft  # an engine may cut it
+            verified = (
+                draft[: dice.integers(len(draft) + 1)] if dice.random() < 0.3 else draft
+            )  # an engine may cut it
             tau = accepted(verified, texts[i][read[i] :])
             read[i] += tau + 1
             steps, hits = steps + 1, hits + tau
     assert len(own.followed) <= len(texts) and hits > 5
     if kind == "lm":
-        assert len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2  # less the ones of the comparison
+        assert (
+            len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2
+        )  # less the ones of the comparison
 
 
 def test_steps_are_those_of_our_loop(texts):
     """Greedily as many tokens are drafted and accepted as by `Delayed` with the same path."""
     own = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), Delayed(Action(1, 0, DRAFTED)), "traversal")
-    loops = [[step.tau for step in decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).steps] for prompt in PROMPTS]
+    decoder = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), Delayed(Action(1, 0, DRAFTED)), "traversal"
+    )
+    loops = [
+        [step.tau for step in decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).steps]
+        for prompt in PROMPTS
+    ]
     read = [len(prompt) + 1 for prompt in PROMPTS]
     taus: list[list[int]] = [[] for _ in PROMPTS]
     while any(now < len(text) for now, text in zip(read, texts, strict=True)):
         rows = [i for i, text in enumerate(texts) if read[i] < len(text)]
-        for i, draft in zip(rows, own.propose([texts[i][: read[i]] for i in rows], 1000), strict=True):
+        for i, draft in zip(
+            rows, own.propose([texts[i][: read[i]] for i in rows], 1000), strict=True
+        ):
             taus[i].append(accepted(draft, texts[i][read[i] :]))
             read[i] += taus[i][-1] + 1
-    assert [tau[:-1] for tau in taus] == [loop[: len(tau) - 1] for tau, loop in zip(taus, loops, strict=True)]
+    assert [tau[:-1] for tau in taus] == [
+        loop[: len(tau) - 1] for tau, loop in zip(taus, loops, strict=True)
+    ]
     assert len({tau for row in taus for tau in row}) > 1
 
 
 def test_no_draft_reaches_beyond_the_longest_text():
     own = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
-    assert [len(draft) for draft in own.propose([[1, 2, 3], [1], [], [1, 2, 3, 4, 5]], 5)] == [2, 0, 0, 0]
+    assert [len(draft) for draft in own.propose([[1, 2, 3], [1], [], [1, 2, 3, 4, 5]], 5)] == [
+        2,
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +169,20 @@ def selector() -> Selector:
 
 
 @pytest.mark.slow
-def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees(selector, tmp_path):
-    """It is exported and read again, decodes in our loop, whatever the target's rows are, and `PathLengths` takes its best
-    path."""
+def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees(
+    selector, tmp_path
+):
+    """It is exported and read again, decodes in our loop, whatever the target's rows are, and
+    `PathLengths` takes its best path.
+    """
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     policy = NeuralPolicy(again, TABLE)
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, policy.verifier)
-    assert len(decoder.generate([1, 2], 30, SamplingSetting(), Rng.seeded(0)).tokens) == 30 and len(policy.counts) > 1
+    assert (
+        len(decoder.generate([1, 2], 30, SamplingSetting(), Rng.seeded(0)).tokens) == 30
+        and len(policy.counts) > 1
+    )
     lengths = PathLengths(again, DRAFT, 8, SamplingSetting(), TABLE)
     paths, chosen = [tree_index(Action(1, 0, length)) for length in range(9)], set()
     drafts = [LMDrafter(DRAFT) for _ in range(6)]
@@ -160,8 +208,11 @@ def test_a_length_is_cut_to_the_room_and_chosen_row_by_row(selector):
 
 
 def test_prices_are_those_of_the_batch():
-    """A target that runs 4 tokens of 4 sequences in 3 s and 1 token in 1 s: longer drafts pay off only alone. Time that a step
-    takes beside the passes favours longer ones again."""
+    """A target that runs 4 tokens of 4 sequences in 3 s and 1 token in 1 s: longer drafts pay off
+    only alone.
+
+    Time that a step takes beside the passes favours longer ones again.
+    """
     two, four = at_batch(BATCH, 2), at_batch(BATCH, 4, overhead=0.5)
     assert two.target == [[1.0, pytest.approx(1 + 2 / 3)]] * 2 and two.draft == [[0.2, 0.2]] * 2
     assert four.target == [[1.5, 3.5]] * 2 and four.draft == [[0.4, 0.4]] * 2
@@ -169,13 +220,20 @@ def test_prices_are_those_of_the_batch():
     measured = LatencyTable.load("tests/formats/latency-5.json")
     for table in (TABLE, measured, replace(measured, first=[], second=[])):
         for verifier in (None, "specinfer"):
-            every, context = table.steps(torch.tensor([1, 90, 700]), verifier), torch.tensor([1, 90, 700])
+            every, context = (
+                table.steps(torch.tensor([1, 90, 700]), verifier),
+                torch.tensor([1, 90, 700]),
+            )
             for longest in (1, 2, 16):
                 paths = [tree_index(Action(1, 0, length)) for length in range(longest + 1)]
-                assert torch.allclose(table.paths(context, longest, verifier), every[:, paths], rtol=1e-12)
+                assert torch.allclose(
+                    table.paths(context, longest, verifier), every[:, paths], rtol=1e-12
+                )
     best = Selector(schema(6, DRAFT.hidden_size, learned=False))
     best.static_efficiency = (1.0 + (1 - 0.8**DEPTH) * 4)[None].double()
-    best.static_contexts = torch.tensor([[0, 2, 0, 1]])  # tokens of context at which no text was have no price
+    best.static_contexts = torch.tensor(
+        [[0, 2, 0, 1]]
+    )  # tokens of context at which no text was have no price
     drafter = LMDrafter(DRAFT)
     found = [
         PathLengths(best, DRAFT, 8, GREEDY, BATCH, late).choose([drafter] * rows, [4] * rows)[0]
@@ -210,11 +268,15 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
     with pytest.raises(UserError, match="1 to 16"):
         PathLengths(selector, DRAFT, 17, GREEDY, TABLE)
     asked = for_vllm("ngram", tokens=5)
-    assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer" and Options.read(asked["additional_config"][KEY])
+    assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer" and Options.read(
+        asked["additional_config"][KEY]
+    )
 
 
 def test_training_on_draft_features_alone_needs_no_target():
-    """A selector for roots without the target's states does not look at the target's scalars either."""
+    """A selector for roots without the target's states does not look at the target's scalars
+    either.
+    """
     some = PricedRoots.of(draft_only(roots(40, 0)), ["specinfer"], [TABLE])
     made = new_selector(some, CONFIG).eval()
     assert made.schema.target_hidden == 0 and made.schema.draft_hidden == 4

@@ -1,22 +1,29 @@
-"""A saved speculation decodes through generate(custom_generate="folder"), the one use of `trust_remote_code=True`."""
+"""A saved speculation decodes through generate(custom_generate="folder"), the one use of
+`trust_remote_code=True`.
+"""
 
 import shutil
 
 import pytest
 import torch
 
-from decoding.actions import Action
-from decoding.common.errors import UserError
-from decoding.policies.delayed import Delayed
-from draft_training.export import save_head
 from nde_talf import speculate
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.draft_training.export import save_head
 from nde_talf.in_transformers import Speculation
 from nde_talf.saved import load
-from selector.selector import Selector
+from nde_talf.selector.selector import Selector
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET
 from tests.selector.examples import TABLE, schema
 
-ASKED = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+ASKED = {
+    "input_ids": torch.tensor([PROMPT]),
+    "max_new_tokens": 16,
+    "do_sample": False,
+    "eos_token_id": None,
+}
 
 
 class Heard:
@@ -32,7 +39,10 @@ class Heard:
 
 @pytest.mark.parametrize("drafts", ["lm", "head"])
 def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
-    model, selector = TARGET.module, Selector(schema(16, 16, learned=False)) if drafts == "lm" else None
+    model, selector = (
+        TARGET.module,
+        Selector(schema(16, 16, learned=False)) if drafts == "lm" else None,
+    )
     DRAFT.module.save_pretrained(tmp_path / "lm")
     save_head(HEAD, tmp_path / "head")
     if selector:
@@ -46,16 +56,18 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
         shutil.rmtree(tmp_path / parts, ignore_errors=True)
     with pytest.raises(ValueError, match="trust_remote_code"):
         model.generate(**ASKED, custom_generate=str(folder))
-    out = model.generate(**ASKED, custom_generate=str(folder), trust_remote_code=True, streamer=heard)
+    out = model.generate(
+        **ASKED, custom_generate=str(folder), trust_remote_code=True, streamer=heard
+    )
     assert torch.equal(out, model.generate(**ASKED)) and heard.tokens == [*out[0].tolist(), "end"]
     written = (folder / "custom_generate" / "generate.py").read_text()
     assert len(written.splitlines()) <= 12
     requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
     assert not [line for line in requirements if line.startswith("nde")]
     assert any("@ git+https://example.org/nde-talf@v0.1.0" in line for line in requirements)
-    assert (folder / "selector" / "config.json").exists() == bool(selector) and "custom_generate" in (
-        folder / "README.md"
-    ).read_text()
+    assert (folder / "selector" / "config.json").exists() == bool(
+        selector
+    ) and "custom_generate" in (folder / "README.md").read_text()
 
 
 def test_what_has_no_folder_is_not_saved(tmp_path):
@@ -67,7 +79,11 @@ def test_what_has_no_folder_is_not_saved(tmp_path):
     assert "draft is a model" in fault(speculate(DRAFT.module))
     assert "policy of this process" in fault(speculate("ngram", Delayed(Action(1, 0, 2))))
     assert "stateless" in fault(speculate("ngram", stateless=[dict]))
-    for address in ("nde-talf", "git+https://example.org/nde-talf", "git+ssh://git@example.org/nde-talf"):
+    for address in (
+        "nde-talf",
+        "git+https://example.org/nde-talf",
+        "git+ssh://git@example.org/nde-talf",
+    ):
         assert "at a tag" in fault(speculate("ngram"), repository=address)
     speculate("ngram").save(tmp_path / "new")
     assert "there already" in fault(speculate("ngram"))

@@ -3,7 +3,7 @@
 from dataclasses import fields, is_dataclass
 from typing import get_args, get_origin, get_type_hints
 
-from decoding.common.schema import OPTIONS
+from nde_talf.decoding.common.schema import OPTIONS
 
 
 def every_field(schema: type, group: str = ""):

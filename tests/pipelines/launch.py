@@ -1,6 +1,8 @@
-"""Command lines in processes of their own, forked from one that has imported what they import: that alone takes ten seconds.
+"""Command lines in processes of their own, forked from one that has imported what they import: that
+alone takes ten seconds.
 
-Otherwise as `python -m module` would start them: `module` runs as __main__, and nothing is set up but imports.
+Otherwise as `python -m module` would start them: `module` runs as __main__, and nothing is set up
+but imports.
 """
 
 import atexit
@@ -23,10 +25,12 @@ context.set_forkserver_preload(["tests.pipelines.preloaded"])
 
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     """A micro run, or a part of it: what micro.run gives."""
-    return finish("pipelines.run", command(folder, *overrides)[3:])
+    return finish("nde_talf.pipelines.run", command(folder, *overrides)[3:])
 
 
-def start(module: str, arguments: list[str], printed: str = os.devnull, errors: str = os.devnull) -> BaseProcess:
+def start(
+    module: str, arguments: list[str], printed: str = os.devnull, errors: str = os.devnull
+) -> BaseProcess:
     """Start `python -m module arguments`; what it prints goes into files."""
     process = context.Process(target=_main, args=(module, arguments, printed, errors))
     process.start()
@@ -42,7 +46,9 @@ def finish(module: str, arguments: list[str], seconds: float = 600) -> subproces
         if process.exitcode is None:
             process.kill()
             raise subprocess.TimeoutExpired([module, *arguments], seconds)
-        return subprocess.CompletedProcess([module, *arguments], process.exitcode, *(file.read_text() for file in files))
+        return subprocess.CompletedProcess(
+            [module, *arguments], process.exitcode, *(file.read_text() for file in files)
+        )
 
 
 def _main(module: str, arguments: list[str], printed: str, errors: str) -> None:
@@ -53,7 +59,8 @@ def _main(module: str, arguments: list[str], printed: str, errors: str) -> None:
     os.environ.update(environment())
     os.chdir(ROOT)
     np.random.seed()  # otherwise the same in all that are forked
-    atexit._clear()  # what the server registered is its own: among it the removal of a folder that all use
+    # what the server registered is its own: among it the removal of a folder that all use
+    atexit._clear()
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

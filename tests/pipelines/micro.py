@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tests import ROOT
 
-LM = "{hidden: 32, layers: %d, heads: 2, intermediate: 64, steps: %d, batch: 4, checkpoint_seconds: 0.5}"
+LM = (
+    "{hidden: 32, layers: %d, heads: 2, intermediate: 64, steps: %d, batch: 4, checkpoint_seconds:"
+    " 0.5}"
+)
 MICRO = [
     "tracking=offline",
     "model.vocab_size=300",
@@ -19,7 +22,10 @@ MICRO = [
     "data.prompt_count=30",
     "data.prompt_tokens=[16, 24]",
     "data.held_out=0.3",
-    "traces={settings: [t0.6, t1.0], train_prompts: 6, validation_prompts: 3, new_tokens: 32, samples: 2, shard_prompts: 3}",
+    (
+        "traces={settings: [t0.6, t1.0], train_prompts: 6, validation_prompts: 3, new_tokens: 32,"
+        " samples: 2, shard_prompts: 3}"
+    ),
     "selector.epochs=20",
     "latency={contexts: [32], repeats: 2, accept_noise: true}",
     "draft.steps=30",
@@ -39,7 +45,11 @@ def command(folder: Path, *overrides: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     ours = {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **ours, "WANDB_X_SAVE_REQUIREMENTS": "false"}  # reading the list of packages takes seconds
+    return {
+        **os.environ,
+        **ours,
+        "WANDB_X_SAVE_REQUIREMENTS": "false",
+    }  # reading the list of packages takes seconds
 
 
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
@@ -48,12 +58,24 @@ def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
 
 
 def process(command: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
+    )
 
 
 def nde(*arguments: str) -> subprocess.CompletedProcess:
-    """`nde ARGUMENTS`, which must end before anything heavy is imported: what was is named in the last line of stderr."""
-    heavy = ("torch", "transformers", "pytorch_lightning", "wandb", "datasets", "numpy", "matplotlib")
+    """`nde ARGUMENTS`, which must end before anything heavy is imported: what was is named in the
+    last line of stderr.
+    """
+    heavy = (
+        "torch",
+        "transformers",
+        "pytorch_lightning",
+        "wandb",
+        "datasets",
+        "numpy",
+        "matplotlib",
+    )
     code = (
         "import sys\n"
         "from nde_talf.cli import main\n"
@@ -70,4 +92,9 @@ def write_corpus(path: Path) -> None:
 
     files = sorted(ROOT.glob("d*/**/*.py")) + sorted(ROOT.glob("selector/*.py"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n" for f in files))
+    path.write_text(
+        "".join(
+            json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n"
+            for f in files
+        )
+    )

@@ -1,4 +1,7 @@
-"""What a command line imports, for the server that `launch` forks from; no test imports this itself."""
+"""What a command line imports, for the server that `launch` forks from; no test imports this
+itself.
+"""
+
 # ruff: noqa: E402, F401
 
 import os
@@ -6,14 +9,16 @@ import os
 from tests.pipelines.micro import environment
 
 os.environ.update(environment())
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the console made below must not take this for a terminal
+os.dup2(
+    os.open(os.devnull, os.O_WRONLY), 1
+)  # the console made below must not take this for a terminal
 
-import pipelines.quiet  # isort: skip (before torch)
+import nde_talf.pipelines.quiet  # isort: skip (before torch)
 
 import matplotlib.backends.backend_agg
 import wandb.sdk.launch.inputs.internal
 
-import pipelines.ablations
-import pipelines.checks
-import pipelines.cli
-import pipelines.evaluate
+import nde_talf.pipelines.ablations
+import nde_talf.pipelines.checks
+import nde_talf.pipelines.cli
+import nde_talf.pipelines.evaluate

@@ -1,15 +1,17 @@
-"""What the command line tells about bad input, found in this process: starting another takes several seconds."""
+"""What the command line tells about bad input, found in this process: starting another takes
+several seconds.
+"""
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import pipelines.run
-from decoding.common.errors import UserError
+import nde_talf.pipelines.run
+from nde_talf.decoding.common.errors import UserError
 from tests.pipelines.micro import ROOT, command
 
 
-def refused(folder, *overrides: str, name: str = "config", how=pipelines.run.run) -> str:
+def refused(folder, *overrides: str, name: str = "config", how=nde_talf.pipelines.run.run) -> str:
     """The message that a micro run with `overrides` ends with, as one line."""
     asked = command(folder, *overrides)[3:] if name == "config" else list(overrides)
     with pytest.raises(UserError) as told:

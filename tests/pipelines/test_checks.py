@@ -2,9 +2,9 @@
 
 import pytest
 
-from decoding.common.errors import UserError
-from pipelines.checks import check_config, check_machine
-from pipelines.config import Config
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.checks import check_config, check_machine
+from nde_talf.pipelines.config import Config
 
 
 def test_the_defaults_pass():
@@ -16,7 +16,10 @@ def test_a_head_that_drafts_is_trained_before_it_is_traced():
     assert config.stages == ("pair", "latency", "traces", "selector", "draft", "evaluate")
     config.traces.drafter = "head"
     config.model.target = "somewhere"  # and no draft model
-    assert config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate") and config.drafts
+    assert (
+        config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate")
+        and config.drafts
+    )
     config.stage = "traces"
     check_config(config)
     config.traces.drafter = "none"
@@ -34,7 +37,10 @@ def test_an_option_that_a_policy_does_not_have_is_refused_before_any_work():
     config = Config()
     config.evaluation.policies = {"dyspec": {"nodes": 8}, "salf": {"width": 3}}
     check_config(config)
-    with pytest.raises(UserError, match=r"evaluation\.policies\.salf: options\.width: .* no such option; it has nodes"):
+    with pytest.raises(
+        UserError,
+        match=r"evaluation\.policies\.salf: options\.width: .* no such option; it has nodes",
+    ):
         check_machine(config)
 
 
@@ -85,7 +91,9 @@ def test_bad_values_are_named(group, key, value):
         check_config(config)
 
 
-@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/tmp/x", ".hidden", "-x", "a b", "a(b", "a" * 101])
+@pytest.mark.parametrize(
+    "name", ["../x", "..", ".", "", "a/b", "/tmp/x", ".hidden", "-x", "a b", "a(b", "a" * 101]
+)
 def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
     with pytest.raises(UserError, match=r"letters .* digits, dashes, underscores and dots"):
         Config(run=name)

@@ -3,12 +3,21 @@
 import pytest
 import torch
 
-from draft_training.lm_settings import LanguageModelConfig
-from draft_training.train_lm import LanguageModel, build_llama, fit
-from pipelines.tracking import Curves, read_curves
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
+from nde_talf.pipelines.tracking import Curves, read_curves
 from tests.draft_training.heads import KillBefore
 
-TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=30, batch=2, warm_up=2, checkpoint_seconds=0)
+TINY = LanguageModelConfig(
+    hidden=16,
+    layers=1,
+    heads=2,
+    intermediate=32,
+    steps=30,
+    batch=2,
+    warm_up=2,
+    checkpoint_seconds=0,
+)
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 

@@ -1,4 +1,6 @@
-"""Dialogues of a file as rows to train on: from the set's answers, from the target's own, and again after an interruption."""
+"""Dialogues of a file as rows to train on: from the set's answers, from the target's own, and again
+after an interruption.
+"""
 
 import json
 from dataclasses import replace
@@ -7,19 +9,19 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from data.dialogues.chat_mask import ChatEncoder
-from data.dialogues.read import Dialogue, in_order
-from data.dialogues.settings import DialogueConfig
-from data.dialogues.token_rows import PADDING, TokenRows
-from data.engines.transformers import TransformersEngine
-from data.text.tokenizer import END_OF_TEXT, train_tokenizer
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
-from pipelines.checks import check_config
-from pipelines.config import Config, register
-from pipelines.dialogues import dialogue_rows
+from nde_talf.data.dialogues.chat_mask import ChatEncoder
+from nde_talf.data.dialogues.read import Dialogue, in_order
+from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.data.dialogues.token_rows import PADDING, TokenRows
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.tokenizer import END_OF_TEXT, train_tokenizer
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.config import Config, register
+from nde_talf.pipelines.dialogues import dialogue_rows
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
 from tests.pipelines.micro import ROOT
@@ -46,9 +48,24 @@ def folders(tmp_path, tokenizer):
 def config(folders, **own) -> Config:
     source = folders["pair"] / "chats.jsonl"
     turns = zip(QUESTIONS, ANSWERS, strict=True)
-    rows = [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in turns]
-    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"conversations": [rows[0]["conversations"][1]]}]))
-    own = {"source": str(source), "length": LENGTH, "held_out": 0.3, "new_tokens": NEW_TOKENS, "shard": 8, **own}
+    rows = [
+        {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
+        for q, a in turns
+    ]
+    source.write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in [*rows, {"conversations": [rows[0]["conversations"][1]]}]
+        )
+    )
+    own = {
+        "source": str(source),
+        "length": LENGTH,
+        "held_out": 0.3,
+        "new_tokens": NEW_TOKENS,
+        "shard": 8,
+        **own,
+    }
     return Config(dialogues=DialogueConfig(**own))
 
 
@@ -98,7 +115,9 @@ def test_what_the_target_answers_is_what_it_would_say_greedily(folders, tokenize
     train, held_out = dialogue_rows(own, folders, tokenizer)
     target = CausalModel.load(folders["pair"] / "target")
     encoder = ChatEncoder(tokenizer)
-    store = TraceStore(folders["draft"] / "answers", "answers").lists("answers-00000-of-00001.parquet")
+    store = TraceStore(folders["draft"] / "answers", "answers").lists(
+        "answers-00000-of-00001.parquet"
+    )
     for messages, cut in zip(map(json.loads, store["messages"]), store["cut"], strict=True):
         prompt = encoder.prompt(messages[:1])
         (text,) = TransformersEngine(target).sample([prompt], SamplingSetting(0.0), NEW_TOKENS, 0)
@@ -122,8 +141,12 @@ def test_presets_compose_and_the_plain_template_masks_exactly():
     tokenizer = train_tokenizer(QUESTIONS + ANSWERS, 300)
     said = zip(("human", "gpt") * 2, ("Hi?", "Hello.", QUESTIONS[0], ANSWERS[0]), strict=True)
     turns = [{"from": who, "value": text} for who, text in said]
-    (document,) = ChatEncoder(tokenizer, own.chat_template).documents(Dialogue("one", in_order(turns)))
-    counted = [token for token, counts in zip(document.tokens, document.loss, strict=True) if counts]
+    (document,) = ChatEncoder(tokenizer, own.chat_template).documents(
+        Dialogue("one", in_order(turns))
+    )
+    counted = [
+        token for token, counts in zip(document.tokens, document.loss, strict=True) if counts
+    ]
     assert tokenizer.decode(counted) == f"Hello.{END_OF_TEXT}{ANSWERS[0]}{END_OF_TEXT}"
 
 
@@ -135,7 +158,9 @@ def test_bad_input_is_told(folders, tokenizer):
         ({"source": str(folders["pair"] / "nothing.jsonl")}, "There is no file"),
     ):
         with pytest.raises(UserError, match=told):
-            dialogue_rows(replace(good, dialogues=replace(good.dialogues, **change)), folders, tokenizer)
+            dialogue_rows(
+                replace(good, dialogues=replace(good.dialogues, **change)), folders, tokenizer
+            )
     bare = family_tokenizer("llama3", QUESTIONS)
     bare.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):

@@ -1,17 +1,19 @@
-"""What `generate` can be asked for: every policy with a verifier that fits, and why a device cannot be used."""
+"""What `generate` can be asked for: every policy with a verifier that fits, and why a device cannot
+be used.
+"""
 
 import pytest
 
-from decoding.common.errors import RenamedWarning, UserError
-from decoding.names import LABELLED, PLAIN_POLICIES, RULES
-from decoding.verification import VERIFIERS, check_compatible
-from decoding.verification.branching import BRANCHING
-from pipelines.cli import explained, nearest
-from pipelines.config import Config
-from pipelines.generate import GenerateConfig, current
-from pipelines.help import keys
-from pipelines.machine import _reason, check_device
-from pipelines.policy_table import POLICIES, default_verifier, make_policy
+from nde_talf.decoding.common.errors import RenamedWarning, UserError
+from nde_talf.decoding.names import LABELLED, PLAIN_POLICIES, RULES
+from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.pipelines.cli import explained, nearest
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.generate import GenerateConfig, current
+from nde_talf.pipelines.help import keys
+from nde_talf.pipelines.machine import _reason, check_device
+from nde_talf.pipelines.policy_table import POLICIES, default_verifier, make_policy
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -37,9 +39,15 @@ def test_keys_of_an_earlier_version_still_work():
 @pytest.mark.parametrize(
     "given,said",
     [
-        ({"draft_temperature": "-0.1"}, "draft_temperature=-0.1: choose auto, match, raw, or a number of at least 0"),
+        (
+            {"draft_temperature": "-0.1"},
+            "draft_temperature=-0.1: choose auto, match, raw, or a number of at least 0",
+        ),
         ({"draft_temperature": "hot"}, "draft_temperature=hot: choose auto"),
-        ({"draft_temperature": "raw", "policy": "autoregressive"}, "policy=autoregressive drafts nothing; leave it out"),
+        (
+            {"draft_temperature": "raw", "policy": "autoregressive"},
+            "policy=autoregressive drafts nothing; leave it out",
+        ),
     ],
 )
 def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
@@ -58,12 +66,20 @@ def test_suggestions_name_the_key_that_was_meant():
 def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
     from omegaconf.errors import OmegaConfBaseException
 
-    assert explained(OmegaConfBaseException("something odd"), Config) == "something odd. See --help all for every key."
+    assert (
+        explained(OmegaConfBaseException("something odd"), Config)
+        == "something odd. See --help all for every key."
+    )
 
 
 @pytest.mark.parametrize(
     "device,said",
-    [("gpu", "cpu, cuda or cuda:N"), ("meta", "cpu, cuda or cuda:N"), ("cuda", "model.device=c"), ("cuda:99", "99|CPU")],
+    [
+        ("gpu", "cpu, cuda or cuda:N"),
+        ("meta", "cpu, cuda or cuda:N"),
+        ("cuda", "model.device=c"),
+        ("cuda:99", "99|CPU"),
+    ],
 )
 def test_a_device_that_cannot_be_used_is_refused(device, said):
     import torch
@@ -85,11 +101,21 @@ def test_names_that_are_checked_without_torch_are_the_names_there_are():
 
 
 def test_an_option_of_another_type_is_told_with_what_the_policy_takes():
-    with pytest.raises(UserError, match=r"nodes=abc is of another type than policy=dyspec takes: \(nodes: int = 64\)"):
+    with pytest.raises(
+        UserError,
+        match=r"nodes=abc is of another type than policy=dyspec takes: \(nodes: int = 64\)",
+    ):
         make_policy("dyspec", {"nodes": "abc"})
-    wrong = (("salf", "nodes", 3.7), ("salf", "nodes", True), ("salf", "fill", "maybe"), ("dynatree", "step", float("nan")))
+    wrong = (
+        ("salf", "nodes", 3.7),
+        ("salf", "nodes", True),
+        ("salf", "fill", "maybe"),
+        ("dynatree", "step", float("nan")),
+    )
     for policy, option, value in wrong:
-        with pytest.raises(UserError, match=f"{option}={value} is of another type than policy={policy} takes"):
+        with pytest.raises(
+            UserError, match=f"{option}={value} is of another type than policy={policy} takes"
+        ):
             make_policy(policy, {option: value})
     with pytest.raises(UserError, match="window=-1"):
         make_policy("dynatree", {"window": -1})

@@ -1,4 +1,6 @@
-"""Stage latency refuses a table measured under load, and stage selector one that cannot be trusted or is of another pair."""
+"""Stage latency refuses a table measured under load, and stage selector one that cannot be trusted
+or is of another pair.
+"""
 
 from dataclasses import replace
 
@@ -6,13 +8,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from data.text.pair import Pair
-from data.text.prompts import Prompt
-from decoding.common.errors import UserError
-from pipelines import latency
-from pipelines.config import TABLE, Config
-from pipelines.selector import latency_tables
-from selector.latency import LatencyTable
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines import latency
+from nde_talf.pipelines.config import TABLE, Config
+from nde_talf.pipelines.selector import latency_tables
+from nde_talf.selector.latency import LatencyTable
 from tests.selector.examples import TABLE as QUIET
 
 
@@ -23,8 +25,18 @@ def folders(tmp_path_factory):
     for role, layers in (("target", 2), ("draft", 1)):
         torch.manual_seed(layers)
         sizes = LlamaConfig(
-            **{"vocab_size": 29, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": layers},
-            **{"num_attention_heads": 2, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 0},
+            **{
+                "vocab_size": 29,
+                "hidden_size": 8,
+                "intermediate_size": 16,
+                "num_hidden_layers": layers,
+            },
+            **{
+                "num_attention_heads": 2,
+                "max_position_embeddings": 256,
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+            },
         )
         LlamaForCausalLM(sizes).save_pretrained(root / "pair" / role)
     prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
@@ -36,16 +48,26 @@ def folders(tmp_path_factory):
 
 def of_this_test() -> Config:
     config = Config()
-    config.tracking.mode, config.traces.new_tokens, config.latency.contexts, config.latency.repeats = "disabled", 8, [16], 1
+    (
+        config.tracking.mode,
+        config.traces.new_tokens,
+        config.latency.contexts,
+        config.latency.repeats,
+    ) = (
+        "disabled",
+        8,
+        [16],
+        1,
+    )
     return config
 
 
 @pytest.mark.slow
 def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
-    monkeypatch.setattr("selector.latency.AGREE", 0.0)  # no two measurements are equal
-    monkeypatch.setattr("pipelines.latency.MAX_BATCHES", 2)
-    monkeypatch.setattr("pipelines.latency.AGREE", 0.0)
-    monkeypatch.setattr("selector.profile.AGREE", 0.0)
+    monkeypatch.setattr("nde_talf.selector.latency.AGREE", 0.0)  # no two measurements are equal
+    monkeypatch.setattr("nde_talf.pipelines.latency.MAX_BATCHES", 2)
+    monkeypatch.setattr("nde_talf.pipelines.latency.AGREE", 0.0)
+    monkeypatch.setattr("nde_talf.selector.profile.AGREE", 0.0)
     config, path = of_this_test(), folders["latency"] / TABLE
     config.latency.accept_noise = False
     with pytest.raises(UserError, match=r"table\.json.*under load.*latency\.accept_noise=true"):
@@ -54,13 +76,21 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     config.latency.accept_noise = True
     metrics = latency.work(config, folders)
     table = LatencyTable.load(path)
-    assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(config.traces.verifiers)
-    assert latency.settings(config) == latency.settings(of_this_test())  # so the finished stage stays finished
+    assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(
+        config.traces.verifiers
+    )
+    assert latency.settings(config) == latency.settings(
+        of_this_test()
+    )  # so the finished stage stays finished
     refusing = of_this_test()
     refusing.latency.accept_noise = False
     with pytest.raises(UserError, match="under load"):
         latency_tables(refusing, folders)
-    assert latency_tables(config, folders) == latency_tables(of_this_test(), folders) == {"measured": table}
+    assert (
+        latency_tables(config, folders)
+        == latency_tables(of_this_test(), folders)
+        == {"measured": table}
+    )
     refusing.latency.accept_noise, refusing.model.target = None, "own/model"
     assert not latency.accepts_noise(refusing) and latency.accepts_noise(of_this_test())
 

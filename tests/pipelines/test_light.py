@@ -14,7 +14,14 @@ HEAVY = ("torch", "transformers", "pytorch_lightning", "wandb", "datasets", "num
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -23,22 +30,34 @@ def python(code: str) -> str:
     "code",
     [
         "import nde_talf, nde_talf.cli",
-        "import pipelines.cli, pipelines.run",
-        "from pipelines.checks import check_config; from pipelines.config import Config; check_config(Config())",
+        "import nde_talf.pipelines.cli, nde_talf.pipelines.run",
+        (
+            "from nde_talf.pipelines.checks import check_config; from nde_talf.pipelines.config"
+            " import Config; check_config(Config())"
+        ),
     ],
 )
 def test_names_and_types_are_checked_without_heavy_imports(code):
-    assert python(f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+    assert (
+        python(
+            f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
+        ).strip()
+        == "[]"
+    )
 
 
 def test_the_facade_gives_every_name_it_lists():
-    python("import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert nde_talf.Rng is nde_talf.Rng")
+    python(
+        "import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert"
+        " nde_talf.Rng is nde_talf.Rng"
+    )
 
 
-# `nde run ...` for every line of arguments, forked from a process that has imported what it imports: that alone takes a second.
+# `nde run ...` for every line of arguments, forked from a process that has imported what it
+# imports: that alone takes a second.
 SERVER = f"""
 import json, os, sys, tempfile
-import pipelines.cli, pipelines.run
+import nde_talf.pipelines.cli, nde_talf.pipelines.run
 from hydra import compose, initialize
 from nde_talf.cli import main
 
@@ -65,7 +84,12 @@ for line in sys.stdin:
 def command():
     """`command(*arguments)` runs `nde run ...`, which must end before anything heavy is imported."""
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVER],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
 
         def run(*arguments: str) -> subprocess.CompletedProcess:
@@ -89,8 +113,14 @@ def command():
         (["data.source=mine.txt"], "data.source=mine.txt is not read"),
         (["run=a(b"], "'run=\"a(b\"'"),
         (["mine"], "every argument is key=value"),
-        (["data=text", "data.source=/nope.jsonl"], "data.source=/nope.jsonl: there is no such file"),
-        (["data=file", "data.sets.file.source=/nope.jsonl"], "data.sets.file.source=/nope.jsonl: there is no such file"),
+        (
+            ["data=text", "data.source=/nope.jsonl"],
+            "data.source=/nope.jsonl: there is no such file",
+        ),
+        (
+            ["data=file", "data.sets.file.source=/nope.jsonl"],
+            "data.sets.file.source=/nope.jsonl: there is no such file",
+        ),
         (["paths.checkpoints=README.md/runs"], "README.md is not a folder"),
         (["data=text"], "data.source=corpus.jsonl"),
         (["data=file"], "data.sets.file.source is not given"),
@@ -114,7 +144,9 @@ def test_the_quoting_that_is_proposed_works(command):
 
 def test_help_needs_no_heavy_imports(command):
     done = command("--help")
-    assert done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
+    assert (
+        done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
+    )
 
 
 @pytest.mark.parametrize("made", ["data", "data/__init__.py", "selector.py"])
@@ -123,7 +155,9 @@ def test_a_folder_that_hides_a_package_is_named(tmp_path, made):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir() if not path.suffix else path.write_text("")
     code = f"import sys, importlib.util\nsys.path.insert(0, {str(tmp_path)!r})\nimport pipelines\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
     if made == "data":  # a folder without code hides nothing
         assert done.returncode == 0, done.stderr
     else:

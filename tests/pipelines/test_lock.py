@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from decoding.common.errors import UserError
-from pipelines.lock import LOCK, locked
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.lock import LOCK, locked
 from tests.pipelines.micro import ROOT
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pipelines.lock import locked
+from nde_talf.pipelines.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -25,17 +25,24 @@ with locked(Path(sys.argv[1])):
 
 def start(run, seconds: float) -> subprocess.Popen:
     command = [sys.executable, "-c", HOLDER, str(run), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
 
 
-def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_leaves_nothing(tmp_path):
+def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_leaves_nothing(
+    tmp_path,
+):
     run = tmp_path / "run"
     holder = start(run, 60)
     assert holder.stdout.readline() == "held\n"
     (run / "pair").mkdir()
     (run / "pair/.file.1-ab.tmp").touch()
     with (
-        pytest.raises(UserError, match=rf"process {holder.pid} on .*since.*wait until it ends|process {holder.pid} on"),
+        pytest.raises(
+            UserError,
+            match=rf"process {holder.pid} on .*since.*wait until it ends|process {holder.pid} on",
+        ),
         locked(run),
     ):
         pass
@@ -67,8 +74,8 @@ def test_one_process_may_hold_it_twice_and_so_may_its_fork(tmp_path):
 MANY = """
 import os, sys, time
 from pathlib import Path
-from decoding.common.errors import UserError
-from pipelines.lock import locked
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.lock import locked
 inside, refused = os.path.join(sys.argv[1], "inside"), 0
 for _ in range(300):
     try:
@@ -85,7 +92,10 @@ print(refused)
 def test_many_that_come_at_once_hold_it_one_by_one(tmp_path):
     """Whatever the moment at which one ends and removes the file of the lock."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)], cwd=ROOT, **pipes) for _ in range(4)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)], cwd=ROOT, **pipes)
+        for _ in range(4)
+    ]
     refused = 0
     for process in processes:
         printed, errors = process.communicate(timeout=120)

@@ -1,4 +1,6 @@
-"""What is printed is what was meant: no markup in it, one line for a signal, and a cause for what a library wraps."""
+"""What is printed is what was meant: no markup in it, one line for a signal, and a cause for what a
+library wraps.
+"""
 
 import errno
 import signal
@@ -10,14 +12,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from decoding.common.errors import UserError
-from decoding.common.progress import Marked, console, track, working
-from pipelines.cli import answer, launch
-from pipelines.config import Config
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import Marked, console, track, working
+from nde_talf.pipelines.cli import answer, launch
+from nde_talf.pipelines.config import Config
 from tests.pipelines.micro import ROOT, environment
 
 
-@pytest.mark.parametrize("text", ["/data/[v2]/llama", "[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"])
+@pytest.mark.parametrize(
+    "text",
+    ["/data/[v2]/llama", "[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"],
+)
 def test_a_message_is_shown_as_it_is(capsys, text):
     console.print(text, soft_wrap=True)
     console.print(text, style="dim", soft_wrap=True)
@@ -31,15 +36,27 @@ def test_a_message_is_shown_as_it_is(capsys, text):
 def test_marks_are_coloured_and_nothing_else_is_taken_for_one():
     import io
 
-    own = Console(file=io.StringIO(), force_terminal=True, markup=False, highlighter=Marked(), color_system="standard")
-    own.push_theme(console._theme_stack and __import__("rich.theme", fromlist=["Theme"]).Theme({"repr.warned": "yellow"}))
+    own = Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        markup=False,
+        highlighter=Marked(),
+        color_system="standard",
+    )
+    own.push_theme(
+        console._theme_stack
+        and __import__("rich.theme", fromlist=["Theme"]).Theme({"repr.warned": "yellow"})
+    )
     own.print("! careful")
     own.print("wow! fine")
     warned, fine = own.file.getvalue().splitlines()
     assert warned.startswith("\x1b[33m!") and "\x1b[33m" not in fine
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals that a process handles are read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the signals that a process handles are read from /proc",
+)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_imports_ends_the_command_with_one_line(sign):
     process = subprocess.Popen(
@@ -64,18 +81,29 @@ def test_a_signal_during_the_imports_ends_the_command_with_one_line(sign):
     [
         (UserError("model.target: no"), "model.target: no"),
         (MemoryError(), "memory is too small"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory is too small"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            "memory is too small",
+        ),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory is too small"),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "the disk is full (/data/x)"),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "/data/x"), "/data/x: File name too long. Give another"),
-        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: Permission denied. Give another"),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "/data/x"),
+            "/data/x: File name too long. Give another",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/data/x"),
+            "/data/x: Permission denied. Give another",
+        ),
     ],
 )
 def test_what_a_person_can_change_is_answered_also_where_a_library_wraps_it(capsys, error, said):
     for shown in (error, *([] if isinstance(error, UserError) else [wrapped(error)])):
         with pytest.raises(SystemExit) as ended:
             answer(shown)
-        assert ended.value.code == 1 and said in " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert ended.value.code == 1 and said in " ".join(
+            capsys.readouterr().out.replace("│", " ").split()
+        )
 
 
 def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, capfd):
@@ -83,7 +111,7 @@ def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, 
         raise MemoryError
 
     monkeypatch.setattr("sys.argv", ["run"])
-    monkeypatch.setattr("pipelines.cli.Panel", no_memory)
+    monkeypatch.setattr("nde_talf.pipelines.cli.Panel", no_memory)
     with pytest.raises(SystemExit) as ended:
         launch(no_memory, Config, "config")
     assert ended.value.code == 1 and "error: the memory is too small" in capfd.readouterr().out

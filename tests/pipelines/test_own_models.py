@@ -1,5 +1,6 @@
-"""Your own models through the stages: a target without a draft model, a target that no head can be built for, and tokenizers
-that know different numbers of tokens."""
+"""Your own models through the stages: a target without a draft model, a target that no head can be
+built for, and tokenizers that know different numbers of tokens.
+"""
 
 import json
 from pathlib import Path
@@ -8,29 +9,52 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel
 
-from data.text.tokenizer import train_tokenizer
-from evaluation.protocol import BASELINE, CONTROL
+from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run
 from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-SIZES |= {"max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0}
-QUICK = ["evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}", "draft.steps=4"]
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+SIZES |= {
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+QUICK = [
+    "evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}",
+    "draft.steps=4",
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with models of a tokenizer with 300 tokens: `llama` and its noisy copy `draft` with other rows, and `opt`."""
+    """A folder with models of a tokenizer with 300 tokens: `llama` and its noisy copy `draft` with
+    other rows, and `opt`.
+    """
     made = tmp_path_factory.mktemp("own")
     micro.command(made)  # writes the corpus
     texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 300)
     torch.manual_seed(0)
-    llama, draft = (LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES)) for _ in range(2))
-    draft.load_state_dict({name: weight + 0.01 * torch.randn_like(weight) for name, weight in llama.state_dict().items()})
+    llama, draft = (
+        LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES))
+        for _ in range(2)
+    )
+    draft.load_state_dict(
+        {
+            name: weight + 0.01 * torch.randn_like(weight)
+            for name, weight in llama.state_dict().items()
+        }
+    )
     draft.resize_token_embeddings(300)
     opt = OPTForCausalLM(OPTConfig(vocab_size=300, ffn_dim=64, word_embed_proj_dim=32, **SIZES))
     models: dict[str, PreTrainedModel] = {"llama": llama, "draft": draft, "opt": opt}
@@ -58,11 +82,21 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     assert "stage=traces needs a draft model" in refused(folder, *own, "stage=traces")
     again = run(folder, *own)
     assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 3
-    streamed = ["prompt=def f", "run=alone", "new_tokens=8", f"paths.checkpoints={folder}/checkpoints"]
-    assert "tokens a target pass" in finish("pipelines.generate", [*streamed, "drafter=head"]).stdout
-    done = finish("pipelines.generate", streamed)
+    streamed = [
+        "prompt=def f",
+        "run=alone",
+        "new_tokens=8",
+        f"paths.checkpoints={folder}/checkpoints",
+    ]
+    assert (
+        "tokens a target pass"
+        in finish("nde_talf.pipelines.generate", [*streamed, "drafter=head"]).stdout
+    )
+    done = finish("nde_talf.pipelines.generate", streamed)
     assert done.returncode == 1 and "this run has no draft model" in done.stdout + done.stderr
-    text = finish("pipelines.generate", [*streamed, "drafter=ngram", "temperature=0"]).stdout
+    text = finish(
+        "nde_talf.pipelines.generate", [*streamed, "drafter=ngram", "temperature=0"]
+    ).stdout
     assert "tokens a target pass" in text and "times as fast" not in text
 
 
@@ -73,13 +107,26 @@ def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     assert "draft: skipped" in done.stdout and "of type opt" in done.stdout
     assert methods(folder, "opt") == [BASELINE, CONTROL]
     told = refused(folder, *own, "stage=draft")
-    assert "no draft head can be built for a model of type opt" in told and "evaluation.methods" in told
+    assert (
+        "no draft head can be built for a model of type opt" in told
+        and "evaluation.methods" in told
+    )
 
 
 def test_a_pair_of_differently_padded_vocabularies_goes_from_pair_to_report(folder):
-    own = ("run=padded", f"model.target={folder}/llama", f"model.draft={folder}/draft", *QUICK, "traces.settings=[t0.6]")
+    own = (
+        "run=padded",
+        f"model.target={folder}/llama",
+        f"model.draft={folder}/draft",
+        *QUICK,
+        "traces.settings=[t0.6]",
+    )
     done = run(folder, *own, "selector.epochs=2", "traces.new_tokens=16", "traces.train_prompts=4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no assisted: the output layers" in done.stdout
     found = methods(folder, "padded")
-    assert found[:2] == [BASELINE, CONTROL] and len(found) > 3 and not any("assisted" in name for name in found)
+    assert (
+        found[:2] == [BASELINE, CONTROL]
+        and len(found) > 3
+        and not any("assisted" in name for name in found)
+    )

@@ -1,5 +1,6 @@
-"""The presets of the papers' pairs: they compose, their models are those that were published, their miniatures run, and what
-they cost is computed without a hub."""
+"""The presets of the papers' pairs: they compose, their models are those that were published, their
+miniatures run, and what they cost is computed without a hub.
+"""
 
 import json
 from pathlib import Path
@@ -10,13 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.costs import compared, composed, head_tracked, presets
 from benchmarks.miniatures import ROWS, WINDOW, from_pair_to_report, shrink
-from data.traces.budget import cache_bytes
-from decoding.common.errors import UserError
-from decoding.super_tree import super_tree_layout
-from pipelines import costs
-from pipelines.checks import check_config
-from pipelines.dry_run import PUBLISHED, model_config, pair_sizes, rows, sizes
-from pipelines.run import run
+from nde_talf.data.traces.budget import cache_bytes
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.pipelines import costs
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.dry_run import PUBLISHED, model_config, pair_sizes, rows, sizes
+from nde_talf.pipelines.run import run
 
 PRESETS = presets()
 PARAMETERS = {
@@ -72,9 +73,15 @@ def test_a_miniature_has_its_models_peculiarities(path):
     assert set(getattr(small, "layer_types", ())) == set(getattr(full, "layer_types", ()))
     if "sliding_attention" in getattr(full, "layer_types", ()):
         assert small.sliding_window == WINDOW
-    kinds = [json.dumps(own.to_dict().get("rope_parameters"), sort_keys=True).count("rope_type") for own in (full, small)]
+    kinds = [
+        json.dumps(own.to_dict().get("rope_parameters"), sort_keys=True).count("rope_type")
+        for own in (full, small)
+    ]
     assert kinds[0] == kinds[1]
-    grouped = [own.num_attention_heads > getattr(own, "num_key_value_heads", own.num_attention_heads) for own in (full, small)]
+    grouped = [
+        own.num_attention_heads > getattr(own, "num_key_value_heads", own.num_attention_heads)
+        for own in (full, small)
+    ]
     assert grouped[0] == grouped[1]
     with torch.no_grad():
         assert model(input_ids=torch.arange(40)[None]).logits.isfinite().all()
@@ -98,18 +105,40 @@ def test_more_gpus_take_less_memory_each_and_less_time():
     config = composed("model=llama3_70b_8b")
     pair = pair_sizes(config)
     one, four = (costs.stage_memory(config, *pair, ranks) for ranks in (1, 4))
-    assert all(four[stage] < one[stage] for stage in one) and set(one) == {"latency, evaluate", "traces", "draft"}
-    assert [costs.gpus_needed(config, *pair, 1e9 * memory) for memory in (20, 80, 141)] == [None, 4, 2]
-    spent = [sum(costs.trace_seconds(config, *pair, costs.gpus("H100", count)).values()) for count in (2, 4)]
+    assert all(four[stage] < one[stage] for stage in one) and set(one) == {
+        "latency, evaluate",
+        "traces",
+        "draft",
+    }
+    assert [costs.gpus_needed(config, *pair, 1e9 * memory) for memory in (20, 80, 141)] == [
+        None,
+        4,
+        2,
+    ]
+    spent = [
+        sum(costs.trace_seconds(config, *pair, costs.gpus("H100", count)).values())
+        for count in (2, 4)
+    ]
     assert spent[1] < spent[0] < 2.2 * spent[1]
 
 
-def test_a_dry_run_prints_its_figures_without_a_hub_and_makes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("decoding.common.progress.console.width", 160, raising=False)
-    config = composed("model=qwen2.5_32b_0.5b", "dry_run=true", f"paths.checkpoints={tmp_path}/runs")
+def test_a_dry_run_prints_its_figures_without_a_hub_and_makes_nothing(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("nde_talf.decoding.common.progress.console.width", 160, raising=False)
+    config = composed(
+        "model=qwen2.5_32b_0.5b", "dry_run=true", f"paths.checkpoints={tmp_path}/runs"
+    )
     run(config)
     printed = " ".join(capsys.readouterr().out.split())
-    for part in ("65.5 GB", "computed, not run", "512,000 roots", "GPU hours", "peak memory, draft", "disk of stage selector"):
+    for part in (
+        "65.5 GB",
+        "computed, not run",
+        "512,000 roots",
+        "GPU hours",
+        "peak memory, draft",
+        "disk of stage selector",
+    ):
         assert part in printed, printed
     assert not (tmp_path / "runs").exists()
 
@@ -120,7 +149,10 @@ def test_a_draft_on_a_device_of_its_own_is_priced_there():
     one = costs.stage_memory(config, target, draft)
     config.model.draft_device = "cuda:1"
     two = costs.stage_memory(config, target, draft)
-    assert two.keys() - one.keys() == {"the draft's device"} and draft.weights() < two["the draft's device"] < one["traces"]
+    assert (
+        two.keys() - one.keys() == {"the draft's device"}
+        and draft.weights() < two["the draft's device"] < one["traces"]
+    )
     for stage in ("traces", "latency, evaluate"):
         assert two[stage] <= one[stage] - draft.weights()
 
@@ -155,7 +187,9 @@ def test_the_pair_that_would_be_trained_here_is_computed_too():
 
 def test_a_model_without_a_configuration_is_refused_by_key(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"model\.target=nobody/nothing: its configuration could not be read"):
+    with pytest.raises(
+        UserError, match=r"model\.target=nobody/nothing: its configuration could not be read"
+    ):
         pair_sizes(composed("model.target=nobody/nothing", "model.draft=nobody/nothing"))
 
 
@@ -192,7 +226,10 @@ def test_a_presets_miniature_goes_from_pair_to_report(preset, tmp_path):
         ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
         ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}, "recurrent state"),
         ({"model_type": "llama", "hidden_size": "many"}, "configuration could not be read"),
-        ({"model_type": "llama", "hidden_size": 64, "hidden_act": "none such"}, "no causal language model"),
+        (
+            {"model_type": "llama", "hidden_size": 64, "hidden_act": "none such"},
+            "no causal language model",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):

@@ -1,4 +1,6 @@
-"""The command line, really run: the whole pipeline, skipping, resuming after kills, and what bad input is told."""
+"""The command line, really run: the whole pipeline, skipping, resuming after kills, and what bad
+input is told.
+"""
 
 import json
 import os
@@ -15,17 +17,17 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import pipelines.generate
-import pipelines.recommend
-from decoding.common.checksums import CHECKSUMS
-from decoding.common.files import checksum
-from decoding.model import CausalModel
-from draft_training.head_drafter import EagleDrafter
-from evaluation.protocol import BASELINE, CONTROL
-from pipelines.finished import Run
-from pipelines.manifest import read_manifest, write_manifest
-from selector.latency import LatencyTable
-from selector.selector import Selector
+import nde_talf.pipelines.generate
+import nde_talf.pipelines.recommend
+from nde_talf.decoding.common.checksums import CHECKSUMS
+from nde_talf.decoding.common.files import checksum
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.manifest import read_manifest, write_manifest
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
 from tests.pipelines.micro import command
@@ -33,7 +35,12 @@ from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
-EXPORTS = ("pair/target/model.safetensors", "pair/draft/model.safetensors", "pair/prompts.jsonl", "draft/export")
+EXPORTS = (
+    "pair/target/model.safetensors",
+    "pair/draft/model.safetensors",
+    "pair/prompts.jsonl",
+    "draft/export",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +64,28 @@ def test_one_command_makes_everything(finished):
     assert list(results["tables"]) == ["T=0.6", "T=1"]
     for setting, rows in results["tables"].items():
         methods, same = [row["method"] for row in rows], results["same"][setting]
-        assert len(methods) + len(same) == 8 and methods[:2] == [BASELINE, CONTROL] and set(same.values()) <= set(methods)
-        assert sum("selector" in name for name in (*methods, *same)) == 2 and any("TALF" in m for m in methods)
+        assert (
+            len(methods) + len(same) == 8
+            and methods[:2] == [BASELINE, CONTROL]
+            and set(same.values()) <= set(methods)
+        )
+        assert sum("selector" in name for name in (*methods, *same)) == 2 and any(
+            "TALF" in m for m in methods
+        )
         assert results["verdicts"][setting]["sentence"] in results["summary"]
     page = (out / "report/index.html").read_text()
     assert "<svg" in page and '<mark class="drafted">' in page and "How it was measured" in page
     assert not re.search(r'(src|href)="http', page)
     assert "index.html" in printed and "speed-up" in printed
-    offline = json.loads((out / "selector/offline.json").read_text())["traversal"]["measured"]["settings"]
+    offline = json.loads((out / "selector/offline.json").read_text())["traversal"]["measured"][
+        "settings"
+    ]
     assert len(offline) == 2 and all(0 < len(own["by_entropy"]) <= 10 for own in offline.values())
     table = datasets.load_dataset(
-        "parquet", data_files=str(out / "traces/*.parquet"), cache_dir=str(folder / "cache"), split="train"
+        "parquet",
+        data_files=str(out / "traces/*.parquet"),
+        cache_dir=str(folder / "cache"),
+        split="train",
     )
     assert len(table) == results_roots(out) and set(table["split"]) == {"train", "validation"}
     for name in ("traversal", "specinfer"):
@@ -80,13 +98,26 @@ def test_one_command_makes_everything(finished):
 def test_a_finished_run_streams_text(finished, policy, drafter):
     folder, _ = finished
     prompt = "def it's(x): # {a: [1]}, b=2, ${run} \\"
-    asked = [f"prompt={prompt}", f"drafter={drafter}", "new_tokens=20", f"paths.checkpoints={folder}/checkpoints"]
+    asked = [
+        f"prompt={prompt}",
+        f"drafter={drafter}",
+        "new_tokens=20",
+        f"paths.checkpoints={folder}/checkpoints",
+    ]
     asked += [f"policy={policy}"] if policy else ["compare=true"]
     alone = [sys.executable, "-m", "pipelines.generate"]
-    done = finish("pipelines.generate", asked) if drafter == "lm" else micro.process([*alone, *asked])
+    done = (
+        finish("nde_talf.pipelines.generate", asked)
+        if drafter == "lm"
+        else micro.process([*alone, *asked])
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(prompt) and "tokens a target pass" in done.stdout
-    again = finish("pipelines.generate", [*asked, "static_shapes=true"]) if drafter == "lm" else done
+    again = (
+        finish("nde_talf.pipelines.generate", [*asked, "static_shapes=true"])
+        if drafter == "lm"
+        else done
+    )
     text = done.stdout.split("\n\n")[0]
     assert text in again.stdout  # the same seed, the same text, of static shapes too
     if drafter == "lm":  # a key of an earlier version
@@ -115,22 +146,32 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
 def test_what_cannot_generate_is_told(finished, words, told):
     folder, _ = finished
     asked = ("prompt=x", f"paths.checkpoints={folder}/checkpoints", *words.split())
-    assert told in refused(folder, *asked, name="generate", how=pipelines.generate.generate)
+    assert told in refused(
+        folder, *asked, name="generate", how=nde_talf.pipelines.generate.generate
+    )
 
 
 def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished):
     folder, _ = finished
     with initialize_config_dir(str(micro.ROOT / "configs"), version_base=None):
-        composed = compose("recommend", [f"paths.checkpoints={folder}/checkpoints", "confidence_prompts=2"])
-    pipelines.recommend.recommend(OmegaConf.to_object(composed))
+        composed = compose(
+            "recommend", [f"paths.checkpoints={folder}/checkpoints", "confidence_prompts=2"]
+        )
+    nde_talf.pipelines.recommend.recommend(OmegaConf.to_object(composed))
     out = folder / "checkpoints/default/recommend"
     found = json.loads((out / "recommend.json").read_text())
-    assert found["settings"] == ["t0.6", "t1.0"] and set(found["confidence"]) == {"largest", "drawn"} and "1" in found["paths"]
+    assert (
+        found["settings"] == ["t0.6", "t1.0"]
+        and set(found["confidence"]) == {"largest", "drawn"}
+        and "1" in found["paths"]
+    )
     if found["vllm"] is None:
         assert not (out / "vllm.json").exists()
     else:
         own = json.loads((out / "vllm.json").read_text())
-        assert own == found["vllm"] and own["model"] == str(folder / "checkpoints/default/pair/draft")
+        assert own == found["vllm"] and own["model"] == str(
+            folder / "checkpoints/default/pair/draft"
+        )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +182,10 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         ("table=nowhere", "table: there is no latency table 'nowhere'"),
         ("table=other.json", "table=other.json: its models have the sizes"),
         ("confidence_prompts=1", "give 2, or 0 for none"),
-        ("run=begun base=default", "begun/traces: stage=traces is not finished, and recommend reads it"),
+        (
+            "run=begun base=default",
+            "begun/traces: stage=traces is not finished, and recommend reads it",
+        ),
         ("run=another base=default", "another/latency: it is of another pair than"),
     ],
 )
@@ -158,7 +202,9 @@ def test_what_cannot_recommend_is_told(finished, words, told, tmp_path, monkeypa
     write_manifest(runs / "another/latency", wanted, made["metrics"], 1.0)
     asked = (f"paths.checkpoints={runs}", *words.split())
     try:
-        assert told in refused(folder, *asked, name="recommend", how=pipelines.recommend.recommend)
+        assert told in refused(
+            folder, *asked, name="recommend", how=nde_talf.pipelines.recommend.recommend
+        )
     finally:
         for name in ("begun", "another"):
             shutil.rmtree(runs / name)
@@ -173,10 +219,14 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     before = checksum(folder / "checkpoints/default/selector")
     again = run(folder)
     assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 6
-    assert "speed-up" in again.stdout and "report/index.html" in again.stdout  # what it found is shown again
+    assert (
+        "speed-up" in again.stdout and "report/index.html" in again.stdout
+    )  # what it found is shown again
     changed = refused(folder, "selector.lr=0.5", "stage=selector")
     assert "selector.lr was 0.001, now 0.5" in changed and "force=true" in changed
-    earlier = refused(folder, "traces.stride=8", "stage=selector")  # a stage alone, inputs made with other settings
+    earlier = refused(
+        folder, "traces.stride=8", "stage=selector"
+    )  # a stage alone, inputs made with other settings
     assert "traces.stride was 16, now 8" in earlier
     assert checksum(folder / "checkpoints/default/selector") == before
 
@@ -188,11 +238,16 @@ def test_a_new_run_builds_on_an_old_one(finished):
     made = {p.name for p in (folder / "checkpoints/second").iterdir() if not p.name.startswith(".")}
     assert made == {"command.json", "selector", "wandb"}
     found = Run("second", str(folder / "checkpoints"))  # knows its base
-    assert found.stage("pair") == folder / "checkpoints/default/pair" and found.stage("selector").parent.name == "second"
+    assert (
+        found.stage("pair") == folder / "checkpoints/default/pair"
+        and found.stage("selector").parent.name == "second"
+    )
 
 
 def test_a_selector_for_the_head(finished):
-    """Traces, prices, selector and evaluation are the head's, and those of the other run are left alone."""
+    """Traces, prices, selector and evaluation are the head's, and those of the other run are left
+    alone.
+    """
     folder, _ = finished
     one = ["evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
     done = run(folder, "run=headed", "base=default", "traces.drafter=head", *one)
@@ -201,17 +256,33 @@ def test_a_selector_for_the_head(finished):
     own = folder / "checkpoints/headed"
     assert {path.name for path in own.iterdir()} >= {"latency", "traces", "selector", "report"}
     assert not (own / "pair").exists() and not (own / "draft").exists()
-    pairs = [Selector.from_pretrained(root / "selector/export/traversal").schema.pair for root in (own, own.parent / "default")]
+    pairs = [
+        Selector.from_pretrained(root / "selector/export/traversal").schema.pair
+        for root in (own, own.parent / "default")
+    ]
     assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
     asked = ["prompt=x", "run=headed", "drafter=head", "policy=traversal", "new_tokens=8"]
-    assert "tokens a target pass" in finish("pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]).stdout
-    both = ["run=both", "base=default", "stage=evaluate", "evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
+    assert (
+        "tokens a target pass"
+        in finish(
+            "nde_talf.pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]
+        ).stdout
+    )
+    both = [
+        "run=both",
+        "base=default",
+        "stage=evaluate",
+        "evaluation.methods=[selector,head]",
+        "evaluation.settings=[t0.6]",
+    ]
     both += ["evaluation.prompts=1", "evaluation.new_tokens=8"]
     done = run(folder, *both, "evaluation.head_run=headed")
     assert done.returncode == 0, said(done)
     results = json.loads((folder / "checkpoints/both/report/results.json").read_text())
     names = {row["method"] for row in results["tables"]["T=0.6"]} | results["same"]["T=0.6"].keys()
-    assert any("TALF head + selector" in name for name in names) and any(name.startswith("Traversal + sel") for name in names)
+    assert any("TALF head + selector" in name for name in names) and any(
+        name.startswith("Traversal + sel") for name in names
+    )
     told = refused(folder, *both, "run=wrong", "evaluation.head_run=default")
     assert "evaluation.head_run=default" in told and "another draft than this run's head" in told
     assert "holds no selector" in refused(folder, *both, "run=none", "evaluation.head_run=nowhere")
@@ -220,16 +291,28 @@ def test_a_selector_for_the_head(finished):
 def test_a_head_learns_from_dialogues(finished, tmp_path):
     folder, _ = finished
     chats = tmp_path / "chats.jsonl"
-    turns = ([("user", f"def number_{i}(self):"), ("assistant", f"return {i}\n")] for i in range(120))
-    rows = ({"messages": [{"role": role, "content": content} for role, content in turn]} for turn in turns)
+    turns = (
+        [("user", f"def number_{i}(self):"), ("assistant", f"return {i}\n")] for i in range(120)
+    )
+    rows = (
+        {"messages": [{"role": role, "content": content} for role, content in turn]}
+        for turn in turns
+    )
     chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = ["dialogues=[plain,file]", f"dialogues.source={chats}", "dialogues.length=64", "dialogues.held_out=0.2"]
+    own = [
+        "dialogues=[plain,file]",
+        f"dialogues.source={chats}",
+        "dialogues.length=64",
+        "dialogues.held_out=0.2",
+    ]
     done = run(folder, "run=chat", "base=default", "stage=draft", *own)
     assert done.returncode == 0, said(done)
     assert "first dialogue: what counts" in said(done) and "120 dialogues" in said(done)
     out = folder / "checkpoints/chat/draft"
     assert json.loads((out / "held_out.json").read_text())["roots"] > 0
-    EagleDrafter.from_pretrained(out / "export", CausalModel.load(folder / "checkpoints/default/pair/target"))
+    EagleDrafter.from_pretrained(
+        out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
+    )
     other = refused(folder, "run=chat", "base=default", "stage=draft", *own, "dialogues.length=48")
     assert "dialogues.length was 64, now 48" in other
 
@@ -240,15 +323,21 @@ def test_a_head_learns_on_features_of_three_layers(finished):
     assert done.returncode == 0, said(done)
     out = folder / "checkpoints/three/draft"
     assert json.loads((out / "held_out.json").read_text())["roots"] > 0
-    drafter = EagleDrafter.from_pretrained(out / "export", CausalModel.load(folder / "checkpoints/default/pair/target"))
+    drafter = EagleDrafter.from_pretrained(
+        out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
+    )
     assert drafter.feature_layers == (0, 1, 2)
-    refused = run(folder, "run=four", "base=default", "stage=draft", "draft=eagle3", "draft.loss.name=hass")
-    assert refused.returncode == 1 and "draft.features=three with draft.loss.name=hass" in said(refused)
+    refused = run(
+        folder, "run=four", "base=default", "stage=draft", "draft=eagle3", "draft.loss.name=hass"
+    )
+    assert refused.returncode == 1 and "draft.features=three with draft.loss.name=hass" in said(
+        refused
+    )
 
 
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
-    process = start("pipelines.run", command(folder)[3:])
+    process = start("nde_talf.pipelines.run", command(folder)[3:])
     deadline = time.monotonic() + 120
     while not list((folder / "checkpoints/default").glob(marker)):
         assert process.exitcode is None and time.monotonic() < deadline, f"{marker} never came"
@@ -290,7 +379,10 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     [
         (["stage=nonsense"], "stage=nonsense"),
         (["stage=traces", "run=empty"], "run stage=pair"),
-        (["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"], "model.target=/nowhere/at/all"),
+        (
+            ["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"],
+            "model.target=/nowhere/at/all",
+        ),
         (["run=empty", "model.draft=some/model"], "model.target"),
         (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["run=empty", "data=[text,file]", "data.sets.file.source={empty}"], "empty.jsonl"),
@@ -310,16 +402,23 @@ def test_bad_input_is_named_before_any_work(finished, tmp_path, overrides, words
     (tmp_path / "empty.jsonl").write_text("")
     overrides = [o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides]
     assert words in refused(folder, *overrides)
-    assert not list((folder / "checkpoints/empty").glob("*/training")), "work was done before the input was found wrong"
+    assert not list((folder / "checkpoints/empty").glob("*/training")), (
+        "work was done before the input was found wrong"
+    )
 
 
 @pytest.mark.parametrize(
-    "overrides,words", [("selector.lrr=1", "lrr"), ("selector.lr=abc", "selector.lr"), ("stage=x", "stage=x")]
+    "overrides,words",
+    [("selector.lrr=1", "lrr"), ("selector.lr=abc", "selector.lr"), ("stage=x", "stage=x")],
 )
 def test_errors_are_one_paragraph_and_exit_code_1(finished, overrides, words):
     folder, _ = finished
     done = run(folder, overrides)
-    assert done.returncode == 1 and words in said(done) and "Traceback" not in done.stdout + done.stderr
+    assert (
+        done.returncode == 1
+        and words in said(done)
+        and "Traceback" not in done.stdout + done.stderr
+    )
 
 
 def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
@@ -328,12 +427,16 @@ def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
     shards = sorted(traces.glob("*.parquet"))
     before = {shard: (checksum(shard), shard.stat().st_mtime_ns) for shard in shards}
     shards[0].write_bytes(shards[0].read_bytes()[:1000])
-    assert shards[0].name in refused(folder, "run=third", "base=default", "stage=selector", "selector.lr=0.002")
+    assert shards[0].name in refused(
+        folder, "run=third", "base=default", "stage=selector", "selector.lr=0.002"
+    )
     mended = run(folder, "stage=traces")
     assert mended.returncode == 0 and shards[0].name in said(mended), said(mended)
     assert checksum(shards[0]) == before[shards[0]][0]
     assert all(shard.stat().st_mtime_ns == before[shard][1] for shard in shards[1:])
-    assert "selector: finished" in run(folder, "stage=selector").stdout  # what came of the same traces stays
+    assert (
+        "selector: finished" in run(folder, "stage=selector").stdout
+    )  # what came of the same traces stays
 
 
 def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
@@ -341,7 +444,9 @@ def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
     pair = folder / "checkpoints/default/pair"
     for name in ("cut", "other"):
         shutil.copytree(pair / "draft", tmp_path / name)
-        (tmp_path / name / CHECKSUMS).unlink()  # as with a model of others, or one that was changed on purpose
+        (
+            tmp_path / name / CHECKSUMS
+        ).unlink()  # as with a model of others, or one that was changed on purpose
     weights = tmp_path / "cut/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
     tokenizer = json.loads((tmp_path / "other/tokenizer.json").read_text())
@@ -350,7 +455,9 @@ def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (tmp_path / "other/tokenizer.json").write_text(json.dumps(tokenizer))
     for name, words in (("cut", f"model.draft={tmp_path}/cut"), ("other", "another vocabulary")):
-        assert words in refused(folder, "run=empty", f"model.target={pair}/target", f"model.draft={tmp_path}/{name}")
+        assert words in refused(
+            folder, "run=empty", f"model.target={pair}/target", f"model.draft={tmp_path}/{name}"
+        )
 
 
 def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path):
@@ -381,14 +488,27 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     results = json.loads((folder / "checkpoints/own/report/results.json").read_text())
     names = [row["method"] for row in results["tables"]["T=1"]] + list(results["same"]["T=1"])
     methods = {re.split(r" \(|:", name)[0] for name in names}
-    assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"} and "SpecInfer" not in methods
+    assert (
+        methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"}
+        and "SpecInfer" not in methods
+    )
     assert methods >= {"Beam", "DySpec"}
     greedy = {row["method"] for row in results["tables"]["T=0"]}
     assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
-    assert any(name.startswith("GBV (") for name in greedy) and not any("SpecTr" in name for name in greedy)
-    assert "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there" in results["measured"]
-    written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
-    assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
+    assert any(name.startswith("GBV (") for name in greedy) and not any(
+        "SpecTr" in name for name in greedy
+    )
+    assert (
+        "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there"
+        in results["measured"]
+    )
+    written = [
+        json.loads(line)
+        for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()
+    ]
+    assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {
+        p["kind"] for p in written
+    } == {"chat"}
     assert "first prompt: chat" in said(done)
 
 
@@ -397,12 +517,16 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(finished, tmp_path):
     folder, _ = finished
     small = tmp_path / "checkpoints"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", str(small)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "none", str(small)], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
         done = run(tmp_path, "tracking=disabled")
-        assert done.returncode == 1 and "disk is full" in said(done) and "Traceback" not in said(done)
+        assert (
+            done.returncode == 1 and "disk is full" in said(done) and "Traceback" not in said(done)
+        )
         subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
         again = run(tmp_path, "tracking=disabled", "stage=pair")
         assert again.returncode == 0, said(again)

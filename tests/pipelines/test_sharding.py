@@ -5,12 +5,12 @@ import sys
 import pytest
 import torch
 
-from decoding.common.errors import UserError
-from pipelines.checks import check_config
-from pipelines.config import Config, ModelConfig
-from pipelines.generate import GenerateConfig, generate
-from pipelines.sharding import check_devices, check_parts, follows, parts, sharded
-from pipelines.traces import _gpus_of_a_worker
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.config import Config, ModelConfig
+from nde_talf.pipelines.generate import GenerateConfig, generate
+from nde_talf.pipelines.sharding import check_devices, check_parts, follows, parts, sharded
+from nde_talf.pipelines.traces import _gpus_of_a_worker
 
 
 def config(count: int = 2, **model) -> Config:
@@ -56,7 +56,9 @@ def test_what_does_not_go_together_is_refused(group, key, value, monkeypatch):
 def test_a_draft_on_a_device_of_its_own():
     check_config(config(1, draft_device="cuda:1", device="cuda:0"))
     check_config(config(2, draft_device="cuda:2", device="cuda"))
-    check_config(config(1, draft_device="cpu", static_shapes=True))  # no other device than the target's
+    check_config(
+        config(1, draft_device="cpu", static_shapes=True)
+    )  # no other device than the target's
     for count, other in ((1, "static_shapes"), (2, "tensor_parallel_draft")):
         with pytest.raises(UserError, match=rf"model\.draft_device=cuda:2 .* model\.{other}=true"):
             check_config(config(count, draft_device="cuda:2", device="cuda", **{other: True}))
@@ -109,5 +111,7 @@ def test_without_accelerate_the_extra_is_named(monkeypatch):
 def test_torchrun_with_another_number_of_processes(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"torchrun started 4 processes on this machine; give --nproc-per-node=2"):
+    with pytest.raises(
+        UserError, match=r"torchrun started 4 processes on this machine; give --nproc-per-node=2"
+    ):
         check_config(config())

@@ -1,4 +1,6 @@
-"""Finished work is known by what was made, stays until its successor is whole, and is removed only where its name is given."""
+"""Finished work is known by what was made, stays until its successor is whole, and is removed only
+where its name is given.
+"""
 
 import json
 import os
@@ -7,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from decoding.common.errors import UserError
-from decoding.common.files import read_json, write_atomically
-from pipelines.config import Config
-from pipelines.manifest import BEGUN, MANIFEST
-from pipelines.stage import Stage, _set_aside, run_stage
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, write_atomically
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.manifest import BEGUN, MANIFEST
+from nde_talf.pipelines.stage import Stage, _set_aside, run_stage
 
 
 @dataclass
 class Chain:
-    """Three stages, one behind the other, that write the config's seed and what the stage before wrote; `fails` while it
-    works."""
+    """Three stages, one behind the other, that write the config's seed and what the stage before
+    wrote; `fails` while it works.
+    """
 
     folder: Path
     fails: str = ""
@@ -56,7 +59,11 @@ class Chain:
         return self.folder.joinpath("default", *parts)
 
     def made(self) -> dict[str, str]:
-        return {name: self.path(name, "made.txt").read_text() for name in self.stages if self.path(name, MANIFEST).exists()}
+        return {
+            name: self.path(name, "made.txt").read_text()
+            for name in self.stages
+            if self.path(name, MANIFEST).exists()
+        }
 
     def kept(self) -> list[str]:
         return sorted(path.name.split("-")[0] for path in self.path("replaced").glob("*"))
@@ -109,7 +116,9 @@ def test_force_with_the_stages_name_replaces_it_when_the_new_one_is_whole(chain)
 
 def test_what_a_stage_found_is_shown_from_where_it_stays(chain):
     shown = []
-    chain.stages["selector"] = replace(chain.stages["selector"], show=lambda folder: shown.append((folder, folder.exists())))
+    chain.stages["selector"] = replace(
+        chain.stages["selector"], show=lambda folder: shown.append((folder, folder.exists()))
+    )
     for force in (True, False):
         chain.run("selector", force=force)
     assert shown == [(chain.path("selector"), True)] * 2
@@ -145,7 +154,7 @@ def test_later_stages_are_made_again_beside_and_the_old_ones_are_kept(chain, cap
 @pytest.mark.parametrize("killed", ["before the swap", "in the swap", "after the swap"])
 def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed, exchange):
     if not exchange:
-        monkeypatch.setattr("decoding.common.files.exchange", lambda one, other: False)
+        monkeypatch.setattr("nde_talf.decoding.common.files.exchange", lambda one, other: False)
     chain.text = "again"
     before = chain.made()["selector"]
     with monkeypatch.context() as patch:
@@ -158,11 +167,14 @@ def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed, exchan
                 _set_aside(own, own)
             raise KeyboardInterrupt
 
-        patch.setattr("pipelines.stage._put_in_place", put)
+        patch.setattr("nde_talf.pipelines.stage._put_in_place", put)
         with pytest.raises(KeyboardInterrupt):
             chain.run("selector", force=True)
     assert chain.run("selector") == []
-    assert "again" in chain.path("selector", "made.txt").read_text() and not chain.path("selector.new").exists()
+    assert (
+        "again" in chain.path("selector", "made.txt").read_text()
+        and not chain.path("selector.new").exists()
+    )
     (old,) = chain.path("replaced").glob("selector-*")
     assert (old / "made.txt").read_text() == before
 
@@ -176,7 +188,9 @@ def test_other_settings_are_named_and_nothing_is_removed(chain):
     assert chain.made() == before
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_text("damaged"), lambda path: path.unlink()])
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_text("damaged"), lambda path: path.unlink()]
+)
 def test_a_damaged_file_is_named_by_its_own_stage_and_by_the_next(chain, damage):
     damage(chain.path("traces", "made.txt"))
     for stage in ("traces", "selector"):
@@ -204,7 +218,10 @@ def test_what_was_begun_with_inputs_of_before_starts_again(tmp_path, capsys):
     assert chain.run() == ["traces", "selector"]
     assert "again" in chain.made()["selector"]
     assert "so this one begins again" in " ".join(capsys.readouterr().out.split())
-    assert chain.kept() == ["selector", "traces"]  # what was begun of the selector is days of work, perhaps
+    assert chain.kept() == [
+        "selector",
+        "traces",
+    ]  # what was begun of the selector is days of work, perhaps
 
 
 def test_a_base_runs_stages_are_used_and_never_touched(chain):

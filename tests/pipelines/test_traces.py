@@ -1,4 +1,6 @@
-"""Stage traces by other means: real vLLM, two Ray workers of which one is killed; and a store that is checked and mended."""
+"""Stage traces by other means: real vLLM, two Ray workers of which one is killed; and a store that
+is checked and mended.
+"""
 
 import importlib.util
 import json
@@ -11,14 +13,17 @@ import time
 import numpy as np
 import pytest
 
-from data.traces.store import TraceStore
+from nde_talf.data.traces.store import TraceStore
 from tests.pipelines import micro
 from tests.pipelines.launch import run
 from tests.pipelines.micro import ROOT, command, environment
 
 pytestmark = pytest.mark.pipeline
 
-HEADS = ["model.target_lm.heads=1", "model.draft_lm.heads=1"]  # vLLM on a CPU wants heads of 32 numbers
+HEADS = [
+    "model.target_lm.heads=1",
+    "model.draft_lm.heads=1",
+]  # vLLM on a CPU wants heads of 32 numbers
 
 
 def traces(folder, *overrides: str) -> subprocess.CompletedProcess:
@@ -26,7 +31,10 @@ def traces(folder, *overrides: str) -> subprocess.CompletedProcess:
 
 
 def needs(module: str):
-    return [getattr(pytest.mark, module), pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"no {module}")]
+    return [
+        getattr(pytest.mark, module),
+        pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"no {module}"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,11 @@ def test_two_workers_one_killed_make_the_same_shards(folder, mark):
             process.kill()
             pytest.fail(process.communicate()[0])
         time.sleep(0.02)
-    actors = [p for p in psutil.Process(process.pid).children(recursive=True) if "Actor" in " ".join(p.cmdline())]
+    actors = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "Actor" in " ".join(p.cmdline())
+    ]
     assert actors
     actors[0].send_signal(signal.SIGKILL)
     printed, _ = process.communicate(timeout=300)
@@ -74,25 +86,36 @@ def test_two_workers_one_killed_make_the_same_shards(folder, mark):
 def both_splits(store: TraceStore) -> dict[str, np.ndarray]:
     """Labels as means over a root's super-trees, of which a split may have more."""
     splits = [store.read("train"), store.read("validation")]
-    means = [{name: x.mean(1) if x.ndim == 3 else x for name, x in split.items()} for split in splits]
+    means = [
+        {name: x.mean(1) if x.ndim == 3 else x for name, x in split.items()} for split in splits
+    ]
     return {name: np.concatenate([split[name] for split in means]) for name in means[0]}
 
 
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs("vllm"))])
 def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(folder, mark):
     for name in ("vllm", "again"):
-        done = micro.run(folder, *HEADS, with_pair(folder, name), "stage=traces", "engine.name=vllm")
+        done = micro.run(
+            folder, *HEADS, with_pair(folder, name), "stage=traces", "engine.name=vllm"
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert shards(folder, "vllm") == shards(folder, "again")
-    ours, theirs = (both_splits(TraceStore(folder / "checkpoints" / name / "traces")) for name in ("default", "vllm"))
+    ours, theirs = (
+        both_splits(TraceStore(folder / "checkpoints" / name / "traces"))
+        for name in ("default", "vllm")
+    )
     for verifier in ("specinfer", "naivetree", "traversal"):
         for temperature in (0.6, 1.0):
             prompts = []  # [prompts, 233]: the roots of a prompt are not independent
             for table in (ours, theirs):
                 rows = np.isclose(table["temperature"], temperature)
                 labels, ids = table[verifier][rows], table["prompt_id"][rows]
-                prompts.append(np.stack([labels[ids == prompt].mean(0) for prompt in np.unique(ids)]))
-            means, errors = zip(*((x.mean(0), x.std(0, ddof=1) / len(x) ** 0.5) for x in prompts), strict=True)
+                prompts.append(
+                    np.stack([labels[ids == prompt].mean(0) for prompt in np.unique(ids)])
+                )
+            means, errors = zip(
+                *((x.mean(0), x.std(0, ddof=1) / len(x) ** 0.5) for x in prompts), strict=True
+            )
             difference = np.abs(means[0] - means[1])[1:] / np.hypot(*errors)[1:]
             assert difference.mean() < 2.5, (verifier, temperature)
 
@@ -116,14 +139,22 @@ def test_a_finished_set_is_checked_and_what_is_broken_is_named(folder):
 def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, tmp_path):
     small = tmp_path / "checkpoints"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        shutil.copytree(folder / "checkpoints/default/pair", small / "full/pair", ignore=shutil.ignore_patterns("training"))
+        shutil.copytree(
+            folder / "checkpoints/default/pair",
+            small / "full/pair",
+            ignore=shutil.ignore_patterns("training"),
+        )
         full = [f"paths.checkpoints={small}", "run=full", "stage=traces", "tracking=disabled"]
         done = traces(folder, *full, "traces.samples=64", "traces.stride=1")
         said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
-        assert done.returncode == 1 and "the traces need about" in said and "its disk has" in said, said
+        assert (
+            done.returncode == 1 and "the traces need about" in said and "its disk has" in said
+        ), said
         assert not list((small / "full/traces").glob("*.parquet"))
     finally:
         subprocess.run(["umount", str(small)], check=True)

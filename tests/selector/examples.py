@@ -1,26 +1,34 @@
-"""Roots whose best trees are known, and a latency table for them: what tests of the selector choose between."""
+"""Roots whose best trees are known, and a latency table for them: what tests of the selector choose
+between.
+"""
 
 import torch
 
-from decoding.actions import TREES
-from selector.baselines import ENTROPY
-from selector.latency import LatencyTable
-from selector.roots import ROOT_SCALARS, PricedRoots, Roots
-from selector.selector import SelectorSchema
-from selector.settings import SelectorConfig
+from nde_talf.decoding.actions import TREES
+from nde_talf.selector.baselines import ENTROPY
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
+from nde_talf.selector.selector import SelectorSchema
+from nde_talf.selector.settings import SelectorConfig
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 DEPTH = torch.tensor([tree.depth for tree in TREES])
 
 
 def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots:
-    """Contexts of two sorts, which differ in the sign of one hidden unit and in kind: drafts are all accepted, or none is;
-    or all `alike`, with half of every draft accepted. GBV accepts more tokens than SpecInfer where the second unit is
-    positive, and fewer elsewhere."""
+    """Contexts of two sorts, which differ in the sign of one hidden unit and in kind: drafts are
+    all accepted, or none is; or all `alike`, with half of every draft accepted.
+
+    GBV accepts more tokens than SpecInfer where the second unit is positive, and fewer elsewhere.
+    """
     generator = torch.Generator().manual_seed(seed)
     states = [torch.randn(count, size, generator=generator) for size in (6, 4, 4)]
     good, other = states[2][:, 0] > 0, torch.where(states[2][:, 1] > 0, 3.0, -0.8)
-    efficiency = (1.0 + DEPTH / 2).expand(count, -1) if alike else torch.where(good[:, None], 1.0 + DEPTH, 1.0)
+    efficiency = (
+        (1.0 + DEPTH / 2).expand(count, -1)
+        if alike
+        else torch.where(good[:, None], 1.0 + DEPTH, 1.0)
+    )
     noise = 0.3 * torch.randn(count, samples, len(TREES), generator=generator)
     scalars = torch.randn(count, len(ROOT_SCALARS), generator=generator)
     scalars[:, ENTROPY] = torch.where(good, 0.1, 2.0) + 0.1 * scalars[:, ENTROPY]
@@ -41,7 +49,13 @@ def priced(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -
     return PricedRoots.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
 
 
-def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",), learned: bool = True, **options):
+def schema(
+    target: int,
+    draft: int,
+    verifiers: tuple[str, ...] = ("specinfer",),
+    learned: bool = True,
+    **options,
+):
     return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
 
 

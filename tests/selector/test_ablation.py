@@ -6,17 +6,26 @@ from pathlib import Path
 import torch
 import yaml
 
-import configs
-from evaluation.plots import learning_curves, tails
-from evaluation.text import ablation_table
-from selector.ablation import fewer_prompts, fewer_samples, shrunk_labels, variants, without_scalars, without_states
-from selector.settings import NDE_PAPER, SelectorConfig
+from nde_talf.evaluation.plots import learning_curves, tails
+from nde_talf.evaluation.text import ablation_table
+from nde_talf.selector.ablation import (
+    fewer_prompts,
+    fewer_samples,
+    shrunk_labels,
+    variants,
+    without_scalars,
+    without_states,
+)
+from nde_talf.selector.settings import NDE_PAPER, SelectorConfig
 from tests.selector.examples import roots
 
 
 def test_a_part_that_is_taken_away_is_zero_and_its_labels_stay():
     some = roots(20, 0)
-    for change, names in ((without_states, ("h_p_previous", "h_q_previous", "h_q_root")), (without_scalars, ("scalars",))):
+    for change, names in (
+        (without_states, ("h_p_previous", "h_q_previous", "h_q_root")),
+        (without_scalars, ("scalars",)),
+    ):
         changed = change(some)
         assert all(not getattr(changed, name).any() for name in names)
         assert changed.samples is some.samples and some.scalars.any() and some.h_q_root.any()
@@ -45,15 +54,29 @@ def test_shrinking_brings_noisy_labels_nearer_to_the_truth():
 
 def test_variants_are_named_once_and_their_results_are_drawn():
     every = variants(4, 4, 20, 4)
-    assert len({v.name for v in every}) == len(every) and {v.value for v in every if v.group == "super-trees"} == {1, 2, 4}
+    assert len({v.name for v in every}) == len(every) and {
+        v.value for v in every if v.group == "super-trees"
+    } == {1, 2, 4}
     exchanged = [v for v in variants(2, 8, 20, 4) if v.exchanged]
     assert [v.value for v in exchanged] == [1, 2, 4, 8] and not any(v.exchanged for v in every)
     assert [v.name for v in every if v.group == "prompts"] == [
         "25% of the prompts",
         "50% of the prompts",
     ]  # 2 are too few to fold
-    own = {"selector": [1.02, 1.0, 1.04], "worst_5_percent": 0.8, "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1]}
-    results = {v.name: {"group": v.group, "value": v.value, "training_roots": 9, "tables": {"measured": own}} for v in every}
+    own = {
+        "selector": [1.02, 1.0, 1.04],
+        "worst_5_percent": 0.8,
+        "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1],
+    }
+    results = {
+        v.name: {
+            "group": v.group,
+            "value": v.value,
+            "training_roots": 9,
+            "tables": {"measured": own},
+        }
+        for v in every
+    }
     assert ablation_table(results).count("1.020 [1.000, 1.040]") == len(every)
     assert len(learning_curves(results).axes) == 2 and len(tails(results).axes) == 1
 
@@ -69,5 +92,5 @@ def test_a_variant_of_other_settings_is_named_as_one_types_them():
 
 
 def test_the_papers_recipe_is_the_preset():
-    preset = Path(configs.__path__[0]) / "selector" / "nde.yaml"
+    preset = Path(__file__).parents[2] / "configs" / "selector" / "nde.yaml"
     assert yaml.safe_load(preset.read_text()) == NDE_PAPER

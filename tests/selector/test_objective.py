@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decoding.actions import TREE_INDEX, TREES, Action
-from decoding.common.errors import Advice, UserError
-from decoding.static import StaticShapes
-from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
-from selector.objective import (
+from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.static import StaticShapes
+from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
+from nde_talf.selector.objective import (
     best_static,
     deviance,
     mean_step,
@@ -19,16 +19,22 @@ from selector.objective import (
     split_half_choice,
     visits,
 )
-from selector.profile import measure_latency
+from nde_talf.selector.profile import measure_latency
 from tests.decoding.pairs import tiny_pair
 
 
 def table(draft: float = 1.0, target: float = 10.0, node: float = 0.0) -> LatencyTable:
-    return LatencyTable([1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2)
+    return LatencyTable(
+        [1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2
+    )
 
 
 def test_throughput_is_a_ratio_of_expectations():
-    policy, efficiency, seconds = torch.tensor([[0.5, 0.5]]), torch.tensor([[2.0, 4.0]]), torch.tensor([[1.0, 3.0]])
+    policy, efficiency, seconds = (
+        torch.tensor([[0.5, 0.5]]),
+        torch.tensor([[2.0, 4.0]]),
+        torch.tensor([[1.0, 3.0]]),
+    )
     assert float(policy_throughput(policy, efficiency, seconds)) == pytest.approx(1.5)
 
 
@@ -51,7 +57,10 @@ def test_tail_counts_the_worst_fraction_only():
     efficiency[0, 1] = 0.5
     logits = torch.tensor([[-50.0, 50.0]]).expand(10, -1)
     base = torch.zeros(10, dtype=torch.long)
-    plain, tailed = (float(selector_loss(logits, efficiency, torch.ones(10, 2), base, w, 0.1)) for w in (0.0, 1.0))
+    plain, tailed = (
+        float(selector_loss(logits, efficiency, torch.ones(10, 2), base, w, 0.1))
+        for w in (0.0, 1.0)
+    )
     assert tailed - plain == pytest.approx(0.25)
 
 
@@ -65,15 +74,20 @@ def test_choosing_root_by_root_on_noise_wins_nothing():
 
 
 def test_the_mean_over_a_text_is_that_of_its_steps():
-    """A text of 9,000 tokens in two halves: steps of one tree commit 1 token in the first and 9 in the other, in 1 s each;
-    steps of the other tree commit 2 everywhere. Counted step by step."""
+    """A text of 9,000 tokens in two halves: steps of one tree commit 1 token in the first and 9 in
+    the other, in 1 s each; steps of the other tree commit 2 everywhere.
+
+    Counted step by step.
+    """
     efficiency, seconds = torch.tensor([[1.0, 2.0], [9.0, 2.0]]), torch.ones(2, 2)
     steps = [sum(4500 / float(half) for half in tree) for tree in efficiency.T]
     for tree, count in enumerate(steps):
         tokens, time = mean_step(efficiency[:, tree], seconds[:, tree])
         assert abs(tokens - 9000 / count) < 1e-9 and abs(time - 1) < 1e-9
     assert best_static(efficiency, seconds) == 1 and efficiency.mean(0).argmax() == 0
-    assert torch.allclose(visits(efficiency[:, 0]) / 2, torch.tensor([4500 / 1, 4500 / 9]) / steps[0])
+    assert torch.allclose(
+        visits(efficiency[:, 0]) / 2, torch.tensor([4500 / 1, 4500 / 9]) / steps[0]
+    )
 
 
 def test_best_static_keeps_to_what_is_allowed():
@@ -97,7 +111,9 @@ def test_a_step_costs_its_draft_passes_and_one_target_pass():
 def test_wider_trees_cost_more_where_nodes_do():
     seconds = table(node=1.0).steps(torch.tensor([10.0]))[0]
     by_k = [float(seconds[TREE_INDEX[Action(k, 0, 2)]]) for k in (1, 2, 3, 4)]
-    assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(6.0)  # 2 nodes for each branch
+    assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(
+        6.0
+    )  # 2 nodes for each branch
 
 
 def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
@@ -125,7 +141,9 @@ def test_a_table_of_another_pair_is_named(tmp_path):
     native = {"target forward": "native", "draft forward": "native"}
     own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)}, machine=native)
     own.check_models(target, draft, "own.json")
-    with pytest.warns(Advice, match=r"earlier.json: .* transformers forward pass of the (target|draft), .* native"):
+    with pytest.warns(
+        Advice, match=r"earlier.json: .* transformers forward pass of the (target|draft), .* native"
+    ):
         replace(own, machine={}).check_models(target, draft, "earlier.json")
     table().check_models(target, draft, "profile.json")
     with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
@@ -133,22 +151,33 @@ def test_a_table_of_another_pair_is_named(tmp_path):
 
 
 def test_eq11_prices_every_pass_by_its_context_alone():
-    sloped = LatencyTable([0, 1000], [1, 41], [1, 4], [[10.0, 99.0], [1010.0, 1099.0]], [[0.0, 9.0], [1000.0, 1009.0]])
+    sloped = LatencyTable(
+        [0, 1000], [1, 41], [1, 4], [[10.0, 99.0], [1010.0, 1099.0]], [[0.0, 9.0], [1000.0, 1009.0]]
+    )
     seconds = sloped.steps_eq11(torch.tensor([100.0]))[0]
     for k, l1, l2 in ((3, 2, 2), (1, 0, 4), (4, 8, 8), (1, 0, 0)):
         l = 100
         trunk, branches = sum(l + j for j in range(l1)), sum(l + l1 + j * k for j in range(l2))
-        assert float(seconds[TREE_INDEX[Action(k, l1, l2)]]) == pytest.approx(trunk + branches + 10 + l + l1 + k * l2)
+        assert float(seconds[TREE_INDEX[Action(k, l1, l2)]]) == pytest.approx(
+            trunk + branches + 10 + l + l1 + k * l2
+        )
 
 
 def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     sloped = LatencyTable(
-        [0, 1000], [1, 41], [1, 4], [[10.0, 10.0], [1010.0, 1010.0]], [[1.0, 1.0]] * 2, verify={"traversal": [2.0, 2.0]}
+        [0, 1000],
+        [1, 41],
+        [1, 4],
+        [[10.0, 10.0], [1010.0, 1010.0]],
+        [[1.0, 1.0]] * 2,
+        verify={"traversal": [2.0, 2.0]},
     )
     costs = StepCosts(sloped, ["specinfer", "traversal"], 500)
     context = torch.tensor([3, 100, 507, 9999])
     seconds, passes = costs.at(context)
-    assert seconds.shape == (4, 2 * len(TREES)) and torch.allclose(seconds[:, len(TREES) :], seconds[:, : len(TREES)] + 2)
+    assert seconds.shape == (4, 2 * len(TREES)) and torch.allclose(
+        seconds[:, len(TREES) :], seconds[:, : len(TREES)] + 2
+    )
     exact = sloped.steps(context[:3])
     assert (seconds[:3, : len(TREES)] - exact).abs().max() <= SPACING / 2 + 1
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
@@ -157,11 +186,24 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
 @pytest.mark.slow
 @pytest.mark.parametrize("on_a_device", [False, True])
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
-    monkeypatch.setattr("selector.profile.asynchronous", lambda _: on_a_device)
+    monkeypatch.setattr("nde_talf.selector.profile.asynchronous", lambda _: on_a_device)
     target, draft = tiny_pair(16)
     static = StaticShapes(128) if on_a_device else None
-    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal", "gbv"], 1, static, max_batches=2)
-    assert measured.contexts == [8, 24] and set(measured.verify) == {"specinfer", "traversal", "gbv"}
+    measured = measure_latency(
+        target,
+        draft,
+        [1, 2, 3],
+        [8, 24],
+        ["specinfer", "traversal", "gbv"],
+        1,
+        static,
+        max_batches=2,
+    )
+    assert measured.contexts == [8, 24] and set(measured.verify) == {
+        "specinfer",
+        "traversal",
+        "gbv",
+    }
     measured.check_models(target, draft, "own.json")
     for row in (*measured.target, *measured.draft, *measured.verify.values()):
         assert row == sorted(row) and row[0] > 0

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from decoding.actions import Action, tree_index
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Rng
-from decoding.testing import exact_law
-from selector.latency import LatencyTable
-from selector.online import Arms, Bandit, OnlineAcceptance, prices
+from nde_talf.decoding.actions import Action, tree_index
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.testing import exact_law
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.online import Arms, Bandit, OnlineAcceptance, prices
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law
 
@@ -22,7 +22,10 @@ def linear(target: float = 4.0, draft: float = 1.0):
     return lambda tree, context: target + draft * tree.depth
 
 
-POLICIES = {"online": lambda: OnlineAcceptance(linear(), longest=3, rate=0.5), "bandit": lambda: Bandit(linear(), ARMS)}
+POLICIES = {
+    "online": lambda: OnlineAcceptance(linear(), longest=3, rate=0.5),
+    "bandit": lambda: Bandit(linear(), ARMS),
+}
 
 
 def decoder_of(policy, rule: str) -> SpeculativeDecoder:
@@ -37,7 +40,9 @@ def test_the_law_is_the_targets(policy, rule):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("policy,rule", [("online", "traversal"), ("online", "specinfer"), ("bandit", "traversal")])
+@pytest.mark.parametrize(
+    "policy,rule", [("online", "traversal"), ("online", "specinfer"), ("bandit", "traversal")]
+)
 def test_learning_keeps_the_law(policy, rule):
     decoder = decoder_of(POLICIES[policy](), rule)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 3, SETTING, rng).tokens))
@@ -50,7 +55,9 @@ def test_acceptance_is_learned_within_a_text_and_forgotten_after_it():
     learned = policy.last
     assert learned != policy.weights
     again = decoder_of(policy, "traversal").generate(PROMPT, 30, SETTING, Rng.seeded(1))
-    assert [step.nodes for step in first.steps] == [step.nodes for step in again.steps] and policy.last == learned
+    assert [step.nodes for step in first.steps] == [
+        step.nodes for step in again.steps
+    ] and policy.last == learned
 
 
 @pytest.mark.parametrize("draft,longest", [(100.0, 1), (1e-6, 16)])
@@ -73,10 +80,14 @@ def test_the_bandit_tries_every_tree_and_then_takes_the_fastest():
 
 
 def test_prices_are_the_tables():
-    table = LatencyTable([1, 100], [1, 20], [1, 4], [[1.0, 2.0], [2.0, 4.0]], [[0.1, 0.2], [0.1, 0.2]])
+    table = LatencyTable(
+        [1, 100], [1, 20], [1, 4], [[1.0, 2.0], [2.0, 4.0]], [[0.1, 0.2], [0.1, 0.2]]
+    )
     own = prices(table, "traversal")
     for tree in (Action(1, 0, 0), Action(1, 3, 2), Action(3, 1, 2)):
-        assert own(tree, 48) == pytest.approx(float(table.steps(torch.tensor([48]))[0, tree_index(tree)]), rel=1e-6)
+        assert own(tree, 48) == pytest.approx(
+            float(table.steps(torch.tensor([48]))[0, tree_index(tree)]), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(

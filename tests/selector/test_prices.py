@@ -1,4 +1,6 @@
-"""Prices are what steps take; a table that cannot be trusted is refused; the exported static tree is the baseline."""
+"""Prices are what steps take; a table that cannot be trusted is refused; the exported static tree
+is the baseline.
+"""
 
 import json
 import warnings
@@ -8,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.actions import TREE_INDEX, TREES, Action
-from decoding.common.errors import Advice, UserError
-from decoding.drafter import LMDrafter
-from decoding.loop import SpeculativeDecoder
-from decoding.sampling import RAW, Rng, SamplingSetting
-from selector.evaluate import evaluate_offline
-from selector.fingerprint import fingerprint, same_model
-from selector.latency import LatencyTable, StepCosts, context_counts
-from selector.policy import NeuralPolicy
-from selector.profile import measure_latency
-from selector.roots import PricedRoots
-from selector.selector import Selector
-from selector.step_parts import PROBES, Probed, fit_table, rising
-from selector.training import new_selector
+from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
+from nde_talf.selector.evaluate import evaluate_offline
+from nde_talf.selector.fingerprint import fingerprint, same_model
+from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.profile import measure_latency
+from nde_talf.selector.roots import PricedRoots
+from nde_talf.selector.selector import Selector
+from nde_talf.selector.step_parts import PROBES, Probed, fit_table, rising
+from nde_talf.selector.training import new_selector
 from tests.decoding.pairs import tiny_model, tiny_pair
 from tests.selector.examples import CONFIG, TABLE, roots, schema
 
@@ -32,13 +34,20 @@ def test_isotonic_regression_pools_what_falls():
     values = np.random.default_rng(0).random((5, 7))
     both = rising(np.stack([rising(row) for row in values]))
     assert (np.diff(both, axis=0) >= 0).all() and (np.diff(both, axis=1) >= -1e-12).all()
-    one_busy_moment = np.array([1.0, 1.0, 9.0, 1.1, 1.2, 1.3])  # a running maximum would make it 9 from there on
+    one_busy_moment = np.array(
+        [1.0, 1.0, 9.0, 1.1, 1.2, 1.3]
+    )  # a running maximum would make it 9 from there on
     assert rising(one_busy_moment)[-1] < 4
 
 
 def true_step(action: Action, context: int) -> tuple[float, float, float]:
-    """Parts that rise along straight lines: draft, target, all else. Widths and nodes as if no draws were merged."""
-    widths = [1 if level <= action.l1 or action.k == 1 else action.k for level in range(1, action.depth)]
+    """Parts that rise along straight lines: draft, target, all else.
+
+    Widths and nodes as if no draws were merged.
+    """
+    widths = [
+        1 if level <= action.l1 or action.k == 1 else action.k for level in range(1, action.depth)
+    ]
     return (
         3.0 + sum(0.5 + 0.1 * width for width in widths),
         10.0 + context / 100 + 0.2 * action.nodes,
@@ -49,7 +58,9 @@ def true_step(action: Action, context: int) -> tuple[float, float, float]:
 def test_the_parts_add_up_to_what_steps_took():
     contexts = [100, 300]
     steps = [
-        Probed(index, action, name, True, action.nodes, (draft, target, rest * (1 + (name == "gbv"))))
+        Probed(
+            index, action, name, True, action.nodes, (draft, target, rest * (1 + (name == "gbv")))
+        )
         for index, context in enumerate(contexts)
         for action in PROBES
         for name in ("nss", "gbv")
@@ -62,13 +73,19 @@ def test_the_parts_add_up_to_what_steps_took():
         for action in (*PROBES, Action(4, 3, 2), Action(2, 5, 5), Action(1, 0, 13)):
             for row, context in enumerate(contexts):
                 draft, target, rest = true_step(action, context)
-                # Between two probes the isotonic fits are straight, so on straight lines prices are exact.
+                # Between two probes the isotonic fits are straight, so on straight lines prices are
+                # exact.
                 found = float(seconds[row, TREE_INDEX[action]])
-                assert found == pytest.approx(draft + target + factor * rest, rel=2e-3), (name, action)
+                assert found == pytest.approx(draft + target + factor * rest, rel=2e-3), (
+                    name,
+                    action,
+                )
 
 
 def test_equal_draws_are_merged_in_prices_as_they_were_when_measured():
-    merged = replace(TABLE, nodes=[1, 41], target=[[1.0, 41.0]] * 2, branches=[[1.0] * 8, *[[1.5] * 8] * 3])
+    merged = replace(
+        TABLE, nodes=[1, 41], target=[[1.0, 41.0]] * 2, branches=[[1.0] * 8, *[[1.5] * 8] * 3]
+    )
     seconds = merged.steps(torch.tensor([50]))[0]
     assert float(seconds[TREE_INDEX[Action(4, 2, 4)]]) == pytest.approx(6 * 0.1 + 1 + 2 + 6)
     assert float(seconds[TREE_INDEX[Action(1, 0, 12)]]) == pytest.approx(12 * 0.1 + 13)
@@ -96,7 +113,12 @@ def test_the_first_draft_pass_of_a_step_has_a_price_of_its_own():
     ],
 )
 def test_a_table_with_holes_is_refused_and_the_hole_named(tmp_path, key, value, where):
-    whole = replace(TABLE, sequences=[1, 2], target_batch=[[[1.0, 1.0]] * 2] * 2, draft_batch=[[[1.0, 1.0]] * 2] * 2)
+    whole = replace(
+        TABLE,
+        sequences=[1, 2],
+        target_batch=[[[1.0, 1.0]] * 2] * 2,
+        draft_batch=[[[1.0, 1.0]] * 2] * 2,
+    )
     whole.save(tmp_path / "table.json")
     assert LatencyTable.load(tmp_path / "table.json") == whole
     replace(whole, **{key: value}).save(tmp_path / "table.json")
@@ -108,7 +130,9 @@ def test_a_table_measured_under_load_is_refused():
     TABLE.check_quiet("table.json")
     noisy = replace(TABLE, target=[[1.0, 1.0], [1.3, 1.3]])
     assert TABLE.disagreement_with(TABLE) == 0 and TABLE.disagreement_with(noisy) > 0.1
-    with pytest.raises(UserError, match=r"table\.json.*under load.*13%.*latency\.accept_noise=true"):
+    with pytest.raises(
+        UserError, match=r"table\.json.*under load.*13%.*latency\.accept_noise=true"
+    ):
         replace(TABLE, disagreement=0.13).check_quiet("table.json")
 
 
@@ -122,13 +146,22 @@ def test_profiling_needs_room_for_its_steps():
 @pytest.mark.slow
 def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path):
     target, draft = tiny_pair(16)
-    table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1, max_batches=2)
-    assert table.sequences == [1, 2, 4, 8, 16] and table.target_batch[0] == table.target and table.draft_batch[0] == table.draft
-    assert len(table.branches) == 4 and all(1 <= width <= k for k, row in enumerate(table.branches, 1) for width in row)
+    table = measure_latency(
+        target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1, max_batches=2
+    )
+    assert (
+        table.sequences == [1, 2, 4, 8, 16]
+        and table.target_batch[0] == table.target
+        and table.draft_batch[0] == table.draft
+    )
+    assert len(table.branches) == 4 and all(
+        1 <= width <= k for k, row in enumerate(table.branches, 1) for width in row
+    )
     assert table.disagreement < float("inf") and table.spread > 0
     assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
     assert (
-        len(table.autoregressive) == len(table.contexts) and table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
+        len(table.autoregressive) == len(table.contexts)
+        and table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
     )
     table.save(tmp_path / "table.json")
     assert LatencyTable.load(tmp_path / "table.json") == table
@@ -138,13 +171,17 @@ def test_plain_decoding_has_a_price_of_its_own():
     at = torch.tensor([8, 24])
     own = replace(TABLE, autoregressive=[0.25] * len(TABLE.contexts))
     assert own.plain(at).tolist() == [0.25, 0.25]
-    assert TABLE.plain(at).tolist() == TABLE._target(at.double(), torch.ones(2)).tolist()  # and no rule: the table has none
+    assert (
+        TABLE.plain(at).tolist() == TABLE._target(at.double(), torch.ones(2)).tolist()
+    )  # and no rule: the table has none
 
 
 def of_many_contexts(count: int, seed: int, longest: int):
     """Roots with skewed contexts, so that the price at the mean context is not the mean price."""
     found = roots(count, seed, alike=True)
-    context = (longest * torch.rand(count, generator=torch.Generator().manual_seed(seed)) ** 8).long() + 1
+    context = (
+        longest * torch.rand(count, generator=torch.Generator().manual_seed(seed)) ** 8
+    ).long() + 1
     scalars = found.scalars.clone()
     scalars[:, 6] = context
     return replace(found, context=context, scalars=scalars)
@@ -153,7 +190,9 @@ def of_many_contexts(count: int, seed: int, longest: int):
 @pytest.mark.parametrize("rule", ["table", "eq11"])
 def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
     """Priced at the mean context, another tree would be taken, and lose to the baseline."""
-    bent = LatencyTable([1, 150, 200], [1, 41], [1, 4], [[1.0, 1.0]] * 3, [[0.05, 0.05]] * 2 + [[0.9, 0.9]])
+    bent = LatencyTable(
+        [1, 150, 200], [1, 41], [1, 4], [[1.0, 1.0]] * 3, [[0.05, 0.05]] * 2 + [[0.9, 0.9]]
+    )
     splits = of_many_contexts(300, 0, 2000), of_many_contexts(90, 1, 700)
     training, validation = (PricedRoots.of(own, ["specinfer"], [bent], rule) for own in splits)
     selector = new_selector(training, CONFIG)
@@ -165,7 +204,9 @@ def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
     costs = StepCosts(bent, ["specinfer"], 50, rule)  # whatever contexts it is asked for
     assert selector.static_action(1.0, 1.0, costs) == int(training.static()[0, 0])
     mean_context = context_counts(training.roots.context.float().mean().long()[None])
-    assert int((selector.static_efficiency[0] / costs.mean(mean_context)).argmax()) != int(training.static()[0, 0])
+    assert int((selector.static_efficiency[0] / costs.mean(mean_context)).argmax()) != int(
+        training.static()[0, 0]
+    )
 
 
 def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
@@ -177,9 +218,14 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
     assert again.table == dear and again.schema == selector.schema
     policy, other = NeuralPolicy(again), NeuralPolicy(again, TABLE)
     assert policy.draft_setting == RAW and other._costs.table == TABLE
-    assert torch.equal(policy._costs.seconds[7].double(), dear.steps_eq11(torch.tensor([112.0]))[0].float().double())
+    assert torch.equal(
+        policy._costs.seconds[7].double(),
+        dear.steps_eq11(torch.tensor([112.0]))[0].float().double(),
+    )
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier, policy.draft_setting)
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft), policy, policy.verifier, policy.draft_setting
+    )
     assert len(decoder.generate([1, 2], 6, SamplingSetting(), Rng.seeded(0)).tokens) == 6
     again.table = None
     with pytest.raises(UserError, match=r"no latency table.*LatencyTable\.load"):
@@ -193,9 +239,13 @@ def test_a_decoder_of_another_pair_or_draft_temperature_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-        unknown = NeuralPolicy(Selector(schema(16, 16)), TABLE)  # an export of an earlier version says nothing
+        unknown = NeuralPolicy(
+            Selector(schema(16, 16)), TABLE
+        )  # an export of an earlier version says nothing
         SpeculativeDecoder(target, LMDrafter(draft), unknown, unknown.verifier, RAW)
-    with pytest.warns(Advice, match="drafts warped as the target is, and this decoder warps them at T=1"):
+    with pytest.warns(
+        Advice, match="drafts warped as the target is, and this decoder warps them at T=1"
+    ):
         SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier, RAW)
     with pytest.warns(Advice, match="another draft than tiny"):
         SpeculativeDecoder(target, LMDrafter(tiny_model(16, seed=5)), policy, policy.verifier)
@@ -205,7 +255,9 @@ def test_a_fingerprint_survives_half_precision_and_knows_other_weights():
     model, other = tiny_model(16), tiny_model(16, seed=3)
     before = fingerprint(model)
     json.dumps(before)
-    assert same_model(before, fingerprint(tiny_model(16))) and not same_model(before, fingerprint(other))
+    assert same_model(before, fingerprint(tiny_model(16))) and not same_model(
+        before, fingerprint(other)
+    )
     assert not same_model(before, fingerprint(tiny_model(16, layers=2)))
     model.module.to(torch.bfloat16)
     assert same_model(before, fingerprint(model))

@@ -1,4 +1,6 @@
-"""Columns in files: the same roots as in memory, read by row, folds without copies, and no file left behind."""
+"""Columns in files: the same roots as in memory, read by row, folds without copies, and no file
+left behind.
+"""
 
 import gc
 import pickle
@@ -11,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from data.traces.store import TraceStore
-from decoding.common.errors import UserError
-from decoding.common.files import remove_temporaries
-from decoding.features import SCALARS
-from selector import roots as module
-from selector import rows as files
-from selector.crossfit import train_selector
-from selector.roots import PricedRoots, Roots, roots_from_traces
-from selector.rows import columns
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import remove_temporaries
+from nde_talf.decoding.features import SCALARS
+from nde_talf.selector import roots as module
+from nde_talf.selector import rows as files
+from nde_talf.selector.crossfit import train_selector
+from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces
+from nde_talf.selector.rows import columns
 from tests.selector.examples import CONFIG, TABLE, roots
 
 NAMES = ("h_p_previous", "h_q_previous", "h_q_root")
@@ -48,7 +50,9 @@ def stored(folder, count: int = 120, broken: bool = False) -> TraceStore:
 
 
 def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
-    store = TraceStore(folder / "traces") if (folder / "traces").exists() else stored(folder, **options)
+    store = (
+        TraceStore(folder / "traces") if (folder / "traces").exists() else stored(folder, **options)
+    )
     if in_memory:
         found = store.read(split)
         found |= {name: found[name].astype(np.float32) for name in NAMES}
@@ -60,7 +64,9 @@ def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
 def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "WINDOW", 1 << 12)  # pages are given back all the time
     one, other = read(tmp_path, True), read(tmp_path, False)
-    assert len(one) == len(other) == 120 and one.settings == other.settings and one.kind == other.kind
+    assert (
+        len(one) == len(other) == 120 and one.settings == other.settings and one.kind == other.kind
+    )
     index = torch.tensor([3, 119, 0, 3])
     for a, b in zip(one.states, other.states, strict=True):
         assert torch.equal(a, b[:]) and torch.equal(a[index], b[index]) and a.shape == b.shape
@@ -69,8 +75,14 @@ def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
     priced = [PricedRoots.of(own, ["gbv", "specinfer"], [TABLE]) for own in (one, other)]
     for chosen in (one.setting == 0, torch.arange(120) % 3 == 1, index):
         a, b = (own.where(chosen).where(torch.tensor([0, 2, 1])) for own in priced)
-        assert torch.equal(a.efficiency, b.efficiency) and torch.equal(a.samples, b.samples) and a.roots.kind == b.roots.kind
-        assert all(torch.equal(x, y[:]) for x, y in zip(a.roots.states, b.roots.states, strict=True))
+        assert (
+            torch.equal(a.efficiency, b.efficiency)
+            and torch.equal(a.samples, b.samples)
+            and a.roots.kind == b.roots.kind
+        )
+        assert all(
+            torch.equal(x, y[:]) for x, y in zip(a.roots.states, b.roots.states, strict=True)
+        )
         assert torch.equal(a.efficiency, priced[0].efficiency[chosen][[0, 2, 1]])
 
 
@@ -79,10 +91,15 @@ def test_a_selector_trained_from_files_has_the_same_weights(tmp_path, monkeypatc
     found = []
     for in_memory in (True, False):
         training, validation = (
-            PricedRoots.of(read(tmp_path, in_memory, split), ["specinfer"], [TABLE]) for split in ("train", "validation")
+            PricedRoots.of(read(tmp_path, in_memory, split), ["specinfer"], [TABLE])
+            for split in ("train", "validation")
         )
         config = replace(CONFIG, epochs=2, folds=2)
-        found.append(train_selector(training, validation, config, tmp_path / f"training {in_memory}")[0].state_dict())
+        found.append(
+            train_selector(training, validation, config, tmp_path / f"training {in_memory}")[
+                0
+            ].state_dict()
+        )
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
@@ -95,7 +112,10 @@ def test_parts_of_the_roots_give_the_logits_of_all(tmp_path, monkeypatch):
 
     whole = some.logits(network, 0), *some.steps(action, 0)
     monkeypatch.setattr(module, "PART", 7)
-    assert all(torch.equal(a, b) for a, b in zip(whole, (some.logits(network, 0), *some.steps(action, 0)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole, (some.logits(network, 0), *some.steps(action, 0)), strict=True)
+    )
 
 
 def test_folds_copy_no_states_and_files_vanish(tmp_path):
@@ -112,9 +132,14 @@ def test_folds_copy_no_states_and_files_vanish(tmp_path):
 
 def test_another_process_reads_the_same_file_and_leaves_it(tmp_path):
     some = read(tmp_path, False).h_q_root
-    code = "import pickle, sys; rows = pickle.load(open(sys.argv[1], 'rb')); print(float(rows[:].sum()), rows.shape)"
+    code = (
+        "import pickle, sys; rows = pickle.load(open(sys.argv[1], 'rb'));"
+        " print(float(rows[:].sum()), rows.shape)"
+    )
     (tmp_path / "rows").write_bytes(pickle.dumps(some))
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True, text=True
+    )
     assert done.stdout.split(maxsplit=1) == [str(float(some[:].sum())), "(120, 4)\n"], done.stderr
     assert list((tmp_path / "run").iterdir())
     remove_temporaries(tmp_path / "run")  # as after a kill
@@ -123,8 +148,13 @@ def test_another_process_reads_the_same_file_and_leaves_it(tmp_path):
 
 def test_a_file_that_the_disk_cannot_hold_is_refused_before_it_is_written(tmp_path, monkeypatch):
     some = read(tmp_path, False)
-    monkeypatch.setattr("selector.rows.shutil.disk_usage", lambda folder: SimpleNamespace(free=120 * 6 * 2 - 1))
-    with pytest.raises(UserError, match=r"a temporary file of 1\.4 kB, and its disk has 1\.4 kB left"):
+    monkeypatch.setattr(
+        "nde_talf.selector.rows.shutil.disk_usage",
+        lambda folder: SimpleNamespace(free=120 * 6 * 2 - 1),
+    )
+    with pytest.raises(
+        UserError, match=r"a temporary file of 1\.4 kB, and its disk has 1\.4 kB left"
+    ):
         some.h_p_previous[:]
     assert not list((tmp_path / "run").iterdir())
 

@@ -1,24 +1,44 @@
-"""A selector drafts delayed trees, so it chooses only among rules that are lossless on them: wherever the names come from."""
+"""A selector drafts delayed trees, so it chooses only among rules that are lossless on them:
+wherever the names come from.
+"""
 
 import json
 
 import pytest
 
-from decoding.common.card import CARD
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.verification import VERIFIERS
-from pipelines.checks import check_config
-from pipelines.config import Config
-from selector.policy import NeuralPolicy
-from selector.selector import Selector, selectable
+from nde_talf.decoding.common.card import CARD
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.config import Config
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import Selector, selectable
 from tests.selector.examples import TABLE, schema
 
-REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "tv", "bv", "greedy", "magic")
+REFUSED = (
+    "without_replacement",
+    "traversal_without_replacement",
+    "naive",
+    "tv",
+    "bv",
+    "greedy",
+    "magic",
+)
 
 
 def test_what_takes_delayed_trees_at_every_temperature_can_be_chosen():
-    fitting = ["nss", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "traversal", "gbv", "gbv_exact"]
+    fitting = [
+        "nss",
+        "naivetree",
+        "spectr",
+        "specinfer",
+        "khisti",
+        "khisti_lp",
+        "traversal",
+        "gbv",
+        "gbv_exact",
+    ]
     assert [rule.name for rule in selectable(fitting, "here")] == fitting
     assert {*fitting, *REFUSED} == {*VERIFIERS, "magic"}
 
@@ -35,7 +55,9 @@ def test_an_export_has_a_model_card_that_may_be_edited(tmp_path):
     selector = Selector(schema(6, 4, ("specinfer", "traversal")))
     selector.save_pretrained(tmp_path / "export")
     selector.write_card(
-        tmp_path / "export", {"roots": "8 training"}, {"of the best static tree's tokens/s": [1.05, 1.01, 1.09]}
+        tmp_path / "export",
+        {"roots": "8 training"},
+        {"of the best static tree's tokens/s": [1.05, 1.01, 1.09]},
     )
     text = (tmp_path / "export" / CARD).read_text()
     assert (
@@ -52,14 +74,19 @@ def test_an_edited_export_is_refused_by_its_file(name, tmp_path):
     file = tmp_path / "export" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "verifiers": ["specinfer", name]}))
     write_checksums(tmp_path / "export")  # edited by somebody who knows of them
-    with pytest.raises(UserError, match=rf"config\.json: verifiers: a selector cannot choose {name}"):
+    with pytest.raises(
+        UserError, match=rf"config\.json: verifiers: a selector cannot choose {name}"
+    ):
         Selector.from_pretrained(tmp_path / "export")
 
 
 def test_a_selector_changed_in_memory_neither_decodes_nor_is_exported(tmp_path):
     selector = Selector(schema(6, 4, ("specinfer", "traversal")))
     object.__setattr__(selector.schema, "verifiers", ("specinfer", "without_replacement"))
-    for use in (lambda: NeuralPolicy(selector, TABLE), lambda: selector.save_pretrained(tmp_path / "export")):
+    for use in (
+        lambda: NeuralPolicy(selector, TABLE),
+        lambda: selector.save_pretrained(tmp_path / "export"),
+    ):
         with pytest.raises(UserError, match="cannot choose without_replacement"):
             use()
     assert not (tmp_path / "export").exists()

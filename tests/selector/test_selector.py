@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.actions import TREES
-from decoding.common.checkpoint import CHECKPOINT
-from decoding.common.checksums import write_checksums
-from decoding.common.errors import UserError
-from decoding.drafter import LMDrafter
-from decoding.features import SCALARS, scalar_features
-from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.verification import VERIFIERS
-from selector.baselines import ENTROPY, EntropyRule, static_by_domain
-from selector.compiled import CompiledSelector
-from selector.crossfit import cross_fit, prompt_folds, train_selector
-from selector.evaluate import evaluate_offline, probabilities
-from selector.latency import StepCosts
-from selector.policy import NeuralPolicy, Opening
-from selector.roots import INPUT_SCALARS, roots_from_traces
-from selector.selector import Selector, action_at
-from selector.settings import NDE_PAPER
-from selector.training import SelectorModule, fit_selector, new_selector
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.checkpoint import CHECKPOINT
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.features import SCALARS, scalar_features
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.selector.baselines import ENTROPY, EntropyRule, static_by_domain
+from nde_talf.selector.compiled import CompiledSelector
+from nde_talf.selector.crossfit import cross_fit, prompt_folds, train_selector
+from nde_talf.selector.evaluate import evaluate_offline, probabilities
+from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.policy import NeuralPolicy, Opening
+from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
+from nde_talf.selector.selector import Selector, action_at
+from nde_talf.selector.settings import NDE_PAPER
+from nde_talf.selector.training import SelectorModule, fit_selector, new_selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
@@ -36,13 +36,22 @@ SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
     training, validation = priced(800, 0), priced(200, 1)
-    selector, _ = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training")
+    selector, _ = fit_selector(
+        training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training"
+    )
     report = evaluate_offline(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
     assert report["same_half"][0] >= report["split_half"][0]
-    domains = evaluate_offline(selector, training, validation, 0)["settings"]["temperature 1, top-p 1"]["by_domain"]
-    assert domains["good"]["tree"][1] + domains["good"]["tree"][2] == 16 and domains["good"]["selector"] > 2
-    assert domains["bad"]["tokens"] < 1.2 and domains["bad"]["own_tree"] == pytest.approx(1, abs=0.1)
+    domains = evaluate_offline(selector, training, validation, 0)["settings"][
+        "temperature 1, top-p 1"
+    ]["by_domain"]
+    assert (
+        domains["good"]["tree"][1] + domains["good"]["tree"][2] == 16
+        and domains["good"]["selector"] > 2
+    )
+    assert domains["bad"]["tokens"] < 1.2 and domains["bad"]["own_tree"] == pytest.approx(
+        1, abs=0.1
+    )
     assert domains["good"]["roots"] + domains["bad"]["roots"] == len(validation)
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
@@ -52,7 +61,9 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
 @pytest.mark.slow
 def test_two_processes_share_the_batches(tmp_path):
     training, validation = priced(800, 0), priced(200, 1)
-    selector, _ = fit_selector(training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False)
+    selector, _ = fit_selector(
+        training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False
+    )
     assert evaluate_offline(selector, training, validation, 0)["all"]["selector"][1] > 1.1
 
 
@@ -67,7 +78,9 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
         assert evaluate_offline(selector, judged, judged, table)["all"]["selector"][0] > gain
     deep = DEPTH[probabilities(selector, unseen, 0).argmax(-1)].float()
     assert deep[good].mean() > 12 and deep[~good].mean() < 2
-    shallow = DEPTH[probabilities(selector, validation, 1).argmax(-1)] <= 2  # where drafting is dear
+    shallow = (
+        DEPTH[probabilities(selector, validation, 1).argmax(-1)] <= 2
+    )  # where drafting is dear
     assert shallow.float().mean() > 0.98
 
 
@@ -75,19 +88,30 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
 def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     training, validation = priced(800, 0, "specinfer", "gbv"), priced(200, 1, "specinfer", "gbv")
     selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
-    picked = [action_at(int(i), training.verifiers)[0] for i in probabilities(selector, validation, 0).argmax(-1)]
-    right = [name == ("gbv" if h > 0 else "specinfer") for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)]
+    picked = [
+        action_at(int(i), training.verifiers)[0]
+        for i in probabilities(selector, validation, 0).argmax(-1)
+    ]
+    right = [
+        name == ("gbv" if h > 0 else "specinfer")
+        for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)
+    ]
     assert np.mean(right) > 0.75  # by chance: 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, stop_early):
-    training, validation = priced(300, 0, tables=(TABLE, SLOW_DRAFT)), priced(100, 1, tables=(TABLE, SLOW_DRAFT))
+    training, validation = (
+        priced(300, 0, tables=(TABLE, SLOW_DRAFT)),
+        priced(100, 1, tables=(TABLE, SLOW_DRAFT)),
+    )
 
     def fit(folder: str) -> Selector:
         config = replace(CONFIG, epochs=6)
-        selector, seen = fit_selector(training, validation, config, tmp_path / folder, stop_early=stop_early)
+        selector, seen = fit_selector(
+            training, validation, config, tmp_path / folder, stop_early=stop_early
+        )
         assert seen <= 6 if stop_early else seen == 6
         return selector
 
@@ -98,7 +122,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
         if module.current_epoch == 4:
             raise Killed
 
-    monkeypatch.setattr("selector.training.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("nde_talf.selector.training.CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(SelectorModule, "on_train_epoch_start", kill)
         fit("killed")
@@ -150,9 +174,15 @@ def test_folds_keep_a_prompt_together_and_need_prompts_enough():
         prompt_folds(some.prompt, 30)
 
 
-def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_costs_nothing(monkeypatch):
+def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_costs_nothing(
+    monkeypatch,
+):
     target, draft = tiny_pair(16)
-    selector = Selector(replace(schema(16, 16, learned=False), settings=((0.5, 1.0), (1.0, 1.0)), learned=(True, False)))
+    selector = Selector(
+        replace(
+            schema(16, 16, learned=False), settings=((0.5, 1.0), (1.0, 1.0)), learned=(True, False)
+        )
+    )
     selector.static_efficiency = torch.stack([torch.ones(len(TREES)), 1.0 + DEPTH / 2])
     for table, depth in ((TABLE, 16), (SLOW_DRAFT, 1)):
         policy = NeuralPolicy(selector, table)
@@ -179,19 +209,39 @@ def test_the_fast_path_is_the_selector(tmp_path):
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
             rows = torch.softmax(3 * torch.randn(3, 30 + 250 * seed), -1)
-            rows = warp(rows.log(), SamplingSetting(1.0, 1.0 if seed % 2 else 0.9)).unbind()  # top-p: zeros among them
-            local = context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 1 if seed % 2 else 0.9
+            rows = warp(
+                rows.log(), SamplingSetting(1.0, 1.0 if seed % 2 else 0.9)
+            ).unbind()  # top-p: zeros among them
+            local = context, temperature, top_p = (
+                20 + 40 * seed,
+                0.5 + 0.1 * seed,
+                1 if seed % 2 else 0.9,
+            )
             seconds, passes = costs.at(torch.tensor([context]))
-            own = torch.cat([scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]])
+            own = torch.cat(
+                [scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]]
+            )
             with torch.inference_mode():
                 slow = selector(*(x[None] for x in h), own[None], seconds)[0]
                 chosen = fast.choose(h, rows, *local)
-                assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4)
+                assert torch.allclose(
+                    slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4
+                )
                 assert chosen == int(slow.argmax())
-                assert policy._forward(h, rows, torch.tensor([context]), temperature, top_p, opening) == slow.argmax()
-                for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
+                assert (
+                    policy._forward(h, rows, torch.tensor([context]), temperature, top_p, opening)
+                    == slow.argmax()
+                )
+                for dtype in (
+                    torch.float64,
+                    torch.bfloat16,
+                ):  # of models; what they say of tokens is float32 or float64
                     own_dtype = [x.to(dtype) for x in h]
-                    fast.choose(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)
+                    fast.choose(
+                        own_dtype,
+                        [row.to(torch.promote_types(dtype, row.dtype)) for row in rows],
+                        *local,
+                    )
                     found = torch.from_numpy(fast.logits.copy())
                     fast.choose([x.float() for x in own_dtype], rows, *local)
                     assert torch.allclose(found, torch.from_numpy(fast.logits), atol=1e-5)
@@ -226,7 +276,10 @@ def traces(count: int, **changes) -> dict[str, np.ndarray]:
         "prompt_id": np.array([f"p{i // 4}" for i in range(count)]),
         "kind": np.array(["code"] * count),
         "split": np.array(["train"] * count),
-        **{name: np.zeros((count, 4), dtype=np.float32) for name in ("h_p_previous", "h_q_previous", "h_q_root")},
+        **{
+            name: np.zeros((count, 4), dtype=np.float32)
+            for name in ("h_p_previous", "h_q_previous", "h_q_root")
+        },
         "specinfer": np.ones((count, 2, len(TREES)), dtype=np.float32),
         **changes,
     }
@@ -245,7 +298,9 @@ def test_few_roots_of_a_setting_are_told(capsys):
     assert len(roots_from_traces(traces(60), ["specinfer"], said.append)) == 60 and not said
     temperature = np.array([0.5] * 49 + [1.0] * 51, dtype=np.float32)
     roots_from_traces(traces(100, temperature=temperature), ["specinfer"], said.append)
-    assert len(said) == 1 and "temperature 0.5" in said[0] and "49" in said[0] and "noise" in said[0]
+    assert (
+        len(said) == 1 and "temperature 0.5" in said[0] and "49" in said[0] and "noise" in said[0]
+    )
 
 
 def test_loading_names_what_is_wrong(tmp_path):
@@ -275,7 +330,11 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
     for name in ("specinfer", "gbv"):
         rule = VERIFIERS[name]
         monkeypatch.setitem(
-            VERIFIERS, name, replace(rule, rule=lambda tree, rng, own=rule: used.append(own.name) or own.rule(tree, rng))
+            VERIFIERS,
+            name,
+            replace(
+                rule, rule=lambda tree, rng, own=rule: used.append(own.name) or own.rule(tree, rng)
+            ),
         )
     torch.manual_seed(1)
     selector = Selector(schema(16, 16, ("specinfer", "gbv")))

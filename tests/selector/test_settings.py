@@ -1,12 +1,14 @@
-"""The settings of selectors name what is wrong with them, and keys that an earlier version had are known."""
+"""The settings of selectors name what is wrong with them, and keys that an earlier version had are
+known.
+"""
 
 from dataclasses import fields
 
 import pytest
 
-from decoding.common.errors import UserError
-from selector.settings import OLD_KEYS, SelectorConfig
-from selector.training import cosine
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.selector.settings import OLD_KEYS, SelectorConfig
+from nde_talf.selector.training import cosine
 
 KEYS = {f"selector.{field.name}" for field in fields(SelectorConfig)}
 
@@ -37,11 +39,15 @@ def test_a_value_that_cannot_work_is_refused_by_its_key(values, words):
 
 
 def test_widths_follow_the_draft_up_to_the_papers():
-    assert SelectorConfig().widths(4096) == SelectorConfig().widths(512) == (128, (512, 32))  # section 6, NDE paper
+    assert (
+        SelectorConfig().widths(4096) == SelectorConfig().widths(512) == (128, (512, 32))
+    )  # section 6, NDE paper
     assert SelectorConfig().widths(6) == SelectorConfig().widths(128) == (32, (128, 32))
     assert SelectorConfig(width=24).widths(4096) == (24, (96, 32))
     assert SelectorConfig(width=24, hidden=[7, 5]).widths(4096) == (24, (7, 5))
 
 
 def test_the_learning_rate_falls_along_a_cosine():
-    assert [cosine(step, 4) for step in range(5)] == pytest.approx([1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0])
+    assert [cosine(step, 4) for step in range(5)] == pytest.approx(
+        [1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0]
+    )

@@ -1,4 +1,6 @@
-"""A tiny project with the real set-up script, real environments and a real pip, and without a network."""
+"""A tiny project with the real set-up script, real environments and a real pip, and without a
+network.
+"""
 
 import os
 import shutil
@@ -55,16 +57,31 @@ class Project:
 
     def setup(self, *arguments, python=sys.executable, **variables):
         """Run the set-up script; returns (exit status, what it and pip printed)."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "COV_"))}
-        environment |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)} | variables
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "COV_"))
+        }
+        environment |= {
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.wheels),
+        } | variables
         command = [python, "tools/setup.py", ".venv", *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=environment, text=True, stdout=-1, stderr=subprocess.STDOUT)
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=-1,
+            stderr=subprocess.STDOUT,
+        )
         return done.returncode, done.stdout
 
     def version_of(self, package):
         """The version that the environment has of a package."""
         code = f"import importlib.metadata as m; print(m.version({package!r}))"
-        return subprocess.check_output([self.environment / "bin" / "python", "-I", "-c", code], text=True).strip()
+        return subprocess.check_output(
+            [self.environment / "bin" / "python", "-I", "-c", code], text=True
+        ).strip()
 
     def copy(self, folder):
         """The whole checkout with its environment, as `cp -r` copies it."""

@@ -1,11 +1,13 @@
-"""Chat templates that render text dialogues as those of Llama 3, Qwen 2.5, Qwen 3 and Gemma 3 do; tokenizers for them."""
+"""Chat templates that render text dialogues as those of Llama 3, Qwen 2.5, Qwen 3 and Gemma 3 do;
+tokenizers for them.
+"""
 
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.text.tokenizer import train_tokenizer
+from nde_talf.data.text.tokenizer import train_tokenizer
 
 SPECIAL = {
     "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -13,7 +15,12 @@ SPECIAL = {
     "qwen3": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
     "gemma3": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
 }
-END_OF_TURN = {"llama3": "<|eot_id|>", "qwen2": "<|im_end|>", "qwen3": "<|im_end|>", "gemma3": "<end_of_turn>"}
+END_OF_TURN = {
+    "llama3": "<|eot_id|>",
+    "qwen2": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "gemma3": "<end_of_turn>",
+}
 FAMILIES = tuple(SPECIAL)
 
 
@@ -22,16 +29,21 @@ def template(family: str) -> str:
 
 
 def family_tokenizer(family: str, texts: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on `texts` with a family's special tokens and template: bytes, but for Gemma, whose blanks are a
-    letter of words and whose unknown letters are bytes."""
+    """A tokenizer trained on `texts` with a family's special tokens and template: bytes, but for
+    Gemma, whose blanks are a letter of words and whose unknown letters are bytes.
+    """
     if family == "gemma3":
         backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         backend.normalizer = normalizers.Replace(" ", "\u2581")
         backend.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
-        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
         letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
         backend.train_from_iterator(
-            texts, trainers.BpeTrainer(vocab_size=500, special_tokens=letters, show_progress=False), len(texts)
+            texts,
+            trainers.BpeTrainer(vocab_size=500, special_tokens=letters, show_progress=False),
+            len(texts),
         )
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     else:

@@ -1,4 +1,6 @@
-"""Every paper's tables from their command lines on a tiny pair; what the papers print; figures with their samples; verdicts."""
+"""Every paper's tables from their command lines on a tiny pair; what the papers print; figures with
+their samples; verdicts.
+"""
 
 import json
 from collections import Counter
@@ -9,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.text.pair import Pair
-from data.text.prompts import Prompt
-from data.traces.store import TraceStore
-from decoding.actions import Action, tree_index
-from decoding.common.errors import UserError
-from decoding.names import LABELLED
-from evaluation.benchmark import Record
-from evaluation.papers import __main__ as command
-from evaluation.papers import dynatree, dyspec, labelled, talf
-from evaluation.papers.bench import Bench, OutOfTime, Work, carry_out
-from evaluation.papers.frame import (
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.actions import Action, tree_index
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.names import LABELLED
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.papers import __main__ as command
+from nde_talf.evaluation.papers import dynatree, dyspec, labelled, talf
+from nde_talf.evaluation.papers.bench import Bench, OutOfTime, Work, carry_out
+from nde_talf.evaluation.papers.frame import (
     FAILS,
     HOLDS,
     UNSEEN,
@@ -32,12 +34,12 @@ from evaluation.papers.frame import (
     printed,
     verdict_table,
 )
-from evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing
-from evaluation.papers.page import write_page
-from evaluation.papers.resampled import Prompts, as_interval, as_text
-from selector.latency import LatencyTable
-from selector.roots import ROOT_SCALARS, Roots
-from selector.selector import Selector
+from nde_talf.evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing
+from nde_talf.evaluation.papers.page import write_page
+from nde_talf.evaluation.papers.resampled import Prompts, as_interval, as_text
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import ROOT_SCALARS, Roots
+from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import schema
 
@@ -49,8 +51,24 @@ PRINTED = {
         "Table 9": 15,
     }
     | {f"Table {n}": 15 for n in range(10, 16)},
-    "gbv": {"Table 1": 8, "Table 2": 8, "Table 3": 7, "Table 4": 7, "Table 5": 10, "Table 6": 12, "Table 7": 12, "Profile": 4},
-    "dynatree": {"Table 1": 4, "Table 2": 4, "Table 3": 4, "Table 4": 3, "Table 5": 6, "Table 6": 4},
+    "gbv": {
+        "Table 1": 8,
+        "Table 2": 8,
+        "Table 3": 7,
+        "Table 4": 7,
+        "Table 5": 10,
+        "Table 6": 12,
+        "Table 7": 12,
+        "Profile": 4,
+    },
+    "dynatree": {
+        "Table 1": 4,
+        "Table 2": 4,
+        "Table 3": 4,
+        "Table 4": 3,
+        "Table 5": 6,
+        "Table 6": 4,
+    },
     "talf": {"Table 1": 18, "Table 2": 9, "Table 3": 4, "Table 4": 10, "Figure 2a": 2},
     "dyspec": {"Table 1": 6, "Table 2": 6, "Table 3": 6, "Table 4": 6, "Table 5": 8, "Figure 9": 4},
 }
@@ -63,7 +81,9 @@ def run(tmp_path_factory):
     for role, model in zip(("target", "draft"), tiny_pair(V, hidden=16), strict=True):
         model.module.save_pretrained(folder / "pair" / role)
     prompts = [
-        Prompt(f"{kind}{i}", kind, "", [(7 * i + j) % V for j in range(5)]) for i in range(3) for kind in ("code", "prose")
+        Prompt(f"{kind}{i}", kind, "", [(7 * i + j) % V for j in range(5)])
+        for i in range(3)
+        for kind in ("code", "prose")
     ]
     rows = (torch.arange(8 * 24).reshape(8, 24) * 7) % V
     Pair(folder / "pair").write("target", "draft", prompts, 4, rows, rows)
@@ -85,10 +105,16 @@ def test_every_table_of_a_paper_has_its_rows(paper):
 
 @pytest.mark.parametrize("paper", PRINTED)
 def test_a_paper_has_every_table_that_is_printed_and_its_own_cells_meet_printed_ones(run, paper):
-    made = getattr(__import__(f"evaluation.papers.{paper}", fromlist=["x"]), command.PAPERS[paper])(Bench(run, 1))
+    made = getattr(
+        __import__(f"nde_talf.evaluation.papers.{paper}", fromlist=["x"]), command.PAPERS[paper]
+    )(Bench(run, 1))
     tables = {table.name: table for table in made.tables()}
     works = [work.name for work in made.works()]
-    assert set(PRINTED[paper]) <= set(tables) and len(tables) == len(made.tables()) and len(set(works)) == len(works)
+    assert (
+        set(PRINTED[paper]) <= set(tables)
+        and len(tables) == len(made.tables())
+        and len(set(works)) == len(works)
+    )
     assert all(set(own.works) <= set(works) for own in tables.values())
     assert len(made.claims()) >= 2
     for name, (columns, rows) in printed(paper).items():
@@ -106,7 +132,12 @@ def synthetic(settings: int = 1) -> Labels:
     hidden, scalars = torch.zeros(12, 1), torch.zeros(12, len(ROOT_SCALARS))
     roots = Roots(*[hidden] * 3, scalars, torch.arange(12) + 5, torch.zeros(12).long(), torch.from_numpy(row), labels,
                   [(1.0, 1.0)], ["code"] * 12)  # fmt: skip
-    return Labels(roots, row, prompts, LatencyTable([1, 100], [1, 41], [1, 4], [[1.0, 5.0]] * 2, [[0.1, 0.2]] * 2))
+    return Labels(
+        roots,
+        row,
+        prompts,
+        LatencyTable([1, 100], [1, 41], [1, 4], [[1.0, 5.0]] * 2, [[0.1, 0.2]] * 2),
+    )
 
 
 def test_a_cell_is_the_direct_computation():
@@ -116,14 +147,21 @@ def test_a_cell_is_the_direct_computation():
     tokens = (one / other + other / one).sum(0) / (1 / one + 1 / other).sum(0)
     found = labels.figure("specinfer", "t1.0", trees)
     assert found[0] == pytest.approx(tokens) and found.shape == (2001, 2)
-    seconds = labels.table.steps(torch.tensor([16]))[0, trees].numpy()  # the nearest priced context of all twelve
+    seconds = labels.table.steps(torch.tensor([16]))[
+        0, trees
+    ].numpy()  # the nearest priced context of all twelve
     assert labels.figure("specinfer", "t1.0", trees, SPEED)[0] == pytest.approx(tokens / seconds)
     taken = torch.full((12,), trees[1])
     assert labels.figure("specinfer", "t1.0", taken)[0] == pytest.approx(tokens[1])
     assert labels.figure("specinfer", "t0.2", trees) is None
-    assert labels.figure("naive", "t1.0", trees)[0] == pytest.approx(labels.figure("naivetree", "t1.0", trees)[0])
+    assert labels.figure("naive", "t1.0", trees)[0] == pytest.approx(
+        labels.figure("naivetree", "t1.0", trees)[0]
+    )
     best = labels.best("gbv", "t1.0", trees, TOKENS)
-    assert labels.best_figure("gbv", "t1.0", trees, TOKENS)[0] == labels.figure("gbv", "t1.0", trees)[0].max()
+    assert (
+        labels.best_figure("gbv", "t1.0", trees, TOKENS)[0]
+        == labels.figure("gbv", "t1.0", trees)[0].max()
+    )
     assert best in trees
 
 
@@ -141,7 +179,9 @@ def test_labels_that_are_exact_give_the_harmonic_mean():
 
 
 def test_samples_of_a_figure_are_paired_and_few_prompts_have_no_interval():
-    prompts = Prompts([Prompt(f"{kind}{i}", kind, "", [1]) for kind in ("a", "b") for i in range(3)])
+    prompts = Prompts(
+        [Prompt(f"{kind}{i}", kind, "", [1]) for kind in ("a", "b") for i in range(3)]
+    )
     values, ones = np.array([1.0, 2, 3, 10, 20, 30]), np.ones(6)
     ours, theirs = prompts.ratio(2 * values, ones), prompts.ratio(values, ones)
     assert as_interval(ours / theirs) == pytest.approx([2, 2, 2])
@@ -180,14 +220,24 @@ def test_a_verdict_says_what_each_figure_does_the_lowest_first():
                "e": np.array([0.5, np.nan]), "f": None}  # fmt: skip
     found = Claim("x", "y", lambda: figures, "A note.").verdict()
     assert [*found["figures"]] == ["e", "c", "b", "d", "a", "f"]
-    groups = "Below 1 with its full interval: c.", "both take the same trees: d.", "The interval holds 1: b.", "an interval: e."
-    at = [found["reason"].index(text) for text in (*groups, "Not measured: f.", "Above 1 with its full interval: a. A note.")]
+    groups = (
+        "Below 1 with its full interval: c.",
+        "both take the same trees: d.",
+        "The interval holds 1: b.",
+        "an interval: e.",
+    )
+    at = [
+        found["reason"].index(text)
+        for text in (*groups, "Not measured: f.", "Above 1 with its full interval: a. A note.")
+    ]
     assert at == sorted(at)
 
 
 def test_verdicts_that_do_not_hold_come_first():
     ratios = (fixed(1.2, 1.1, 1.3), fixed(1.0, 0.9, 1.1), fixed(0.8, 0.7, 0.9))
-    rows = verdict_table([{"paper": "p", **Claim("x", "y", lambda own=own: {"a": own}).verdict()} for own in ratios])
+    rows = verdict_table(
+        [{"paper": "p", **Claim("x", "y", lambda own=own: {"a": own}).verdict()} for own in ratios]
+    )
     assert rows.index(FAILS) < rows.index(UNSEEN) < rows.index(f"**{HOLDS}")
 
 
@@ -203,10 +253,14 @@ def test_a_table_shows_ours_beside_the_printed_and_an_empty_cell_where_nothing_w
         plot=Plot("lines", "x", "y"),
     )
     found = json.loads(json.dumps(measured(table)))
-    text = as_markdown("Table 1", found, {"Table 1": (["Key", "one", "two"], [["x", "7", "8"], ["z", "9", "10"]])})
+    text = as_markdown(
+        "Table 1", found, {"Table 1": (["Key", "one", "two"], [["x", "7", "8"], ["z", "9", "10"]])}
+    )
     assert "| Key | one | paper: two |" in text and "| x | 1.50 [1.41, 1.59] / 7 | 8 |" in text
     assert "| y |  |  |" in text and "| z | / 9 | 10 |" in text and "Measured on" not in text
-    counted = measured(replace(table, works=("one", "two")), {"one": "6 prompts (code 6)", "three": "9 prompts"})
+    counted = measured(
+        replace(table, works=("one", "two")), {"one": "6 prompts (code 6)", "three": "9 prompts"}
+    )
     assert "\nTitle. Measured on 6 prompts (code 6).\n" in as_markdown("Table 1", counted, {})
     for kind in ("lines", "bars"):
         assert len(picture(Plot(kind, "depth", "rate"), found).axes) == 1
@@ -250,21 +304,32 @@ def test_labels_go_on_where_they_stopped(run, monkeypatch):
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
     labels = Labels.of(two)
     assert len(labels.prompts.every) == 4 and len(labels.roots.settings) == 2
-    assert 1 <= labels.figure("traversal", "p0.9", [tree_index(Action(2, 0, 2))], TOKENS, "code")[0, 0] <= 3
+    assert (
+        1
+        <= labels.figure("traversal", "p0.9", [tree_index(Action(2, 0, 2))], TOKENS, "code")[0, 0]
+        <= 3
+    )
     assert str(labels) == "On 4 prompts (code 2, prose 2), settings t1.0, p0.9"
     assert len(Labels.of_traces(two).prompts.every) == 4  # this run has no traces of its own
     columns = labelled.store(two).read("test")
     here = columns["prompt_id"] == "code0"
-    own, store = TraceStore(run / "traces"), {name: column[here] for name, column in columns.items()}
+    own, store = (
+        TraceStore(run / "traces"),
+        {name: column[here] for name, column in columns.items()},
+    )
     try:
         own.write("traces-00000-of-00001.parquet", {**{name: _plain(column) for name, column in store.items()},
                                                     "split": ["train"] * int(here.sum())})  # fmt: skip
         own.finish()
         traced = Labels.of_traces(two)
-        assert [prompt.id for prompt in traced.prompts.every] == ["code0"] and len(traced.roots) == here.sum()
+        assert [prompt.id for prompt in traced.prompts.every] == ["code0"] and len(
+            traced.roots
+        ) == here.sum()
         own.clear()
         without = {name: _plain(column) for name, column in store.items() if name != "gbv"}
-        own.write("traces-00000-of-00001.parquet", {**without, "split": ["train"] * int(here.sum())})
+        own.write(
+            "traces-00000-of-00001.parquet", {**without, "split": ["train"] * int(here.sum())}
+        )
         own.finish()
         assert len(Labels.of_traces(two).prompts.every) == 4  # not all rules were traced
     finally:
@@ -281,7 +346,16 @@ def test_heads_of_the_benchmark_are_taken_with_what_it_decoded(run, tmp_path):
         (tmp_path / "steps" / name / "config.json").write_text('{"steps": 7}')
     lengths = {"EAGLE": 10, "HASS": 8, "TALF, k = 4": 5}
     records = [
-        Record(setting, f"{method} / beam", f"p{i}", "code", 20, steps if setting == "T=0" else 1, 0, 1.0)
+        Record(
+            setting,
+            f"{method} / beam",
+            f"p{i}",
+            "code",
+            20,
+            steps if setting == "T=0" else 1,
+            0,
+            1.0,
+        )
         for setting in ("T=0", "T=1")
         for i in range(4)
         for method, steps in lengths.items()
@@ -293,7 +367,11 @@ def test_heads_of_the_benchmark_are_taken_with_what_it_decoded(run, tmp_path):
     found, other = (claim.verdict() for claim in own.claims()[:2])
     assert found["figures"]["TALF over HASS, Beam search"] == pytest.approx([1.6] * 3)
     assert other["figures"]["HASS over EAGLE-2, Beam search"] == pytest.approx([1.25] * 3)
-    assert found["figures"]["TALF over HASS, SALF"] is None and "7 steps" in found["reason"] and "code 4" in found["reason"]
+    assert (
+        found["figures"]["TALF over HASS, SALF"] is None
+        and "7 steps" in found["reason"]
+        and "code 4" in found["reason"]
+    )
     assert talf.Talf(Bench(run, 1)).elsewhere is None
 
 
@@ -308,12 +386,18 @@ def small(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", [own if own == "gbv" else pytest.param(own, marks=pytest.mark.law) for own in PRINTED])
-def test_a_command_measures_all_of_a_paper_and_goes_on(run, small, tmp_path, monkeypatch, capsys, paper):
+@pytest.mark.parametrize(
+    "paper", [own if own == "gbv" else pytest.param(own, marks=pytest.mark.law) for own in PRINTED]
+)
+def test_a_command_measures_all_of_a_paper_and_goes_on(
+    run, small, tmp_path, monkeypatch, capsys, paper
+):
     limits = "--prompts", "1", "--new-tokens", "6", "--head-steps", "1", "1"
     arguments = [paper, "--run", str(run), *limits, "--out", str(tmp_path)]
     command.main(arguments)
-    assert "of measuring are left" in " ".join(capsys.readouterr().out.split()) and not list(tmp_path.iterdir())
+    assert "of measuring are left" in " ".join(capsys.readouterr().out.split()) and not list(
+        tmp_path.iterdir()
+    )
     command.main([*arguments, "--all"])
     found = json.loads((tmp_path / f"{paper}.json").read_text())
     text = (tmp_path / f"{paper}.md").read_text()
@@ -328,6 +412,8 @@ def test_a_command_measures_all_of_a_paper_and_goes_on(run, small, tmp_path, mon
     assert files == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     page = tmp_path / "docs" / "reproduction.md"
     command.main(["page", "--out", str(tmp_path), "--page", str(page)])
-    assert found["verdicts"][0]["claim"] in page.read_text() and f"(../{paper}.md)" in page.read_text()
+    assert (
+        found["verdicts"][0]["claim"] in page.read_text() and f"(../{paper}.md)" in page.read_text()
+    )
     with pytest.raises(SystemExit, match="no such table"):
         command.main([*arguments, "--table", "99"])

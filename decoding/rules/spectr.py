@@ -1,5 +1,6 @@
-"""SpecTr: K-SEQ, the rule that accepts one draw after another with the same law, and the search for its threshold rho
-(Algorithm 3, NDE paper)."""
+"""SpecTr: K-SEQ, the rule that accepts one draw after another with the same law, and the search for
+its threshold rho (Algorithm 3, NDE paper).
+"""
 
 import math
 from collections.abc import Callable
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.verification.reduce import rows_at_once
-from decoding.verification.rules import LabelRows, Node, Nodes, Rule, excess, ratio, where
+from nde_talf.decoding.rules.reduce import rows_at_once
+from nde_talf.decoding.rules.rules import LabelRows, Node, Nodes, Rule, excess, ratio, where
 
 
 class KSeq(NamedTuple):
@@ -28,9 +29,11 @@ class KSeq(NamedTuple):
 
 
 class SpecTr(Rule):
-    """K-SEQ (Algorithm 3, NDE paper): accept draws one after another with min(1, p / (rho q)), for the smallest valid rho.
+    """K-SEQ (Algorithm 3, NDE paper): accept draws one after another with min(1, p / (rho q)), for
+    the smallest valid rho.
 
-    Any rho in [rho*, k] is lossless and any below is biased, so rho is the upper end of its bracket.
+    Any rho in [rho*, k] is lossless and any below is biased, so rho is the upper end of its
+    bracket.
     """
 
     by_count = True
@@ -45,7 +48,9 @@ class SpecTr(Rule):
             return KSeq(1.0, 0.0, 1.0)  # speculative sampling; its acceptance is not asked for
         if isinstance(node, Node):
             k, exact = float(node.count), node.p.dtype == torch.float64
-            rho, sum_of = threshold(partial_sums(node.p, node.q, torch.empty_like(node.p)), k, exact)
+            rho, sum_of = threshold(
+                partial_sums(node.p, node.q, torch.empty_like(node.p)), k, exact
+            )
             return k_seq(rho, sum_of, k)
         k = node.count.clamp(min=1).double()
 
@@ -55,8 +60,12 @@ class SpecTr(Rule):
         return k_seq(*threshold(covered, k, node.p.dtype == torch.float64, torch.ones_like(k)), k)
 
     def table(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        """One row after the other: one of a large vocabulary stays in the cache until its rho are found. On a device many rows
-        at once, as one by one the host would wait for it some ten times a row and k."""
+        """One row after the other: one of a large vocabulary stays in the cache until its rho are
+        found.
+
+        On a device many rows at once, as one by one the host would wait for it some ten times a row
+        and k.
+        """
         if p.device.type != "cpu":
             return self._table_on_device(p, q, draws)
         most, scratch = int(draws.max()), torch.empty_like(p[0])
@@ -66,12 +75,21 @@ class SpecTr(Rule):
         for row, count, own in zip(rows.tolist(), draws[rows].tolist(), at_one, strict=True):
             covered = partial_sums(p[row], q[row], scratch)
             for k in range(1, count + 1):
-                rho, taken = threshold(covered, float(k), p.dtype == torch.float64, at_one=own) if k > 1 else (1.0, own)
+                rho, taken = (
+                    threshold(covered, float(k), p.dtype == torch.float64, at_one=own)
+                    if k > 1
+                    else (1.0, own)
+                )
                 fields[:, row, k] = k_seq(rho, taken, k)
         return KSeq(*torch.from_numpy(fields).to(p.device))
 
     def _table_on_device(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        found = KSeq(*(p.new_full((len(p), int(draws.max()) + 1), value, dtype=torch.float64) for value in (1.0, 0.0, 1.0)))
+        found = KSeq(
+            *(
+                p.new_full((len(p), int(draws.max()) + 1), value, dtype=torch.float64)
+                for value in (1.0, 0.0, 1.0)
+            )
+        )
         for k in range(1, found.rho.shape[1]):
             for rows in (draws >= k).nonzero()[:, 0].split(rows_at_once(p)):
                 node = Nodes(p[rows], q[rows], draws[rows, None], torch.full_like(rows, k))
@@ -92,7 +110,7 @@ class SpecTr(Rule):
 
 
 def partial_sums(p: Tensor, q: Tensor, scratch: Tensor) -> Callable[[float], float]:
-    """rho -> sum_t min(p, rho q) of one row; scratch [V] is overwritten."""
+    """Rho -> sum_t min(p, rho q) of one row; scratch [V] is overwritten."""
     return lambda rho: 1 - float(torch.sub(p, q, alpha=rho, out=scratch).clamp_(min=0).sum())
 
 
@@ -111,17 +129,20 @@ def k_seq(rho: Any, covered: Any, k: Any) -> KSeq:
     return KSeq(rho, accepted, min(accepted / covered, 1.0) if covered > 0 else 0.0)
 
 
-TURNS = 12  # of the search on a device, where it cannot stop early; any rho that it has found valid by then is lossless
+# of the search on a device, where it cannot stop early; any rho that it has found valid by then is
+# lossless
+TURNS = 12
 
 
 def threshold(
     covered: Callable[[Any], Any], k: Any, exact: bool = False, one: Any = 1.0, at_one: Any = None
 ) -> tuple[Any, Any]:
-    """(rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws: numbers of one node or tensors [B].
+    """(rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws: numbers of one node or
+    tensors [B].
 
-    rho* solves p_acc = covered (Algorithm 3), that is x = g(covered(x)) where g(b) = b / (1 - (1 - b)^(1/k)). covered
-    grows and g falls, so g(covered(1)) is an upper bound. A secant on g(covered(x)) - x inside the bracket takes about four
-    reductions.
+    rho* solves p_acc = covered (Algorithm 3), that is x = g(covered(x)) where g(b) = b / (1 - (1 -
+    b)^(1/k)). covered grows and g falls, so g(covered(1)) is an upper bound. A secant on
+    g(covered(x)) - x inside the bracket takes about four reductions.
 
     Args:
         exact: to 1e-13 instead of 1e-5, which float32 rows allow.
@@ -149,9 +170,15 @@ def threshold(
         value, y = acceptance(x, b, k) - b, g(b) - x
         valid = value <= 0
         found = valid | (found & (x < high))
-        low, high, best = where(valid, low, x), where(valid, x, where(x < high, high, k)), where(valid, b, best)
+        low, high, best = (
+            where(valid, low, x),
+            where(valid, x, where(x < high, high, k)),
+            where(valid, b, best),
+        )
         narrow = high - low <= tolerance * high
-        done = done | (found & (narrow | (valid & (value >= -tolerance) & (not exact))))  # flat where p and q hardly differ
+        done = done | (
+            found & (narrow | (valid & (value >= -tolerance) & (not exact)))
+        )  # flat where p and q hardly differ
         if not many and done:
             break
         slope = (x - last) / (y - ahead) if many or y != ahead else math.inf

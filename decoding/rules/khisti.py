@@ -1,19 +1,21 @@
-"""Khisti: a tournament turns the draws of a node into one token, which is then verified as a single draft of law r
-(Algorithm 5, NDE paper, with the pair weights of every stage)."""
+"""Khisti: a tournament turns the draws of a node into one token, which is then verified as a single
+draft of law r (Algorithm 5, NDE paper, with the pair weights of every stage).
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import Rng
-from decoding.verification.bundles import Level, by_count
-from decoding.verification.rules import Naive, Node, Nodes, ratio
-from decoding.verification.tournament import DEFAULT, Tournament, play, play_rows
+from nde_talf.decoding.rules.bundles import Level, by_count
+from nde_talf.decoding.rules.rules import Naive, Node, Nodes, ratio
+from nde_talf.decoding.rules.tournament import DEFAULT, Tournament, play, play_rows
+from nde_talf.decoding.sampling import Rng
 
 
 class Khisti(Naive):
-    """Select one token Y of law r by a tournament, accept it with min(1, p / r), otherwise draw from (p - r)_+.
+    """Select one token Y of law r by a tournament, accept it with min(1, p / r), otherwise draw
+    from (p - r)_+.
 
     how: how stages are chosen; on a device always the default.
     """
@@ -35,14 +37,17 @@ class Khisti(Naive):
 
 
 class KhistiBranching:
-    """B(f, X, t) = sum_y pi(y) [a(y) 1{t = y} + (1 - a(y)) p_res(t)] over all winners y, pi the law of the winner given X.
+    """B(f, X, t) = sum_y pi(y) [a(y) 1{t = y} + (1 - a(y)) p_res(t)] over all winners y, pi the law
+    of the winner given X.
 
     The laws of Y are stored at drafted tokens only; one node's [V] numbers are held at a time.
     """
 
     def __init__(self, p: Tensor, q: Tensor, draws: Tensor, how: Tournament = DEFAULT):
         self.p, self.q, self.how = p, q, how
-        self.covered = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
+        self.covered = torch.zeros(
+            len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device
+        )
         self._level: Level | None = None
 
     def contributions(self, level: Level) -> Tensor:
@@ -50,14 +55,17 @@ class KhistiBranching:
         return kept + corrected
 
     def last(self, level: Level) -> Tensor:
-        """sum min(p, r), Algorithm 10's bound, in expectation; what the residual hits is left as sampled, since it has no
-        closed form."""
+        """Sum min(p, r), Algorithm 10's bound, in expectation; what the residual hits is left as
+        sampled, since it has no closed form.
+        """
         _, corrected = self._parts(level)
         first = level.member & (level.earlier == 0)
         return by_count(self.covered, level, level.draws) * first + corrected
 
     def _parts(self, level: Level) -> tuple[Tensor, Tensor]:
-        """What draws gain as accepted winners, and as tokens that the residual lands on; both [B, S, K]."""
+        """What draws gain as accepted winners, and as tokens that the residual lands on; both [B,
+        S, K].
+        """
         if self._level is not level:
             self._level, self._found = level, self._compute(level)
         return self._found
@@ -75,7 +83,9 @@ class KhistiBranching:
         return winner * accept * level.member, refused * residual * level.fresh * level.member
 
     def _play(self, level: Level) -> tuple[Tensor, Tensor]:
-        """The law of Y at every draw's token after 0.. stages, and keeps[b, m, j, k]: whether j survives k in stage m."""
+        """The law of Y at every draw's token after 0.. stages, and keeps[b, m, j, k]: whether j
+        survives k in stage m.
+        """
         bundles, paths = level.node.shape
         law = torch.zeros(bundles, paths, paths, dtype=torch.float64)
         keeps = torch.ones(bundles, paths, paths, paths, dtype=torch.float64)

@@ -1,9 +1,12 @@
-"""The top-down rules. Each is written once and runs on numbers of one node or on tensors of many.
+"""The top-down rules.
 
-A rule is a solver f(p, q, X) of optimal transport with list information (section 3.2, NDE paper): given the draws X of a
-node it returns a token whose law is p, and which is one of X as often as possible. It tries the draws one after another.
-`chance` is the probability that the next one is accepted, `reject` gives the state after its rejection, and `residual` is what
-the token is drawn from when none was accepted:
+Each is written once and runs on numbers of one node or on tensors of many.
+
+A rule is a solver f(p, q, X) of optimal transport with list information (section 3.2, NDE paper):
+given the draws X of a node it returns a token whose law is p, and which is one of X as often as
+possible. It tries the draws one after another. `chance` is the probability that the next one is
+accepted, `reject` gives the state after its rejection, and `residual` is what the token is drawn
+from when none was accepted:
 
     state = rule.start(node)
     for each draw x in draft order:
@@ -11,8 +14,9 @@ the token is drawn from when none was accepted:
         state = rule.reject(node, state)
     otherwise draw from rule.residual(node, state)
 
-Three drivers use these four methods: `walk.solve` on the host, `walk.solve_rows` for the current nodes of many trees on a
-device, and `branching.OfRule` for the branching probabilities that labels are made of. So all three use the same formulas.
+Three drivers use these four methods: `walk.solve` on the host, `walk.solve_rows` for the current
+nodes of many trees on a device, and `branching.OfRule` for the branching probabilities that labels
+are made of. So all three use the same formulas.
 """
 
 import math
@@ -23,10 +27,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.device import number
-from decoding.sampling import LEAST_MASS, Rng
-from decoding.verification.reduce import hit_rates, positive_sums, total
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device import number
+from nde_talf.decoding.rules.reduce import hit_rates, positive_sums, total
+from nde_talf.decoding.sampling import LEAST_MASS, Rng
 
 Numbers = float | Tensor
 EMPTY = 1e-12
@@ -43,20 +47,29 @@ def scaled(row: Any) -> Scaled:
 
 
 def ratio(numerator: Any, denominator: Any) -> Any:
-    """min(1, numerator_+ / denominator) of numbers or tensors; 1 where the denominator vanishes under a positive numerator."""
+    """min(1, numerator_+ / denominator) of numbers or tensors; 1 where the denominator vanishes
+    under a positive numerator.
+    """
     if isinstance(numerator, Tensor):
         numerator = numerator.clamp(min=0)
-        return torch.where(numerator >= denominator, (numerator > 0).to(numerator), numerator / denominator)
+        return torch.where(
+            numerator >= denominator, (numerator > 0).to(numerator), numerator / denominator
+        )
     return 0.0 if numerator <= 0 else 1.0 if numerator >= denominator else numerator / denominator
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:
     """torch.where, or the same of numbers."""
-    return torch.where(condition, yes, no) if isinstance(condition, Tensor) else (yes if condition else no)
+    return (
+        torch.where(condition, yes, no)
+        if isinstance(condition, Tensor)
+        else (yes if condition else no)
+    )
 
 
 def excess(p: Any, q: Any, c: Any, w0: Any = 1.0) -> Any:
-    """(w0 p - c q)_+ of numbers at a token, of a row [V], or of rows [R, V] with a scalar or c, w0 [R] a row.
+    """(w0 p - c q)_+ of numbers at a token, of a row [V], or of rows [R, V] with a scalar or c, w0
+    [R] a row.
 
     Where c is the number 0 it returns p itself: the same distribution.
     """
@@ -65,7 +78,9 @@ def excess(p: Any, q: Any, c: Any, w0: Any = 1.0) -> Any:
     if not isinstance(c, Tensor):
         if c == 0:
             return p
-        return (p.sub(q, alpha=c) if isinstance(w0, float) and w0 == 1 else (w0 * p).sub_(q, alpha=c)).clamp_(min=0)
+        return (
+            p.sub(q, alpha=c) if isinstance(w0, float) and w0 == 1 else (w0 * p).sub_(q, alpha=c)
+        ).clamp_(min=0)
     if p.dim() > c.dim():
         c, w0 = (x.to(p)[..., None] if isinstance(x, Tensor) else x for x in (c, w0))
     return (w0 * p - c * q).clamp_(min=0)
@@ -75,9 +90,11 @@ class Node:
     """One node on the host.
 
     Args:
-        p, q: rows [V], or what gives a probability by token and the row by `dense()` (`WarpedRow`, `gbv.TiltedRow`).
+        p, q: rows [V], or what gives a probability by token and the row by `dense()` (`WarpedRow`,
+            `gbv.TiltedRow`).
         drafted: its draws in draft order, with repeats.
-        left: for draws without replacement, the mass of q that each was drawn from (`DraftTree.masses`).
+        left: for draws without replacement, the mass of q that each was drawn from
+            (`DraftTree.masses`).
     """
 
     def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
@@ -109,7 +126,9 @@ class Node:
         return w0 * found / self._rest[2]
 
     def rest(self, c: float, w0: float = 1.0) -> Tensor:
-        """Weights [V] in proportion to (w0 p - c q)_+. Where c / w0 is no float32 number there are none, to its rounding.
+        """Weights [V] in proportion to (w0 p - c q)_+.
+
+        Where c / w0 is no float32 number there are none, to its rounding.
 
         A row of p that is not normalised stays so: with sum t it gives t times these weights.
         """
@@ -121,11 +140,19 @@ class Node:
 
 
 class Nodes:
-    """A node in each of B trees, on a device. p, q [B, V]; draws [B, n]: token ids in draft order, of which the first counts
-    [B] are the node's own; left: float64 [B, n], or None for i.i.d. draws. q may be a function that makes the rows when they
-    are first asked for."""
+    """A node in each of B trees, on a device. p, q [B, V]; draws [B, n]: token ids in draft order,
+    of which the first counts [B] are the node's own; left: float64 [B, n], or None for i.i.d.
+    draws. q may be a function that makes the rows when they are first asked for.
+    """
 
-    def __init__(self, p: Tensor, q: Tensor | Callable[[], Tensor], draws: Tensor, counts: Tensor, left: Tensor | None = None):
+    def __init__(
+        self,
+        p: Tensor,
+        q: Tensor | Callable[[], Tensor],
+        draws: Tensor,
+        counts: Tensor,
+        left: Tensor | None = None,
+    ):
         self.p, self._q, self.draws, self.count, self.left = p, q, draws, counts, left
 
     @property
@@ -145,7 +172,9 @@ class Nodes:
 
 
 class LabelRows:
-    """Rows number `rows` [M] of p, q [R, V], of which a chunk is held at a time; `count` [M] draws were made at each."""
+    """Rows number `rows` [M] of p, q [R, V], of which a chunk is held at a time; `count` [M] draws
+    were made at each.
+    """
 
     def __init__(self, p: Tensor, q: Tensor, rows: Tensor, count: Tensor):
         self.p, self.q, self.rows, self.count = p, q, rows, count
@@ -156,9 +185,11 @@ class LabelRows:
 
 
 class Residual(NamedTuple):
-    """The one-parameter family: what is left of p after some rejections is (w0 p - c q)_+ / z, for a scalar c.
+    """The one-parameter family: what is left of p after some rejections is (w0 p - c q)_+ / z, for
+    a scalar c.
 
-    w0 in [0, 1] is the weight that the node is reached with: 1 for top-down rules. z is the residual's mass and d = z + 1 - w0.
+    w0 in [0, 1] is the weight that the node is reached with: 1 for top-down rules. z is the
+    residual's mass and d = z + 1 - w0.
     """
 
     c: Any = 0.0
@@ -169,20 +200,28 @@ class Residual(NamedTuple):
 def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: Any = None) -> Any:
     """Probability that the next draw x is accepted: min(1, (w0 p(x) - c q(x))_+ / (d q(x))).
 
-    left: for a draw without replacement, the mass of q that it was drawn from, which divides q(x). Below `LEAST_MASS` there was
-    nothing to draw from, so that the draw is never accepted.
+    left: for a draw without replacement, the mass of q that it was drawn from, which divides q(x).
+    Below `LEAST_MASS` there was nothing to draw from, so that the draw is never accepted.
     """
     mass = w0 * px - state.c * qx
     if left is None:
         return ratio(mass, state.d * qx)
-    scale = state.d * qx / (left.clamp(min=LEAST_MASS) if isinstance(left, Tensor) else max(left, LEAST_MASS))
+    scale = (
+        state.d
+        * qx
+        / (left.clamp(min=LEAST_MASS) if isinstance(left, Tensor) else max(left, LEAST_MASS))
+    )
     return where(left >= LEAST_MASS, ratio(mass, scale), 0.0)
 
 
-def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bool = False) -> Residual:
-    """The state after one more rejected draw, a repeated one too: c' = c + d, z' = sum_t (w0 p - c' q)_+, d' = z' + 1 - w0.
+def reject(
+    node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bool = False
+) -> Residual:
+    """The state after one more rejected draw, a repeated one too: c' = c + d, z' = sum_t (w0 p - c'
+    q)_+, d' = z' + 1 - w0.
 
-    Without replacement c' = c + d / left (Appendix A.3, DySpec paper). last: no draw follows, so that z' is not asked for.
+    Without replacement c' = c + d / left (Appendix A.3, DySpec paper). last: no draw follows, so
+    that z' is not asked for.
     """
     step = state.d
     if left is not None:
@@ -202,8 +241,9 @@ class Rule:
     Attributes:
         offered: how many draws are offered at most; None: all of them.
         by_count: the state depends on how many draws a node has, and not on how many were rejected.
-        lands: the token that is drawn from the residual may be one of the node's draws. Labels count such hits where this is
-            True; False saves the time where the residual has no mass at any draw that was rejected.
+        lands: the token that is drawn from the residual may be one of the node's draws. Labels
+            count such hits where this is True; False saves the time where the residual has no mass
+            at any draw that was rejected.
     """
 
     offered: ClassVar[int | None] = None
@@ -237,25 +277,34 @@ class Rule:
         raise NotImplementedError
 
     def reject(self, node: Any, state: Any, left: Any = None, last: bool = False) -> Any:
-        """The state after one more rejected draw. last: no draw follows, so what only the next one needs can be left out."""
+        """The state after one more rejected draw. last: no draw follows, so what only the next one
+        needs can be left out.
+        """
         return state
 
     def residual(self, node: Any, state: Any) -> Any:
-        """What the token is drawn from when no draw was accepted: weights, not normalised. They have the shape of node.p, which
-        is a row [V], rows [B, V] or numbers at single tokens."""
+        """What the token is drawn from when no draw was accepted: weights, not normalised.
+
+        They have the shape of node.p, which is a row [V], rows [B, V] or numbers at single tokens.
+        """
         raise NotImplementedError
 
     def landing(self, px: Tensor, qx: Tensor, state: Any) -> Tensor:
-        """The probability that a draw from the residual is the token with p(x), q(x); state.z is the residual's mass."""
-        return (self.residual(SimpleNamespace(p=px, q=qx), state) / state.z.clamp(min=1e-30)).clamp(max=1)
+        """The probability that a draw from the residual is the token with p(x), q(x); state.z is
+        the residual's mass.
+        """
+        return (self.residual(SimpleNamespace(p=px, q=qx), state) / state.z.clamp(min=1e-30)).clamp(
+            max=1
+        )
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Any) -> Tensor:
         """Acceptance rates [R, max(draws) + 1] of rows of p, q [R, V] by number of i.i.d. draws."""
         raise NotImplementedError
 
     def table(self, p: Tensor, q: Tensor, draws: Tensor) -> Any:
-        """The states at rows of p, q [R, V] that have up to draws [R] draws: each field a tensor [R, n], of which column j is
-        the state after j rejections (`by_count`: with j draws)."""
+        """The states at rows of p, q [R, V] that have up to draws [R] draws: each field a tensor
+        [R, n], of which column j is the state after j rejections (`by_count`: with j draws).
+        """
         turns = int(draws.max()) if self.offered is None else min(self.offered, int(draws.max()))
         first = self.start(None)
         fields = [p.new_full((len(p), turns + 1), value, dtype=torch.float64) for value in first]
@@ -285,26 +334,34 @@ class NSS(Rule):
 
 
 class Greedy(NSS):
-    """Greedy matching, for temperature 0: NSS where p is one-hot at every node visited, and an error elsewhere."""
+    """Greedy matching, for temperature 0: NSS where p is one-hot at every node visited, and an
+    error elsewhere.
+    """
 
     def target(self, p: Tensor) -> Tensor:
-        """Raises UserError for a row [V] above temperature 0, ValueError where it is NaN. Rows [B, V] become zeros instead,
-        from which no token can be drawn."""
+        """Raises UserError for a row [V] above temperature 0, ValueError where it is NaN.
+
+        Rows [B, V] become zeros instead, from which no token can be drawn.
+        """
         if p.dim() > 1:
             return torch.where(p.amax(-1, keepdim=True) >= 1 - 1e-6, p, 0.0)
         top = float(p.max())
         if math.isnan(top):
             raise ValueError("weights: the target's distribution is NaN")
         if top < 1 - 1e-6:
-            raise UserError("verifier=greedy takes temperature 0 only; use nss, which is lossless on any tree.")
+            raise UserError(
+                "verifier=greedy takes temperature 0 only; use nss, which is lossless on any tree."
+            )
         return p
 
 
 class SpecInfer(Rule):
-    """Algorithm 4, NDE paper: round i accepts x with min(1, p_i(x) / q(x)), and p_{i+1} = norm((p_i - q)_+).
+    """Algorithm 4, NDE paper: round i accepts x with min(1, p_i(x) / q(x)), and p_{i+1} = norm((p_i
+    - q)_+).
 
-    p_i = (p - c_i q)_+ / z_i with a scalar c_i. With draws without replacement the draft's mass shrinks too (DySpec, Sequoia).
-    Draft order is as lossless as the paper's random order, with the same acceptance rate.
+    p_i = (p - c_i q)_+ / z_i with a scalar c_i. With draws without replacement the draft's mass
+    shrinks too (DySpec, Sequoia). Draft order is as lossless as the paper's random order, with the
+    same acceptance rate.
     """
 
     def chance(self, px: Any, qx: Any, state: Residual, left: Any = None) -> Any:
@@ -318,12 +375,17 @@ class SpecInfer(Rule):
 
     @property
     def lands(self) -> bool:
-        """The residual has no mass at a draw that was rejected, so only draws that were not offered can be hit."""
+        """The residual has no mass at a draw that was rejected, so only draws that were not offered
+        can be hit.
+        """
         return self.offered is not None
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
-        """1 - z_k = sum_t min(p, c_k q) for the draws that are offered (Algorithm 9). The residual hits the others with
-        sum_t (p - c q)_+ (1 - (1 - q)^j), where j is how many they are (Algorithm 7 has this for Naive, with c = 1)."""
+        """1 - z_k = sum_t min(p, c_k q) for the draws that are offered (Algorithm 9).
+
+        The residual hits the others with sum_t (p - c q)_+ (1 - (1 - q)^j), where j is how many
+        they are (Algorithm 7 has this for Naive, with c = 1).
+        """
         accepted, offered = 1 - states.z, states.z.shape[1] - 1
         if offered == int(draws.max()):
             return accepted
@@ -333,9 +395,11 @@ class SpecInfer(Rule):
 
 
 class Naive(SpecInfer):
-    """Algorithm 2, NDE paper: accept the first draw with min(1, p / q), otherwise t ~ norm((p - q)_+).
+    """Algorithm 2, NDE paper: accept the first draw with min(1, p / q), otherwise t ~ norm((p -
+    q)_+).
 
-    On one path it is speculative sampling; on a tree (NaiveTree) the residual may still land on another draw.
+    On one path it is speculative sampling; on a tree (NaiveTree) the residual may still land on
+    another draw.
     """
 
     offered = 1

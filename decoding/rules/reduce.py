@@ -13,30 +13,45 @@ _FULL = 1 << 26  # numbers of a chunk on a GPU
 
 
 class Scratch(threading.local):
-    """Memory on the host that every call uses again, one for each thread. New memory can cost page faults, which take longer
-    than the arithmetic on a long row."""
+    """Memory on the host that every call uses again, one for each thread.
+
+    New memory can cost page faults, which take longer than the arithmetic on a long row.
+    """
 
     _held: Tensor | None = None
 
     def rows(self, count: int, like: Tensor) -> Tensor:
-        """Rows [count, V] of the type and V of `like`, with any numbers in them. They share their memory with the last ones."""
+        """Rows [count, V] of the type and V of `like`, with any numbers in them.
+
+        They share their memory with the last ones.
+        """
         held = self._held
-        if held is None or len(held) < count or held.shape[1] != like.shape[-1] or held.dtype != like.dtype:
-            with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside it
+        if (
+            held is None
+            or len(held) < count
+            or held.shape[1] != like.shape[-1]
+            or held.dtype != like.dtype
+        ):
+            with torch.inference_mode(
+                False
+            ):  # a tensor made in inference mode could not be written to outside it
                 held = self._held = torch.empty(count, like.shape[-1], dtype=like.dtype)
         return held[:count]
 
 
 def total(row: Tensor) -> float:
-    """Sum of a row [V]. torch adds pairwise, so a long row of float32 loses no more than its own rounding, in a fifth of the
-    time of float64."""
+    """Sum of a row [V]. torch adds pairwise, so a long row of float32 loses no more than its own
+    rounding, in a fifth of the time of float64.
+    """
     return float(row.sum(dtype=None if row.shape[0] >= _LONG else torch.float64))
 
 
 def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:
-    """Z = sum_t (w0 p(t) - c q(t))_+ for rows [M] of p, q [R, V] with scalars w0, c [M]; float64 [M].
+    """Z = sum_t (w0 p(t) - c q(t))_+ for rows [M] of p, q [R, V] with scalars w0, c [M]; float64
+    [M].
 
-    Only a chunk of rows is materialised. On a CPU large rows are read where they lie, without a copy.
+    Only a chunk of rows is materialised. On a CPU large rows are read where they lie, without a
+    copy.
     """
     if not len(rows):
         return torch.zeros(0, dtype=torch.float64, device=p.device)
@@ -45,7 +60,9 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
         part = p.new_empty(rows_at_once(p), p.shape[-1])
         parts = [part[:size] for size in range(len(part) + 1)]
         sums = [
-            torch.sub(p[run], q[run], alpha=scales[at.start], out=parts[run.stop - run.start]).clamp_(min=0).sum(-1)
+            torch.sub(p[run], q[run], alpha=scales[at.start], out=parts[run.stop - run.start])
+            .clamp_(min=0)
+            .sum(-1)
             for at, run in runs(rows.tolist(), rows_at_once(p), scales)
         ]
         return torch.cat(sums).double() * w0
@@ -58,21 +75,32 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
 
 
 def in_place(p: Tensor) -> bool:
-    """Whether rows of [V] numbers are so long that reductions read them where they lie, a few neighbours at a time."""
+    """Whether rows of [V] numbers are so long that reductions read them where they lie, a few
+    neighbours at a time.
+    """
     return p.device.type == "cpu" and rows_at_once(p) <= 16
 
 
 def runs(rows: list[int], most: int, also: list) -> Iterator[tuple[slice, slice]]:
-    """Pairs (slice of `rows`, slice of p) of at most `most` consecutive rows that have the same entry in `also` [M]."""
+    """Pairs (slice of `rows`, slice of p) of at most `most` consecutive rows that have the same
+    entry in `also` [M].
+    """
     start = 0
     for stop in range(1, len(rows) + 1):
-        if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1 or also[stop] != also[start]:
+        if (
+            stop == len(rows)
+            or stop - start == most
+            or rows[stop] != rows[stop - 1] + 1
+            or also[stop] != also[start]
+        ):
             yield slice(start, stop), slice(rows[start], rows[stop - 1] + 1)
             start = stop
 
 
 def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
-    """Pairs (where in `rows` [M], rows of p): neighbours as a view where `in_place`, else as many as fit."""
+    """Pairs (where in `rows` [M], rows of p): neighbours as a view where `in_place`, else as many
+    as fit.
+    """
     if in_place(p):
         yield from runs(rows.tolist(), rows_at_once(p), rows.new_zeros(len(rows)).tolist())
     else:
@@ -85,14 +113,19 @@ def rows_at_once(p: Tensor) -> int:
     return max(1, (_CACHED if p.device.type == "cpu" else _FULL) // p.shape[-1])
 
 
-def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target: Callable[[Tensor, Tensor, Any], Tensor]) -> Tensor:
-    """sum_t target(p, q)(t) (1 - (1 - q(t))^k) for rows of p, q [R, V] and k = 0..draws; float64 [R, max(draws) + 1].
+def hit_rates(
+    p: Tensor, q: Tensor, draws: Tensor, target: Callable[[Tensor, Tensor, Any], Tensor]
+) -> Tensor:
+    """sum_t target(p, q)(t) (1 - (1 - q(t))^k) for rows of p, q [R, V] and k = 0..draws; float64
+    [R, max(draws) + 1].
 
     target: (rows of p, rows of q, which rows these are) -> weights of the same shape.
     1 - (1 - q)^k is summed as q sum_{j<k} (1 - q)^j, which cancels nothing.
     """
     rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
-    rows = draws.argsort(descending=True, stable=True)[: int((draws > 0).sum())]  # alike ones stay neighbours
+    rows = draws.argsort(descending=True, stable=True)[
+        : int((draws > 0).sum())
+    ]  # alike ones stay neighbours
     counts = draws[rows].tolist()
     for at, row in row_chunks(p, rows):
         weights = target(p[row], q[row], row)

@@ -1,8 +1,8 @@
 """Drivers of the top-down rules: on the host, and for B trees on a device (section 3.2, NDE paper).
 
-Both start at the root, ask the rule for a token, and follow it while it was drafted. The host stops at the first rejection. A
-device goes down all levels with a pointer to the current node of each tree, so that the host does not wait for it: depth + 1
-nodes of a tree are solved.
+Both start at the root, ask the rule for a token, and follow it while it was drafted. The host stops
+at the first rejection. A device goes down all levels with a pointer to the current node of each
+tree, so that the host does not wait for it: depth + 1 nodes of a tree are solved.
 """
 
 from functools import partial
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.sampling import Rng
-from decoding.tree import DraftTree, Verdict
-from decoding.verification.reduce import total
-from decoding.verification.rules import EMPTY, Node, Nodes, Rule
-from decoding.verification.trees import Trees
+from nde_talf.decoding.rules.reduce import total
+from nde_talf.decoding.rules.rules import EMPTY, Node, Nodes, Rule
+from nde_talf.decoding.rules.trees import Trees
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree, Verdict
 
 
 def solve(rule: Rule, node: Node, rng: Rng) -> int:
@@ -48,12 +48,15 @@ def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = Fals
 
 
 def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
-    """Probabilities [B, n + 1] that each draw is the first to be accepted, and that none is; and the state after all of a
-    node's draws."""
+    """Probabilities [B, n + 1] that each draw is the first to be accepted, and that none is; and
+    the state after all of a node's draws.
+    """
     count = node.count if rule.offered is None else node.count.clamp(max=rule.offered)
     state = rule.start(node)
     states, chances = [state], []
-    for draw in range(node.draws.shape[1] if rule.offered is None else min(rule.offered, node.draws.shape[1])):
+    for draw in range(
+        node.draws.shape[1] if rule.offered is None else min(rule.offered, node.draws.shape[1])
+    ):
         left = None if node.left is None else node.left[:, draw]
         chances.append(rule.chance(node.px(draw), node.qx(draw), state, left) * (draw < count))
         state = rule.reject(node, state, left)
@@ -64,14 +67,19 @@ def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
     accept = torch.stack(chances, -1)
     missed = torch.cat([none, (1 - accept).cumprod(-1)], -1)
     one = none[:, 0]
-    columns = ([x if isinstance(x, Tensor) else torch.full_like(one, x) for x in field] for field in zip(*states, strict=True))
+    columns = (
+        [x if isinstance(x, Tensor) else torch.full_like(one, x) for x in field]
+        for field in zip(*states, strict=True)
+    )
     fields = [torch.stack(column, -1) for column in columns]
     after = type(state)(*(field.gather(-1, count[:, None])[:, 0] for field in fields))
     return torch.cat([accept * missed[:, :-1], missed[:, -1:]], -1), after
 
 
 def solve_rows(rule: Rule, node: Nodes, alive: Tensor, rng: Rng) -> Tensor:
-    """A token [B] for every node that is `alive` [B]; the same law as `solve`. -1 where a row had no positive, finite sum."""
+    """A token [B] for every node that is `alive` [B]; the same law as `solve`. -1 where a row had
+    no positive, finite sum.
+    """
     node = rule.select(node, rng)
     law, state = accept_law(rule, node)
     first = rng.categorical(only(law, alive)) if law.shape[1] > 1 else torch.zeros_like(node.count)
@@ -82,24 +90,32 @@ def solve_rows(rule: Rule, node: Nodes, alive: Tensor, rng: Rng) -> Tensor:
     other = correction(weights, alive & ~accepted, rng)
     if law.shape[1] == 1:
         return other
-    token = torch.where(accepted, node.draws.gather(-1, first.clamp(max=law.shape[1] - 2)[:, None])[:, 0], other)
+    token = torch.where(
+        accepted, node.draws.gather(-1, first.clamp(max=law.shape[1] - 2)[:, None])[:, 0], other
+    )
     return torch.where(law.isfinite().all(-1), token, -1)
 
 
 def or_target(residual: Tensor, p: Tensor, leaf: Tensor) -> Tensor:
     """`residual` [B, V], but p at a leaf [B], or where rounding left no mass."""
-    return torch.where((leaf | (residual.sum(-1, dtype=torch.float64) <= EMPTY))[:, None], p, residual)
+    return torch.where(
+        (leaf | (residual.sum(-1, dtype=torch.float64) <= EMPTY))[:, None], p, residual
+    )
 
 
 def only(weights: Tensor, wanted: Tensor) -> Tensor:
-    """`weights` [B, n] where `wanted` [B]; elsewhere all on the first, so that nothing is decided there."""
+    """`weights` [B, n] where `wanted` [B]; elsewhere all on the first, so that nothing is decided
+    there.
+    """
     certain = torch.zeros_like(weights)
     certain[:, 0] = 1
     return torch.where(wanted[:, None], weights, certain)
 
 
 def correction(weights: Tensor, wanted: Tensor, rng: Rng) -> Tensor:
-    """A token [B] of each row of `weights` [B, V] that is `wanted` [B]; -1 where it has no positive, finite sum."""
+    """A token [B] of each row of `weights` [B, V] that is `wanted` [B]; -1 where it has no
+    positive, finite sum.
+    """
     total = weights.sum(-1)
     sound = (total > 0) & torch.isfinite(total)
     return torch.where(sound | ~wanted, rng.categorical(only(weights, wanted & sound)), -1)

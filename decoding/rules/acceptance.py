@@ -1,32 +1,37 @@
-"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the best possible rate."""
+"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the
+best possible rate.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.verification.branching import BRANCHING
-from decoding.verification.bundles import Bundle, Level, levels
-from decoding.verification.check import check_pair_of_rows
-from decoding.verification.ranking import order_of
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.rules.bundles import Bundle, Level, levels
+from nde_talf.decoding.rules.check import check_pair_of_rows
+from nde_talf.decoding.rules.ranking import order_of
 
 
 def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
-    """[R, k]: what each of `drafted` [R, k] (token ids, in draft order) adds to the branching probability of its token at
-    nodes with p, q [R, V]; B(f, X, t) is the sum over the draws equal to t.
+    """[R, k]: what each of `drafted` [R, k] (token ids, in draft order) adds to the branching
+    probability of its token at nodes with p, q [R, V]; B(f, X, t) is the sum over the draws equal
+    to t.
 
-    Raises ValueError for rows that are no distributions or tokens that are no draws from q, UserError for an unknown solver.
+    Raises ValueError for rows that are no distributions or tokens that are no draws from q,
+    UserError for an unknown solver.
     """
     rule, level = _at_rows(solver, p, q, drafted)
     return rule.contributions(level)[:, 0]
 
 
 def acceptance(solver: str, p: Tensor, q: Tensor, k: int) -> Tensor:
-    """alpha(f_{p,q,k}) [R] at nodes with p, q [R, V]: the probability that a solver returns one of k i.i.d. draws from q.
+    """alpha(f_{p,q,k}) [R] at nodes with p, q [R, V]: the probability that a solver returns one of
+    k i.i.d. draws from q.
 
-    Algorithms 6 to 9, NDE paper; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as for `branching`; k < 1 is
-    a ValueError.
+    Algorithms 6 to 9, NDE paper; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as
+    for `branching`; k < 1 is a ValueError.
     """
     _check_k(k)
     if solver == "khisti":  # the part of it that has a closed form
@@ -39,8 +44,11 @@ def acceptance(solver: str, p: Tensor, q: Tensor, k: int) -> Tensor:
 
 
 def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
-    """alpha* [R]: the highest acceptance rate of any OTLP solver with k i.i.d. draws, 1 + min_H p(H) - q(H)^k over prefixes H
-    of the tokens in increasing order of p / q. p, q [R, V]. Raises ValueError as `acceptance` does."""
+    """alpha* [R]: the highest acceptance rate of any OTLP solver with k i.i.d. draws, 1 + min_H
+    p(H) - q(H)^k over prefixes H of the tokens in increasing order of p / q. p, q [R, V].
+
+    Raises ValueError as `acceptance` does.
+    """
     _check_k(k)
     check_pair_of_rows(p, q)
     order = order_of(p / q)
@@ -50,17 +58,24 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
 
 def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, Level]:
     if solver not in BRANCHING:
-        raise UserError(f"solver={solver}: there is no OTLP solver of that name; choose one of {', '.join(BRANCHING)}.")
+        raise UserError(
+            f"solver={solver}: there is no OTLP solver of that name; choose one of"
+            f" {', '.join(BRANCHING)}."
+        )
     if p.dim() != 2:
         raise ValueError(f"p: its shape is {tuple(p.shape)}; expected [nodes, V].")
     check_pair_of_rows(p, q)
     rows, k = drafted.shape
     _check_k(k)
     if rows != len(p) or bool(((drafted < 0) | (drafted >= p.shape[-1])).any()):
-        raise ValueError(f"drafted: expected [{len(p)}, k] token ids below {p.shape[-1]}, one row a node.")
+        raise ValueError(
+            f"drafted: expected [{len(p)}, k] token ids below {p.shape[-1]}, one row a node."
+        )
     if not bool((q.gather(-1, drafted) > 0).all()):
         node = int((q.gather(-1, drafted) <= 0).any(-1).nonzero()[0])
-        raise ValueError(f"drafted: node {node} has a token that q gives no mass, so it cannot have been drawn.")
+        raise ValueError(
+            f"drafted: node {node} has a token that q gives no mass, so it cannot have been drawn."
+        )
     nodes = torch.arange(rows, device=p.device)
     bundle = Bundle(p, q, drafted[..., None], nodes[:, None, None].expand(-1, k, 1))
     rule = BRANCHING[solver](p, q, torch.full((rows,), k, device=p.device))

@@ -1,7 +1,10 @@
-"""Bundles: many i.i.d. paths at once, level by level, for every subset of the paths. What all label rules walk over.
+"""Bundles: many i.i.d. paths at once, level by level, for every subset of the paths.
 
-Shapes: B bundles, S subsets of the K paths, L levels; a draw is a (bundle, path, level), its node is the row of p and q
-that it was drawn at. Paths that share a prefix share its node: the row of the first of them.
+What all label rules walk over.
+
+Shapes: B bundles, S subsets of the K paths, L levels; a draw is a (bundle, path, level), its node
+is the row of p and q that it was drawn at. Paths that share a prefix share its node: the row of the
+first of them.
 """
 
 from collections.abc import Iterator
@@ -14,8 +17,9 @@ from torch import Tensor
 
 @dataclass
 class Bundle:
-    """K i.i.d. paths from one node, B times over. tokens [B, K, L]; nodes [B, K, L]: row of `p`, `q` [R, V] that each
-    token was drawn at."""
+    """K i.i.d. paths from one node, B times over. tokens [B, K, L]; nodes [B, K, L]: row of `p`,
+    `q` [R, V] that each token was drawn at.
+    """
 
     p: Tensor
     q: Tensor
@@ -25,9 +29,11 @@ class Bundle:
 
 @dataclass
 class Level:
-    """One level of a bundle. p, q: the bundle's; token, node [B, K]; px, qx [B, 1, K] (float64): the draw's probabilities at
-    its node; member [S, K]; same [B, 1, K, K]: k and j were drawn at the same node; siblings [B, S, K, K]: [k, j] is True
-    where members j < k were; same_next [B, 1, K, K]: k and j continue with the same token."""
+    """One level of a bundle. p, q: the bundle's; token, node [B, K]; px, qx [B, 1, K] (float64):
+    the draw's probabilities at its node; member [S, K]; same [B, 1, K, K]: k and j were drawn at
+    the same node; siblings [B, S, K, K]: [k, j] is True where members j < k were; same_next [B, 1,
+    K, K]: k and j continue with the same token.
+    """
 
     p: Tensor
     q: Tensor
@@ -74,7 +80,9 @@ def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
 def joined(levels: list[Level]) -> Level:
     """All levels as one of L * B bundles: for what does not depend on the levels above."""
     names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
-    return replace(levels[0], **{name: torch.cat([getattr(level, name) for level in levels]) for name in names})
+    return replace(
+        levels[0], **{name: torch.cat([getattr(level, name) for level in levels]) for name in names}
+    )
 
 
 def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:
@@ -86,16 +94,20 @@ def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:
 
 
 def none_before(accept: Tensor, siblings: Tensor) -> Tensor:
-    """[B, S, K]: probability that every earlier sibling of a draw was rejected, given accept [B, S, K]."""
+    """[B, S, K]: probability that every earlier sibling of a draw was rejected, given accept [B, S,
+    K].
+    """
     return torch.where(siblings, 1 - accept[:, :, None, :], 1.0).prod(-1)
 
 
 def by_count(table: Tensor, level: Level, count: Tensor) -> Tensor:
-    """table [R, n] looked up at each draw's node and `count` [B, S, K] -> [B, S, K]."""
+    """Table [R, n] looked up at each draw's node and `count` [B, S, K] -> [B, S, K]."""
     rows = table[level.node].unsqueeze(1).expand(-1, count.shape[1], -1, -1)
     return rows.gather(-1, count[..., None])[..., 0]
 
 
 def at_first(alpha: Tensor, level: Level) -> Tensor:
-    """Acceptance rates alpha [R, draws + 1] by row and number of children -> [B, S, K] at each node's first member draw."""
+    """Acceptance rates alpha [R, draws + 1] by row and number of children -> [B, S, K] at each
+    node's first member draw.
+    """
     return by_count(alpha, level, level.draws) * (level.member & (level.earlier == 0))

@@ -1,9 +1,11 @@
-"""Khisti's importance-weighted selection: a sequence of pairwise tournaments turns k i.i.d. draws into one token Y.
+"""Khisti's importance-weighted selection: a sequence of pairwise tournaments turns k i.i.d. draws
+into one token Y.
 
-A stage chooses between Y ~ a and a new draw X ~ q. Of an unordered pair {i, j} of mass a_i q_j + a_j q_i, i is chosen with
-probability w_ij. Any w is lossless as long as r, the law of Y afterwards, is computed from it; w only decides how much of
-p the later acceptance min(1, p / r) can cover. Here an optimal program divides the pairs of a few core tokens, and in every
-other pair the token of better rank wins.
+A stage chooses between Y ~ a and a new draw X ~ q. Of an unordered pair {i, j} of mass a_i q_j +
+a_j q_i, i is chosen with probability w_ij. Any w is lossless as long as r, the law of Y afterwards,
+is computed from it; w only decides how much of p the later acceptance min(1, p / r) can cover. Here
+an optimal program divides the pairs of a few core tokens, and in every other pair the token of
+better rank wins.
 """
 
 from collections import deque
@@ -13,21 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.sampling import Rng
-from decoding.verification.ranking import advantage, order_by, order_of, place, rank_key
-from decoding.verification.rules import where
+from nde_talf.decoding.rules.ranking import advantage, order_by, order_of, place, rank_key
+from nde_talf.decoding.rules.rules import where
+from nde_talf.decoding.sampling import Rng
 
 GRID = 20  # theta in steps of 1 / GRID
 
 
 @dataclass(frozen=True)
 class Tournament:
-    """How a stage chooses. core: tokens whose pairs are shared out by the program (0: none). order: what the rest is ranked
-    by, "score" (p - a q, what a token still needs) or "ratio" (p / q). guard: mix with "keep Y" where the tournament alone
-    would cover less. exact: rank by the full float32 of that number, not by its upper half.
+    """How a stage chooses. core: tokens whose pairs are shared out by the program (0: none). order:
+    what the rest is ranked by, "score" (p - a q, what a token still needs) or "ratio" (p / q).
+    guard: mix with "keep Y" where the tournament alone would cover less. exact: rank by the full
+    float32 of that number, not by its upper half.
 
-    The default accepts most on real pairs (benchmarks/results/khisti.md), where p and q are close and an unguarded
-    tournament skews a good draft. `PAPER` is that of Khisti et al.: the truncated linear program over 5 tokens.
+    The default accepts most on real pairs (benchmarks/results/khisti.md), where p and q are close
+    and an unguarded tournament skews a good draft. `PAPER` is that of Khisti et al.: the truncated
+    linear program over 5 tokens.
     """
 
     core: int = 0
@@ -37,7 +41,10 @@ class Tournament:
 
     def __post_init__(self) -> None:
         if self.order not in ("score", "ratio") or self.core < 0:
-            raise ValueError(f"order={self.order}, core={self.core}: order is score or ratio, core 0 or more tokens.")
+            raise ValueError(
+                f"order={self.order}, core={self.core}: order is score or ratio, core 0 or more"
+                " tokens."
+            )
 
 
 DEFAULT, PAPER = Tournament(), Tournament(5, "score", guard=False, exact=True)
@@ -45,8 +52,9 @@ DEFAULT, PAPER = Tournament(), Tournament(5, "score", guard=False, exact=True)
 
 @dataclass
 class Stage:
-    """One stage at one node. key [V] ranks tokens (ties by id); wins[i, j]: probability that core token i beats j;
-    theta: probability that the stage takes place, Y is kept otherwise."""
+    """One stage at one node. key [V] ranks tokens (ties by id); wins[i, j]: probability that core
+    token i beats j; theta: probability that the stage takes place, Y is kept otherwise.
+    """
 
     key: Tensor
     wins: dict[tuple[int, int], float]
@@ -63,7 +71,8 @@ class Stage:
 
 
 def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], list[Tensor]]:
-    """The k - 1 stages at a node with k draws from q [V], and the laws r [V] of Y after 0..k - 1 of them.
+    """The k - 1 stages at a node with k draws from q [V], and the laws r [V] of Y after 0..k - 1 of
+    them.
 
     They depend on p and q alone, so stages of fewer draws are the first of these.
     """
@@ -86,18 +95,30 @@ def _ranks(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Tensor, Te
     return key, order_of(key)
 
 
-def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order: Tensor) -> tuple[Stage, Tensor]:
+def _stage(
+    p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order: Tensor
+) -> tuple[Stage, Tensor]:
     pairs = torch.stack([a.index_select(0, order), b.index_select(0, order)])
     ranked, worse = stage_law(*pairs)
     wins: dict[tuple[int, int], float] = {}
     if how.core > 1:
         s = min(how.core, len(order))
-        core, (a_core, b_core), (a_out, b_out) = order[-s:].flip(0), pairs[:, -s:].flip(1).tolist(), worse[:, -s].tolist()
+        core, (a_core, b_core), (a_out, b_out) = (
+            order[-s:].flip(0),
+            pairs[:, -s:].flip(1).tolist(),
+            worse[:, -s].tolist(),
+        )
         alone = [x * y + x * b_out + y * a_out for x, y in zip(a_core, b_core, strict=True)]
-        demands = [max(target - own, 0.0) for target, own in zip(p[core].tolist(), alone, strict=True)]
-        masses = [[a_core[i] * b_core[j] + a_core[j] * b_core[i] for j in range(s)] for i in range(s)]
+        demands = [
+            max(target - own, 0.0) for target, own in zip(p[core].tolist(), alone, strict=True)
+        ]
+        masses = [
+            [a_core[i] * b_core[j] + a_core[j] * b_core[i] for j in range(s)] for i in range(s)
+        ]
         shares = share_out(masses, demands)
-        ranked[-s:] = ranked.new_tensor([own + sum(row) for own, row in zip(alone, shares, strict=True)]).flip(0)
+        ranked[-s:] = ranked.new_tensor(
+            [own + sum(row) for own, row in zip(alone, shares, strict=True)]
+        ).flip(0)
         ids = core.tolist()
         for i in range(s):
             for j in range(s):
@@ -111,9 +132,14 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order:
     return Stage(key, wins, theta), torch.add(a, change, alpha=theta)
 
 
-def play_rows(p: Tensor, q: Tensor, draws: Tensor, count: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
-    """The default tournament at B nodes at once: the winner [B, 1] among the first `count` [B] of `draws` [B, n], and its law
-    [B, V]. Tokens stay in the order of their rank, which is the same at every stage."""
+def play_rows(
+    p: Tensor, q: Tensor, draws: Tensor, count: Tensor, rng: Rng
+) -> tuple[Tensor, Tensor]:
+    """The default tournament at B nodes at once: the winner [B, 1] among the first `count` [B] of
+    `draws` [B, n], and its law [B, V].
+
+    Tokens stay in the order of their rank, which is the same at every stage.
+    """
     winner, law = draws[:, :1], q
     if draws.shape[1] < 2:
         return winner, law
@@ -133,22 +159,29 @@ def play_rows(p: Tensor, q: Tensor, draws: Tensor, count: Tensor, rng: Rng) -> t
 
 
 def stage_law(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The law [..., V] of the better of Y ~ a and X ~ b, tokens ranked from the worst; and the mass of a and of b
-    [2, ..., V] that is ranked strictly worse."""
+    """The law [..., V] of the better of Y ~ a and X ~ b, tokens ranked from the worst; and the mass
+    of a and of b [2, ..., V] that is ranked strictly worse.
+    """
     pairs = torch.stack([a, b])
     worse = pairs.cumsum(-1, dtype=torch.float64).to(pairs) - pairs
     return a * (b + worse[1]) + b * worse[0], worse
 
 
 def best_mix(p: Tensor, a: Tensor, change: Tensor) -> Any:
-    """theta on the grid that maximises sum min(p, a + theta change), which is concave in theta. A number for rows [V], float64
-    [B] for [B, V]."""
+    """Theta on the grid that maximises sum min(p, a + theta change), which is concave in theta.
+
+    A number for rows [V], float64 [B] for [B, V].
+    """
     mixed, many = torch.empty_like(a), p.dim() > 1
 
     def covered(step: Any) -> Any:
         if many:
-            return torch.minimum(p, a + (step / GRID).to(a)[:, None] * change).sum(-1, dtype=torch.float64)
-        return float(torch.minimum(p, torch.add(a, change, alpha=step / GRID, out=mixed), out=mixed).sum())
+            return torch.minimum(p, a + (step / GRID).to(a)[:, None] * change).sum(
+                -1, dtype=torch.float64
+            )
+        return float(
+            torch.minimum(p, torch.add(a, change, alpha=step / GRID, out=mixed), out=mixed).sum()
+        )
 
     low: Any = torch.zeros(len(p), dtype=torch.float64, device=p.device) if many else 0
     high: Any = torch.full_like(low, GRID) if many else GRID
@@ -162,13 +195,17 @@ def best_mix(p: Tensor, a: Tensor, change: Tensor) -> Any:
 
 
 def share_out(masses: list[list[float]], demands: list[float]) -> list[list[float]]:
-    """Split every pair's mass between its two tokens so that as much demand as possible is met: sum_i min(demand_i, sum_j
-    share_ij) is maximal, share_ij + share_ji = masses_ij. Exact, by augmenting paths (the program is a maximum flow).
+    """Split every pair's mass between its two tokens so that as much demand as possible is met:
+    sum_i min(demand_i, sum_j share_ij) is maximal, share_ij + share_ji = masses_ij.
+
+    Exact, by augmenting paths (the program is a maximum flow).
 
     masses [s][s] symmetric, the diagonal is not looked at. Returns the shares [s][s].
     """
     s = len(demands)
-    shares = [[masses[i][j] if i < j else 0.0 for j in range(s)] for i in range(s)]  # to begin with, the better wins
+    shares = [
+        [masses[i][j] if i < j else 0.0 for j in range(s)] for i in range(s)
+    ]  # to begin with, the better wins
     spare = [sum(shares[i][j] for j in range(s) if j != i) - demands[i] for i in range(s)]
     for i in range(s):
         shares[i][i] = 0.0
