@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import block_order, decode, memory, policies, timing
+from benchmarks import decode, timing
 from benchmarks.rows import doubts, rate
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -53,41 +53,6 @@ def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
     written = json.loads((results / f"{name}.json").read_text())
     assert (results / f"{name}.md").read_text().count("\n|") == len(written["rows"]) + 2
     return [dict(zip(written["columns"], row, strict=True)) for row in written["rows"]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("table,settings", [("002", 1), ("003", 2), ("004", 2)])
-def test_the_papers_tables(run, results, monkeypatch, table, settings):
-    rows = ran(
-        policies.main,
-        results,
-        f"policies_{table}",
-        monkeypatch,
-        table,
-        "--run",
-        run,
-        "--prompts",
-        2,
-        "--new-tokens",
-        5,
-    )
-    assert len(rows) == settings * {"002": 6, "003": 14, "004": 6}[table]
-    for row in rows:
-        tokens = float(row["tokens a pass"].split()[0])
-        if row["method"] in (BASELINE, CONTROL):
-            assert tokens == 1 and row["nodes"] == "1.0"
-            assert (
-                row["method"] == CONTROL
-                or row["speedup"] == row["in CPU time"] == "1.00 [1.00, 1.00]"
-            )
-        else:
-            assert (
-                tokens >= 1 and float(row["nodes"]) > 1 and float(row["draft passes a step"]) >= 1
-            )
-            assert float(row["nodes"]) <= 1 + policies.TABLES[table][1]
-    if table == "004":
-        beliefs = json.loads((results / "policies_004_acceptance.json").read_text())["rows"]
-        assert all(0 < share < 1 for _, *shares in beliefs for share in shares[:2])
 
 
 SMALL = "--prompts", 2, "--tuning", 1, "--new-tokens", 12, "--trees", "2,1,2", "--schedules", 2
@@ -150,40 +115,6 @@ def test_the_loop_with_static_shapes_beside_itself(run, results, few, monkeypatc
         plain = by_method[name.removesuffix(", static")]
         same = [(row["tokens a pass"], row["nodes"]) for row in (by_method[name], plain)]
         assert same[0] == same[1]  # the same text
-
-
-def test_a_table_with_the_head(run, results, monkeypatch):
-    sizes = "--prompts", 1, "--new-tokens", 5
-    rows = ran(
-        policies.main,
-        results,
-        "policies_002_head",
-        monkeypatch,
-        "002",
-        "--run",
-        run,
-        "--drafter",
-        "head",
-        *sizes,
-    )
-    assert all(float(row["draft passes a step"]) >= 1 for row in rows[2:])
-
-
-def test_blocks_before_and_after(run, results, monkeypatch):
-    rows = ran(block_order.main, results, "block_order", monkeypatch, "--trees", 2)
-    before, after = (
-        [float(row[name]) for row in rows] for name in ("blocks as grown", "depth first")
-    )
-    assert all(a < b for a, b in zip(after, before, strict=True))
-
-
-def test_memory_of_one_method(run):
-    plain, fast = (memory.measure(run, name, 40) for name in ("autoregressive", "DynaTree"))
-    assert plain["tokens"] == fast["tokens"] == 40
-    assert (
-        fast["weights"] == 2 * plain["weights"]
-        and fast["target_cache"] == plain["target_cache"] < fast["caches"]
-    )
 
 
 def record(prompt: str, tokens: int, steps: int, seconds: float) -> Record:
