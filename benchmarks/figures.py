@@ -28,6 +28,7 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
 )
+from nde_talf.decoding.policies.base import TreePolicy
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 PROMPT = "def read_lines(path):\n    "
@@ -53,7 +54,7 @@ class RecordedRng(Rng):
         return outcome
 
 
-class RecordedPolicy:
+class RecordedPolicy(TreePolicy):
     """Drafts as `Delayed` does, and remembers the tree of the step."""
 
     def __init__(self):

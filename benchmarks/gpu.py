@@ -57,7 +57,7 @@ from nde_talf.decoding.forward import attention as attended
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes, unrecorded
 from nde_talf.draft_training.head import EagleHead

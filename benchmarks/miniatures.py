@@ -29,7 +29,7 @@ from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.families import not_for_vllm
 from nde_talf.draft_training.head import EagleHead

@@ -31,10 +31,11 @@ from transformers.generation.utils import _speculative_sampling
 
 from benchmarks.timing import Timings, interleaved, report
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gains import expected_block_efficiency
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -88,7 +89,7 @@ class Rows:
         return logits, logits + 0.6 * noise
 
 
-class RowDrafter:
+class RowDrafter(Drafter):
     """Gives every node the next rows."""
 
     def __init__(self, rows: Rows):

@@ -66,7 +66,7 @@ class Loop:
         from nde_talf.decoding.loop import SpeculativeDecoder
         from nde_talf.decoding.model import CausalModel
         from nde_talf.decoding.policies.delayed import Delayed
-        from nde_talf.decoding.rules import VERIFIERS
+        from nde_talf.decoding.registry import VERIFIERS
         from nde_talf.decoding.sampling import Rng
         from nde_talf.draft_training.head_drafter import EagleDrafter
 

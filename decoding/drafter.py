@@ -1,4 +1,4 @@
-"""Who proposes tokens: the `Drafter` protocol, and the drafter that is a small language model.
+"""Who proposes tokens: the base class `Drafter`, and the drafter that is a small language model.
 
 A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions
 after drafted nodes (`expand`) and says what was committed (`advance`, then `commit`). What a
@@ -9,15 +9,11 @@ drafter needs of the target (EAGLE-style heads need features) is an argument of 
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
-from threading import RLock
-from typing import Any, ClassVar, Protocol
-from weakref import WeakValueDictionary
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.renamed import notice, renamed
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.processing import Processed
@@ -57,29 +53,40 @@ class DraftPoint:
         return self._q
 
 
-class Drafter(Protocol):
+class Drafter:
     """Proposes next-token distributions for one sequence at a time.
 
-    One that has `feature_layers` gets features of these layers of the target, concatenated
-    (`CausalModel.reader`), in place of those after the final norm. One that has takes_features =
-    False looks at no features, and `advance` gets any.
+    `start`, `expand` and `advance` have to be written; the others have a default.
 
-    A decoder asks for a `fork` for every sequence. A drafter without that method serves one
-    sequence, the one that was begun last: reading on in an earlier one is refused.
+    Attributes:
+        max_context: of its model.
+        feature_layers: layers of the target whose features it gets, concatenated
+            (`CausalModel.reader`); none: the features after the final norm.
+        takes_features: False: it looks at no features, and `advance` gets any.
+        on_device: whether it drafts a `DeviceTree`, whose tokens the host does not know.
+        processed: what changes its logits by the text; the decoder sets it.
+        setting: what q is warped with.
+        previous: what it knows at the token before the root.
+        root: what it knows at the root.
     """
 
     vocab_size: int
-    max_context: int
+    max_context: int = 1 << 62
+    feature_layers: tuple[int, ...] = ()
+    takes_features: bool = True
+    on_device: bool = True
+    processed: Processed | None = None
     setting: SamplingSetting
-    previous: DraftPoint  # at the token before the root
-    root: DraftPoint  # at the root
+    previous: DraftPoint
+    root: DraftPoint
 
-    def fork(self) -> "Drafter":
-        """A drafter for another sequence, which `start` begins.
+    def fork(self) -> Any:
+        """Return a drafter for another sequence, which `start` begins.
 
-        It shares the weights, but no state.
+        It shares the weights, but no state. The default is a shallow copy, which suits a drafter
+        whose `start` makes all that it changes later.
         """
-        ...
+        return copy(self)
 
     def start(
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
@@ -91,18 +98,17 @@ class Drafter(Protocol):
             setting: what q is warped with; the target's may be another one
                 (`nde_talf.decoding.setting.drafted_under`).
         """
-        ...
+        raise NotImplementedError
 
     def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
         """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is).
 
         Of a `DeviceTree` they are all nodes of its last level.
         """
-        ...
+        raise NotImplementedError
 
     def rerank(self, nodes: list[int]) -> None:
-        """The tree is now `tree.subtree(nodes)`: its node i was nodes[i]."""
-        ...
+        """Take note that the tree is now `tree.subtree(nodes)`: its node i was nodes[i]."""
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """Go on to the new root, with nothing drafted after it: run `accepted.tokens`, the last of
@@ -113,14 +119,17 @@ class Drafter(Protocol):
         Args:
             features: row i is the target's [H] at the token before accepted.tokens[i].
         """
-        ...
+        raise NotImplementedError
 
     def commit(self, tokens: int) -> None:
-        """The last `advance` committed so many tokens, the new root included."""
-        ...
+        """Take note that the last `advance` committed so many tokens, the new root included."""
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Return q [V] at the token before the root and at the root, as features look at it."""
+        return self.previous.q, self.root.q
 
 
-class SessionDrafter:
+class SessionDrafter(Drafter):
     """A drafter whose model runs in a `TreeSession`.
 
     `session` is there once a sequence has begun.
@@ -132,11 +141,7 @@ class SessionDrafter:
         static: the shapes of its passes.
     """
 
-    setting: SamplingSetting
     session: TreeSession
-    previous: DraftPoint
-    root: DraftPoint
-    processed: Processed | None = None  # what changes its logits by the text; the decoder sets it
     _rows: dict[int, int]  # tree node -> row of the session
     _states: list[
         Tensor
@@ -147,10 +152,6 @@ class SessionDrafter:
     ):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
-
-    def fork(self) -> Any:
-        """See `Drafter.fork`."""
-        return copy(self)
 
     def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
@@ -179,8 +180,7 @@ class SessionDrafter:
         self._rows, self._states = {}, self._states[:1]
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """Q [V] at the token before the root and at the root, as a policy's features look at them:
-        unwarped where q is drawn at temperature 0.
+        """See `Drafter.seen`: unwarped where q is drawn at temperature 0.
 
         Those rows are computed when asked for, from the hidden states.
         """
@@ -250,9 +250,6 @@ class SessionDrafter:
             logits if self.processed is None else self.processed(texts, logits), self.setting
         )
 
-    relabel = renamed("rerank", "Drafter.relabel")
-    forget = renamed("rollback", "LMDrafter.forget")
-
 
 class LMDrafter(SessionDrafter):
     """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
@@ -303,81 +300,5 @@ def _row(parts: list[Tensor], row: int) -> Tensor:
 
 
 def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:
-    """The drafter of a draft model; a draft head makes its own, by its method `drafter`."""
-    return draft.drafter(static) if hasattr(draft, "drafter") else LMDrafter(draft, static)
-
-
-class _Turn:
-    """A drafter without `fork`, as one sequence sees it: it holds one, and the last that was begun
-    has it.
-
-    Raises UserError once `start` was called for another sequence.
-    """
-
-    _last: ClassVar["WeakValueDictionary[int, _Turn]"] = (
-        WeakValueDictionary()
-    )  # by id of the drafter, which turns keep alive
-    _lock: ClassVar[Any] = (
-        RLock()
-    )  # a drafter's method runs to its end, also where threads share the drafter
-
-    def __init__(self, drafter: Drafter):
-        self._drafter = drafter
-
-    def __getattr__(self, name: str) -> Any:
-        def guarded(*arguments: Any) -> Any:
-            with self._lock:
-                if name == "start":
-                    self._last[id(self._drafter)] = self
-                self._check()
-                return found(*arguments)
-
-        found = getattr(self._drafter, name)
-        if callable(found):
-            return guarded
-        self._check()
-        return getattr(self._drafter, name)
-
-    def _check(self) -> None:
-        if self._last.get(id(self._drafter)) is not self:
-            raise UserError(
-                f"this sequence cannot go on, since its drafter ({type(self._drafter).__name__})"
-                " has begun another one and holds one at a time. Read a stream to its end before"
-                " the next, or give the drafter a method fork() that returns a copy without a"
-                " sequence (nde_talf.decoding.drafter.Drafter)."
-            )
-
-
-class _Older:
-    """A drafter, on the host, of the protocol before `commit`: its `advance` takes (tree, path,
-    token, features).
-    """
-
-    def __init__(self, drafter: Any):
-        self._drafter = drafter
-
-    def advance(self, accepted: Accepted, features: Tensor) -> None:
-        self._drafter.advance(accepted.tree, accepted.path, accepted.tokens[-1], features)
-
-    def commit(self, tokens: int) -> None:
-        """There is nothing left to do."""
-
-    def rerank(self, nodes: list[int]) -> None:
-        self._drafter.relabel(nodes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-
-def own(drafter: Drafter) -> Drafter:
-    """A drafter for one sequence: a fork, or the drafter itself, guarded against use by two
-    sequences.
-    """
-    mine: Any = drafter.fork() if hasattr(drafter, "fork") else _Turn(drafter)
-    if hasattr(drafter, "commit"):
-        return mine
-    notice(
-        f"the protocol of {type(drafter).__name__} (relabel; advance with path and token)",
-        "nde_talf.decoding.drafter.Drafter",
-    )
-    return _Older(mine)  # type: ignore[return-value]
+    """Make the drafter of a draft model; a draft head makes its own, by its method `drafter`."""
+    return LMDrafter(draft, static) if isinstance(draft, CausalModel) else draft.drafter(static)

@@ -43,7 +43,7 @@ def draft_rows(drafter: Drafter) -> tuple[Tensor, Tensor]:
 
     A drafter without `seen` gives the rows that it draws from.
     """
-    return drafter.seen() if hasattr(drafter, "seen") else (drafter.previous.q, drafter.root.q)
+    return drafter.seen()
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root

@@ -16,16 +16,14 @@ import torch
 
 from nde_talf.decoding.captured import Captures
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.renamed import notice
 from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
-from nde_talf.decoding.drafter import Drafter, own
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
+from nde_talf.decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
 from nde_talf.decoding.processing import LogitsProcess, Processed
 from nde_talf.decoding.prompt import TokenIds, token_ids
-from nde_talf.decoding.rules import Verifier, check_compatible
-from nde_talf.decoding.rules import verifier as rule_called
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_drafted, check_draws
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
@@ -48,6 +46,7 @@ from nde_talf.decoding.stats import (
     record_of,
 )
 from nde_talf.decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.verifier import Verifier, check_compatible
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
 _TREE = 64  # slots for a tree in flight, after the tokens asked for
@@ -114,14 +113,10 @@ class SpeculativeDecoder:
         static: StaticShapes | None = None,
         timed: bool = False,
         device: bool | None = None,
-        unread: bool | None = None,
         clock: Callable[[], float] = time.perf_counter,
         process: LogitsProcess | None = None,
         record: Record = "",
     ):
-        if unread is not None:
-            notice("SpeculativeDecoder(unread=)", "device=", 2)
-            device = unread
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's"
@@ -129,26 +124,25 @@ class SpeculativeDecoder:
                 " they share one and differ in padding alone, call match(target.vocab_size) on the"
                 " draft model first."
             )
-        verifier = rule_called(verifier) if isinstance(verifier, str) else verifier
-        self.kind = kind_called(policy.trees, f"{type(policy).__name__}.trees")
+        verifier = VERIFIERS[verifier] if isinstance(verifier, str) else verifier
+        self.kind = policy.trees
         check_compatible(self.kind, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         wanted = AUTO if draft_setting is None else draft_setting
         if not isinstance(wanted, SamplingSetting):
             wanted = read_draft_temperature(wanted, "draft_setting")
-        self.draft_setting = (
-            (getattr(policy, "draft_setting", AUTO) or MATCH) if wanted == AUTO else wanted
+        self.draft_setting = (policy.draft_setting or MATCH) if wanted == AUTO else wanted
+        policy.check_decoder(
+            target, drafter, None if self.draft_setting == MATCH else self.draft_setting
         )
-        if check := getattr(policy, "check_decoder", None):
-            check(target, drafter, None if self.draft_setting == MATCH else self.draft_setting)
-        self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
+        self._layers: tuple[int, ...] = () if drafter is None else drafter.feature_layers
         if static is not None and self._layers and target.native is None:
             raise UserError(
                 "static shapes: the drafter takes features of the target's layers"
                 f" {', '.join(map(str, self._layers))}, which hooks collect outside a graph. Switch"
                 " static shapes off, or use a head with draft.features=final."
             )
-        self._features: bool = getattr(drafter, "takes_features", True)
+        self._features: bool = drafter is not None and drafter.takes_features
         reader = target.reader(self._layers)
         self._new_session = partial(
             TreeSession, reader, target.device, target.dtype, target.layers, static
@@ -159,18 +153,12 @@ class SpeculativeDecoder:
         self.timed, self.clock, self.process, self.record = timed, clock, process, record
         self._clock = self._clock_of_device if timed and target.device.type == "cuda" else clock
         on_device = asynchronous(target.device) if device is None else device
-        fits = drafter is None or (
-            hasattr(drafter, "commit") and getattr(drafter, "on_device", True)
-        )
-        fits &= process is None or getattr(process, "textless", False)
+        fits = drafter is None or drafter.on_device
+        fits &= process is None or process.textless
         self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
         self._captures: Captures | None = None
-        shapes = [
-            action
-            for action in getattr(policy, "shapes", ())
-            if static and action.nodes <= static.rows
-        ]
+        shapes = [action for action in policy.shapes if static and action.nodes <= static.rows]
         if static and self.device and shapes and hasattr(drafter, "distribution"):
             recorder = static.record or (
                 CudaGraphs() if target.device.type == "cuda" else unrecorded
@@ -253,7 +241,7 @@ class SpeculativeDecoder:
         without_gradients, watch = torch.inference_mode(), Stopwatch(self._clock)
         self.session = session = self._new_session()
         drafter = cast(
-            "Drafter", None if self.drafter is None else own(self.drafter)
+            "Drafter", None if self.drafter is None else self.drafter.fork()
         )  # None where nothing is drafted
         self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
@@ -283,7 +271,7 @@ class SpeculativeDecoder:
         token = rng.categorical(p_previous)
         if processed is not None:
             processed.append([token])
-            if hasattr(drafter, "processed"):
+            if drafter is not None:
                 drafter.processed = Processed(processed.process, processed.text)
         if feature_setting(setting) != setting:
             p_previous = warp(logits, feature_setting(setting))
@@ -322,7 +310,7 @@ class SpeculativeDecoder:
         tree = self.policy.draft(state, drafter, rng)
         if not tree.on_device:
             self._check_tree(tree, state)
-        watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
+        watch.charge("draft", policy=self.policy.seconds)
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
         raw, choice = self.target.logits(hidden), None
         logits = (

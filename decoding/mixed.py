@@ -12,15 +12,16 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
-from nde_talf.decoding.drafter import Drafter, DraftPoint, own
+from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.rules import DELAYED, VERIFIERS, Verifier, check_compatible
+from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.tree import Accepted, DraftTree, Verdict
+from nde_talf.decoding.verifier import Verifier, check_compatible
 
 _BEHIND = 32
 """Tokens that the other draft may not have seen before it has to catch up: what one of its passes
@@ -28,7 +29,7 @@ holds with static shapes.
 """
 
 
-class MixedDrafter:
+class MixedDrafter(Drafter):
     """A `Drafter` that asks `ngram` at roots where the text's ending occurs earlier, and `draft`
     (an LM or a head) at others.
 
@@ -52,12 +53,12 @@ class MixedDrafter:
             )
         self.ngram, self.draft = ngram, draft
         self.vocab_size, self.max_context = draft.vocab_size, draft.max_context
-        self.feature_layers: tuple[int, ...] = getattr(draft, "feature_layers", ())
+        self.feature_layers: tuple[int, ...] = draft.feature_layers
 
     def fork(self) -> "MixedDrafter":
         """See `Drafter.fork`."""
         forked = copy(self)
-        forked.ngram, forked.draft = self.ngram.fork(), own(self.draft)
+        forked.ngram, forked.draft = self.ngram.fork(), self.draft.fork()
         return forked
 
     def start(
@@ -94,9 +95,6 @@ class MixedDrafter:
         self._late.append((accepted, features))
         self._choose()
 
-    def commit(self, tokens: int) -> None:
-        """See `Drafter.commit`. `advance` knew it."""
-
     @property
     def _drafting(self) -> Drafter:
         return self.ngram if self.matched else self.draft
@@ -129,7 +127,7 @@ class MixedDrafter:
         self._late.clear()
 
 
-class Mixed:
+class Mixed(TreePolicy):
     """A policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, and the trees of
     `elsewhere` where the draft does.
 
@@ -158,9 +156,8 @@ class Mixed:
     @property
     def draft_setting(self) -> Any:
         """What the draft is warped with where the decoder says "auto": what fits `elsewhere`."""
-        return getattr(
-            self.elsewhere, "draft_setting", AUTO if self.elsewhere.trees == "top_k" else None
-        )
+        setting = self.elsewhere.draft_setting
+        return None if setting == AUTO and self.elsewhere.trees != "top_k" else setting
 
     def check_decoder(
         self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None
@@ -171,8 +168,7 @@ class Mixed:
                 "policy Mixed asks n-grams or another draft: give the decoder a MixedDrafter of"
                 " both."
             )
-        if check := getattr(self.elsewhere, "check_decoder", None):
-            check(target, drafter.draft, draft_setting)
+        self.elsewhere.check_decoder(target, drafter.draft, draft_setting)
 
     def draft(
         self, state: DecodingState, drafter: MixedDrafter, rng: Rng
@@ -182,7 +178,7 @@ class Mixed:
             return self.ngram.draft(state, drafter.ngram, rng)
         tree = self.elsewhere.draft(state, drafter.draft, rng)
         tree.rule = tree.rule or self.rule
-        self.seconds = getattr(self.elsewhere, "seconds", 0.0)
+        self.seconds = self.elsewhere.seconds
         return tree
 
 

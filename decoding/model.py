@@ -18,7 +18,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.layer import NotNative
-from nde_talf.decoding.forward.native import NativeForward
+from nde_talf.decoding.forward.native import NativeForward, native_forward
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.loading import body_of, first_line, load_module
@@ -270,7 +270,7 @@ class CausalModel:
         reason = ""
         if forward != "transformers":
             try:
-                self.native = NativeForward(self.module, self.body, self.config)
+                self.native = native_forward(self.module, self.body, self.config)
                 bound = _SAME.get(self.dtype, _HALF)
                 difference = max(
                     self._head_difference(), self._tree_difference(), self._far_difference()

@@ -13,46 +13,5 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "g
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
 
-RULES: tuple[str, ...] = (
-    "nss",
-    "naive",
-    "naivetree",
-    "spectr",
-    "specinfer",
-    "khisti",
-    "khisti_lp",
-    "tv",
-)
-RULES += (
-    "bv",
-    "traversal",
-    "gbv",
-    "gbv_exact",
-    "without_replacement",
-    "traversal_without_replacement",
-    "greedy",
-)
-"""All rules of `nde_talf.decoding.rules.VERIFIERS`, in its order."""
-
 FORWARDS = ("auto", "native", "transformers")
 """Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
-
-PLAIN_POLICIES = (
-    "autoregressive",
-    "delayed",
-    "gbv",
-    "follow_tau",
-    "follow_mean",
-    "confidence_stop",
-    "fixed",
-    "sequoia",
-    "beam",
-    "optimal",
-    "salf",
-    "dynatree",
-    "dyspec",
-    "dyspec_threshold",
-)
-"""Tree policies that need no training, those of `nde_talf.pipelines.policy_table.POLICIES`, in its
-order.
-"""

@@ -18,7 +18,6 @@ Source: A. Saxena, "Prompt Lookup Decoding" (2023), which drafts one continuatio
 
 from collections import Counter
 from collections.abc import Iterable
-from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
-from nde_talf.decoding.drafter import DraftPoint
+from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.tree import Accepted, DraftTree
@@ -111,7 +110,7 @@ class Tested(NamedTuple):
     drafted: int = 0
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """A `Drafter` of continuations in the text so far.
 
     It needs no model.
@@ -123,18 +122,12 @@ class NgramDrafter:
     """
 
     on_device = False
-    max_context = 1 << 62
-    setting: SamplingSetting
     previous: DraftPoint  # nothing is known there
     root: DraftPoint  # without a hidden state
     _matches: dict[int, Match]
 
     def __init__(self, vocab_size: int, config: NgramConfig | None = None):
         self.vocab_size, self.config = vocab_size, config or NgramConfig()
-
-    def fork(self) -> "NgramDrafter":
-        """See `Drafter.fork`."""
-        return copy(self)
 
     def start(
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
@@ -206,9 +199,6 @@ class NgramDrafter:
         assert isinstance(accepted, Accepted)
         self._learn(accepted)
         self.append(accepted.tokens)
-
-    def commit(self, tokens: int) -> None:
-        """See `Drafter.commit`. `advance` knew it."""
 
     def append(self, tokens: list[int]) -> None:
         """Go on to a new root: tokens that were committed, whoever drafted them."""

@@ -8,7 +8,6 @@ hold, and p is what plain decoding would sample from after the same text.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +16,14 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.tree import DraftTree
 
 
-class LogitsProcess(Protocol):
+class LogitsProcess:
     """A pure function: equal texts and logits give equal results, in any order of calls.
 
     One with textless = True looks at logits alone. It is called once for all rows, with no texts,
     and trees may stay on the device.
     """
+
+    textless: bool = False
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
         """What counts in the place of `logits`.
@@ -34,7 +35,7 @@ class LogitsProcess(Protocol):
         Returns:
             [n, V].
         """
-        ...
+        raise NotImplementedError
 
 
 class Processed:
@@ -50,7 +51,7 @@ class Processed:
 
     def __init__(self, process: LogitsProcess, text: list[int]):
         self.process, self.text = process, text
-        self.textless: bool = getattr(process, "textless", False)
+        self.textless = process.textless
         self._length = 0  # of the text that these rows follow
         self._rows: dict[
             tuple[int, ...], Tensor | None

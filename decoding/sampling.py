@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.common.renamed import notice
 from nde_talf.decoding.device import asynchronous, number, upload
 from nde_talf.decoding.setting import RAW, SamplingSetting
 
@@ -199,15 +198,6 @@ def _nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Te
     return torch.zeros_like(probs).scatter_(-1, ids, top)
 
 
-_OLD_NAMES = {
-    "accept": "bernoulli",
-    "accepts": "bernoulli",
-    "draw": "categorical",
-    "draws": "categorical",
-}
-_OLD_NAMES["tokens"] = "categorical"
-
-
 class Rng:
     """Random decisions from one seeded generator."""
 
@@ -294,12 +284,6 @@ class Rng:
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
         return (search if weights.is_cpu else search_on_device)(weights, at, self._next(len(at)))
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OLD_NAMES:
-            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        notice(f"Rng.{name}", _OLD_NAMES[name])
-        return getattr(self, _OLD_NAMES[name])
 
     def uniforms(self, count: int, device: torch.device) -> Tensor:
         """The next numbers [count] of `uniform`, on a device, without waiting for it."""
@@ -408,10 +392,3 @@ def _with_mass(totals: list[float]) -> list[float]:
 
 def _massless(total: float) -> ValueError:
     return ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Coins":
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    notice("nde_talf.decoding.sampling.Coins", "Rng")
-    return Rng

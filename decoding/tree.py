@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.common.renamed import renamed
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
 from nde_talf.decoding.setting import feature_setting
@@ -197,9 +196,6 @@ class DraftTree:
         """What a verdict commits: the path to the last accepted node `end`, and `token` after it."""
         path = self.path(end)
         return Accepted(self, path, [*(self.tokens[node] for node in path), token])
-
-    of = renamed("subtree", "DraftTree.of")
-    way = renamed("path", "DraftTree.way")
 
 
 class Committed(NamedTuple):

@@ -27,10 +27,11 @@ from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.rules import VERIFIERS, Verifier
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.evaluation.assisted import (
     ASSISTED,
     LOOKUP,

@@ -21,8 +21,9 @@ from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.rules import VERIFIERS, Verifier
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.evaluation.benchmark import Generate
 from nde_talf.evaluation.methods import (
     BEST_STATIC,

@@ -17,7 +17,7 @@ _HOME = {
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
     if isinstance(node, ast.ImportFrom)
     for name in node.names
-} | {"Coins": "nde_talf.decoding.sampling"}
+}
 
 __all__ = sorted(_HOME)
 

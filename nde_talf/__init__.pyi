@@ -27,9 +27,7 @@ from nde_talf.decoding.policies.fixed import sequoia_shape as sequoia_shape
 from nde_talf.decoding.policies.ngram import NgramTree as NgramTree
 from nde_talf.decoding.policies.salf import Optimal as Optimal
 from nde_talf.decoding.policies.salf import Salf as Salf
-from nde_talf.decoding.rules import VERIFIERS as VERIFIERS
-from nde_talf.decoding.rules import Verifier as Verifier
-from nde_talf.decoding.rules import verifier as verifier
+from nde_talf.decoding.registry import VERIFIERS as VERIFIERS
 from nde_talf.decoding.sampling import Rng as Rng
 from nde_talf.decoding.sampling import warp as warp
 from nde_talf.decoding.setting import SamplingSetting as SamplingSetting
@@ -37,6 +35,8 @@ from nde_talf.decoding.static import StaticShapes as StaticShapes
 from nde_talf.decoding.stats import Generation as Generation
 from nde_talf.decoding.stats import Step as Step
 from nde_talf.decoding.tree import DraftTree as DraftTree
+from nde_talf.decoding.verifier import Verifier as Verifier
+from nde_talf.decoding.verifier import verifier as verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter as EagleDrafter
 from nde_talf.in_transformers import Speculation as Speculation
 from nde_talf.in_transformers import speculate as speculate

@@ -21,8 +21,9 @@ from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import RenamedWarning, UserError
 from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
-from nde_talf.decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES
+from nde_talf.decoding.names import DEVICE, FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.registry import POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig
@@ -187,7 +188,8 @@ class EvaluationConfig:
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.
     """
     policies: dict[str, Any] = choice(
-        {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")}, PLAIN_POLICIES
+        {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")},
+        tuple(POLICIES.table),
     )
     """For methods=[policies]: tree policies that need no training, each with its options, such as
     evaluation.policies.salf.nodes=32.

@@ -31,8 +31,9 @@ from nde_talf.decoding.common.schema import (
     choice,
     number,
 )
-from nde_talf.decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES, RULES
+from nde_talf.decoding.names import DEVICE, FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines import aliases
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
@@ -114,13 +115,13 @@ class GenerateConfig:
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """What n-grams are looked up, and how much is drafted of what follows them."""
-    policy: str | None = field(default=None, metadata={"choices": PLAIN_POLICIES})
+    policy: str | None = field(default=None, metadata={"choices": tuple(POLICIES.table)})
     """A selector of the run by name, or a policy that needs no training; null: the first selector,
     the head's best tree, or trees of n-grams.
     """
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
-    verifier: str | None = choice(None, RULES)
+    verifier: str | None = choice(None, tuple(VERIFIERS.table))
     """Verification rule; null: the one that goes with the policy."""
     temperature: float = number(0.6, 0, 1e6)
     """Sampling temperature; 0: greedy."""
@@ -182,7 +183,7 @@ def generate(config: GenerateConfig) -> None:
         )
     check_sharding(config.model)
     run = Run(config.run, config.paths.checkpoints, config.base)
-    policies = (*run.selectors(), *PLAIN_POLICIES)
+    policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_devices(config.model)

@@ -21,17 +21,18 @@ from nde_talf.decoding.ngram import statistics as matches
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.rules import VERIFIERS, Verifier, verifier
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.verifier import Verifier, verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.text_sample import pieces
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.policy_table import POLICIES, default_verifier, make_policy
+from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.policy import NeuralPolicy

@@ -15,7 +15,7 @@ from nde_talf.decoding.device import upload
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import draft_rows
-from nde_talf.decoding.policies.base import DecodingState, Outlook
+from nde_talf.decoding.policies.base import DecodingState, Outlook, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
@@ -69,7 +69,7 @@ def by_entropy(training: PricedRoots, validation: PricedRoots, table: int) -> Te
 
 
 @dataclass(frozen=True)
-class EntropyRule:
+class EntropyRule(TreePolicy):
     """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats;
     chosen_trees [bins].
     """

@@ -15,7 +15,7 @@ from nde_talf.decoding.actions import Action, tree_index
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, require_positive
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_positive
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.policies.stopping import draft_path
 from nde_talf.decoding.sampling import Rng
@@ -43,7 +43,7 @@ class Learned:
     seen: list[list[float]] = field(default_factory=list)
 
 
-class OnlineAcceptance:
+class OnlineAcceptance(TreePolicy):
     """Draft a path while its next token is worth its price, by an online estimate of acceptance.
 
     A logistic regression predicts whether the next token will be accepted, from the draft's
@@ -150,7 +150,7 @@ class Arms:
     last: int = 0
 
 
-class Bandit:
+class Bandit(TreePolicy):
     """Upper confidence bounds over a few trees, in tokens a second: each tree once, then always the
     one whose mean, plus `width` sqrt(log t / n) times the best mean after n of t steps, is largest
     (after BanditSpec's UCB).

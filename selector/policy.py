@@ -19,11 +19,12 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import draft_rows, scalar_features
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.base import DecodingState, Outlook
+from nde_talf.decoding.policies.base import DecodingState, Outlook, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
-from nde_talf.decoding.rules import DELAYED, Verifier
+from nde_talf.decoding.registry import DELAYED
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
 from nde_talf.selector.selector import Selector, selectable
@@ -31,7 +32,7 @@ from nde_talf.selector.selector import Selector, selectable
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-class NeuralPolicy:
+class NeuralPolicy(TreePolicy):
     """The most probable option of the selector's policy.
 
     It holds no state of a sequence, so several sequences may share it.

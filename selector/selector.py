@@ -19,7 +19,8 @@ from nde_talf.decoding.common.files import read_json, reading, write_atomically,
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
 from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.rules import VERIFIERS, Verifier
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET

@@ -25,6 +25,7 @@ from nde_talf import (
     SamplingSetting,
     Selector,
     SpeculativeDecoder,
+    TreePolicy,
     verifier,
     warp,
 )
@@ -51,8 +52,8 @@ def pair():
 # branches of l2 tokens each.
 
 
-class Watched:
-    """A policy is anything with `trees` and `draft`.
+class Watched(TreePolicy):
+    """A policy says `trees` and has a method `draft`.
 
     This one drafts as another does and remembers the trees.
     """

@@ -13,11 +13,12 @@ from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.rules import IID, VERIFIERS, Verifier
+from nde_talf.decoding.registry import IID, VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import Verdict
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.selector import Selector

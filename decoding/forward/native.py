@@ -7,7 +7,7 @@ text without a mask. `CausalModel` compares its logits with transformers' before
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from nde_talf.decoding.forward.attention import seen_in
 from nde_talf.decoding.forward.fused import FusedPass
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
 from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.registry import FAMILIES, family
 from nde_talf.decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
@@ -26,37 +27,30 @@ _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
 
 
-class Family(NamedTuple):
-    """What a family's configuration and modules do not say. added: norms multiply by 1 + w. capped:
-    attention scores are capped where the configuration has a cap.
-    """
-
-    added: bool = False
-    capped: bool = False
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "gemma2": Family(added=True, capped=True),
-    "gemma3_text": Family(added=True),
-}
-
-
+@family("llama")
+@family("mistral")
+@family("qwen2")
+@family("qwen3")
 class NativeForward(FusedPass):
     """The pass of a transformers model's body: from tokens to hidden states after the final norm.
+
+    A family that differs in what its configuration and modules do not say is a subclass.
+
+    Attributes:
+        added: norms multiply by 1 + w.
+        capped_scores: attention scores are capped where the configuration has a cap.
 
     Raises:
         NotNative: the model has something that this pass does not do; also where it was changed so.
     """
 
+    added: ClassVar[bool] = False
+    capped_scores: ClassVar[bool] = False
+
     def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
         if reason := _foreign(module, config):
             raise NotNative(reason)
-        self.body, self.config, self.family = cast("Any", body), config, FAMILIES[config.model_type]
-        self.added = self.family.added
+        self.body, self.config = cast("Any", body), config
         super().__init__(body)
 
     def _parts(self) -> list[DecoderLayer | Norm]:
@@ -67,7 +61,7 @@ class NativeForward(FusedPass):
         listed = getattr(config, "layer_types", None)
         kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
         heads, shared = config.num_attention_heads, config.num_key_value_heads
-        cap = getattr(config, "attn_logit_softcapping", None) if self.family.capped else None
+        cap = getattr(config, "attn_logit_softcapping", None) if self.capped_scores else None
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [
@@ -137,10 +131,32 @@ class NativeForward(FusedPass):
         return (torch.cat([hidden, *found], -1) if found else hidden).view(batch, count, -1)
 
 
+@family("gemma3_text")
+class Gemma3Forward(NativeForward):
+    """Gemma 3: norms multiply by 1 + w."""
+
+    added = True
+
+
+@family("gemma2")
+class Gemma2Forward(Gemma3Forward):
+    """Gemma 2: attention scores are capped too."""
+
+    capped_scores = True
+
+
+def native_forward(
+    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"
+) -> NativeForward:
+    """Make the native forward of a model's family. Raises NotNative where there is none."""
+    if config.model_type not in FAMILIES:
+        raise NotNative(f"there is none for models of type {config.model_type}")
+    native: NativeForward = FAMILIES[config.model_type](module, body, config)
+    return native
+
+
 def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
     """Why a model has no native pass, as far as its configuration says; None if it may."""
-    if config.model_type not in FAMILIES:
-        return f"there is none for models of type {config.model_type}"
     if hasattr(module, "sharded_by"):
         return "its weights are divided among processes"
     if getattr(module, "is_quantized", False):

@@ -1,17 +1,17 @@
-"""The policy protocol, and the state of a generation that a policy may look at before it drafts."""
+"""The base class of policies, and the state of a generation that a policy may look at before it drafts."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.renamed import notice, renamed_attribute
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.processing import Processed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.tree import DraftTree
 
 
@@ -65,8 +65,6 @@ class DecodingState:
         q = drafter.root.q
         return DeviceTree(self.root, q) if self.device else DraftTree.rooted(self.root, q)
 
-    unread = renamed_attribute("device", "DecodingState.unread")
-
 
 class Outlook(NamedTuple):
     """What the device knows of the next root before the host does.
@@ -81,38 +79,42 @@ class Outlook(NamedTuple):
     h_previous: Tensor
 
 
-class TreePolicy(Protocol):
-    """Chooses and drafts a tree.
+class TreePolicy:
+    """Chooses and drafts a tree: `trees` and `draft` have to be written.
 
-    One that drafts delayed trees may have an attribute `shapes`, all that it may draft, so that
-    they can be recorded (`nde_talf.decoding.captured`). `trees` names how its children come about,
-    which decides the verifiers allowed (see `nde_talf.decoding.rules`): none, path, delayed, iid,
-    without_replacement or top_k. Sequences that are read in turn, or by several threads, share the
-    policy: see `DecodingState.memory`.
+    Sequences that are read in turn, or by several threads, share the policy: see
+    `DecodingState.memory`.
+
+    Attributes:
+        trees: how a tree's children come about, which decides the verifiers allowed: none, path,
+            delayed, iid, without_replacement or top_k (`nde_talf.decoding.registry`).
+        draft_setting: what the draft's distributions are warped with where the decoder says "auto";
+            None: what the target's are.
+        seconds: how long its last choice took, for the record.
+        shapes: all trees that a policy of delayed trees may draft.
     """
 
     trees: str
+    draft_setting: SamplingSetting | str | None = AUTO
+    seconds: float = 0.0
+    shapes: tuple[Any, ...] = ()
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree: ...
+    def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
+        """Raise UserError, or warn, where a decoder's models do not fit the policy."""
+
+    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> DraftTree | DeviceTree:
+        """Build the tree of one step, with the root as its node 0."""
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Chooser(TreePolicy, Protocol):
+class Chooser(TreePolicy):
     """A policy whose next tree depends on what the device knows at the end of a step: it is asked
     there, so that its choice comes to the host with the step's tokens, as `DecodingState.choice`.
     """
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """[1], an integer that the policy understands; None where there is nothing to choose."""
-        ...
-
-
-def kind_called(name: str, where: str) -> str:
-    """Today's name of the kind of tree `name`. where: the setting that has it, for the notice."""
-    new = {"chosen": "top_k", "distinct": "without_replacement"}.get(name, name)
-    if new != name:
-        notice(f"{where}={name}", f"{where}={new}")
-    return new
+        raise NotImplementedError
 
 
 def require_positive(**settings: int) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, require_positive
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_positive
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -76,7 +77,8 @@ def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftT
     return tree.subtree(nodes)
 
 
-class Beam:
+@policy("beam", verifier="nss")
+class Beam(TreePolicy):
     """At every level the k most probable nodes of the level are expanded into their k most probable
     children; of all tokens seen in `depth` levels the `nodes` most probable make the tree.
     """

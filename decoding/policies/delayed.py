@@ -5,7 +5,13 @@ acceptance length.
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, require_at_least, require_positive
+from nde_talf.decoding.policies.base import (
+    DecodingState,
+    TreePolicy,
+    require_at_least,
+    require_positive,
+)
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -29,7 +35,8 @@ def draft_delayed(
     return tree
 
 
-class Autoregressive:
+@policy("autoregressive", verifier="naive")
+class Autoregressive(TreePolicy):
     """Drafts nothing: every step commits one token of the target. Runs without a drafter."""
 
     trees = "none"
@@ -38,7 +45,7 @@ class Autoregressive:
         return DraftTree.rooted(state.root)
 
 
-class Delayed:
+class Delayed(TreePolicy):
     """The same (K, L1, L2) at every step."""
 
     def __init__(self, action: Action):
@@ -52,7 +59,7 @@ class Delayed:
         return draft_delayed(self.action, state, drafter, rng)
 
 
-class FollowTau:
+class FollowTau(TreePolicy):
     """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to
     beat.
     """
@@ -67,3 +74,24 @@ class FollowTau:
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
         return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)
+
+
+@policy("delayed", verifier="traversal")
+def delayed(k: int = 1, l1: int = 0, l2: int = 4) -> Delayed:
+    """Draft the same (K, L1, L2) at every step."""
+    return Delayed(Action(k, l1, l2))
+
+
+@policy("gbv", verifier="gbv_exact")
+def gbv(k: int = 3, length: int = 8) -> Delayed:
+    """Draft k i.i.d. paths from the root, for greedy multi-path block verification.
+
+    Its paper recommends three, of 8 tokens.
+    """
+    return Delayed(Action(k, 0, length))
+
+
+@policy("follow_tau", verifier="traversal")
+def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
+    """Let the trunk follow the last acceptance length."""
+    return FollowTau(k, l2, l1_max)

@@ -3,19 +3,21 @@ what was accepted (section 3.3 and Algorithm 1, DynaTree paper).
 """
 
 from collections import deque
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.renamed import notice
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import (
     DecodingState,
+    TreePolicy,
     require_at_least,
     require_fractions,
     require_positive,
     require_rising,
 )
 from nde_talf.decoding.policies.beam import top_tokens
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -68,12 +70,8 @@ class DynaTreeConfig:
     fraction: str = "tokens"
     branch_at_root: bool = False
     drop_pruned: bool = False
-    most_depth: InitVar[int | None] = None  # the old name of max_depth
 
-    def __post_init__(self, most_depth: int | None) -> None:
-        if most_depth is not None:
-            notice("most_depth", "max_depth")
-            object.__setattr__(self, "max_depth", most_depth)
+    def __post_init__(self) -> None:
         if (
             len(self.branches) != 3
             or not 1 <= self.branches[0] <= self.branches[1] <= self.branches[2]
@@ -128,7 +126,7 @@ class History:
             )
 
 
-class DynaTree:
+class DynaTree(TreePolicy):
     """Algorithm 1: u_0 is the draft's most probable token after the root.
 
     From there on a node's most probable tokens are added breadth first, as many as its confidence
@@ -195,3 +193,9 @@ class DynaTree:
         ):
             return False
         return depth <= history.depth or probability >= config.deep
+
+
+@policy("dynatree", verifier="nss", options_of=DynaTreeConfig)
+def dynatree(**options: Any) -> DynaTree:
+    """Make DynaTree from the fields of `DynaTreeConfig`."""
+    return DynaTree(DynaTreeConfig(**options))

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, require_fractions, require_positive
+from nde_talf.decoding.policies.base import (
+    DecodingState,
+    TreePolicy,
+    require_fractions,
+    require_positive,
+)
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import LEAST_MASS, Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -46,7 +52,8 @@ class Rest:
         return tree.add(node, token, before), probability, self.total / before
 
 
-class DySpec:
+@policy("dyspec", verifier="without_replacement")
+class DySpec(TreePolicy):
     """One draw at a time, `nodes` in all, always at the node of highest value: the probability that
     all tokens above are accepted and all siblings before are not.
 
@@ -81,7 +88,8 @@ class DySpec:
         return tree
 
 
-class DySpecThreshold:
+@policy("dyspec_threshold", verifier="without_replacement")
+class DySpecThreshold(TreePolicy):
     """Level by level, one draft pass each: draws at every node of value at least `threshold`, up to
     `nodes` in all.
     """

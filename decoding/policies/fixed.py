@@ -14,9 +14,10 @@ from torch import Tensor
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, kind_called, require_positive
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_positive
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.policies.dyspec import Rest
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import LEAST_MASS, Rng, inverse_cdf
 from nde_talf.decoding.tree import DraftTree
 
@@ -138,7 +139,7 @@ def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Ten
     return torch.stack(found, 1), torch.stack(masses, 1)
 
 
-class Shaped:
+class Shaped(TreePolicy):
     """The same shape at every step.
 
     children: "top_k" (the most probable tokens), "iid" (drawn, repeats allowed) or
@@ -147,7 +148,7 @@ class Shaped:
     """
 
     def __init__(self, shape: Shape, children: str = "without_replacement"):
-        self.shape, self.trees = shape, kind_called(children, "children")
+        self.shape, self.trees = shape, children
         if self.trees not in KINDS:
             raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
@@ -214,3 +215,19 @@ class Shaped:
             [tree.add(node, token) for token in own]
             for node, own in zip(counts, drawn, strict=True)
         ]
+
+
+@policy("fixed", verifier="without_replacement")
+def fixed(
+    depth: int = 4, branching: int = 2, nodes: int = 16, children: str = "without_replacement"
+) -> Shaped:
+    """Draft the first `nodes` of a full tree of `branching` children a node."""
+    return Shaped(fixed_shape(depth, branching, nodes), children)
+
+
+@policy("sequoia", verifier="without_replacement")
+def sequoia(
+    rates: tuple[float, ...] = (0.7, 0.12, 0.05, 0.02), nodes: int = 16, depth: int = 8
+) -> Shaped:
+    """Draft Sequoia's tree for these acceptance rates of a node's first, second, ... child."""
+    return Shaped(sequoia_shape(rates, nodes, depth), "without_replacement")

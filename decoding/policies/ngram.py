@@ -9,12 +9,12 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.ngram import Match, NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 
-class NgramTree:
+class NgramTree(TreePolicy):
     """The tokens most likely to be accepted, best first, until there are `nodes` of them.
 
     A child's value is its parent's, times the fraction of the matches that go on with it, times how

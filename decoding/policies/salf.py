@@ -3,15 +3,22 @@
 import heapq
 
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, require_fractions, require_positive
+from nde_talf.decoding.policies.base import (
+    DecodingState,
+    TreePolicy,
+    require_fractions,
+    require_positive,
+)
 from nde_talf.decoding.policies.beam import Candidate, children, reranked
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 ROOT = Candidate(1.0, 0, -1, -1)
 
 
-class Salf:
+@policy("salf", verifier="nss")
+class Salf(TreePolicy):
     """Algorithm 2: expand the `batch` most probable nodes at a time, until the next ones have a
     probability sum below `threshold`.
 
@@ -74,6 +81,7 @@ class Salf:
         )
 
 
+@policy("optimal", verifier="nss")
 class Optimal(Salf):
     """SpecExec's search: the `nodes` most probable tokens, `batch` expanded at a time."""
 

@@ -17,11 +17,13 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import (
     DecodingState,
+    TreePolicy,
     require_at_least,
     require_fractions,
     require_positive,
 )
 from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -58,7 +60,8 @@ def draft_path(
     return tree
 
 
-class ConfidenceStop:
+@policy("confidence_stop", verifier="traversal")
+class ConfidenceStop(TreePolicy):
     """Draft a path until the draft is unsure.
 
     For example `ConfidenceStop(0.4)` stops before a token whose distribution has no probability of
@@ -100,7 +103,8 @@ class ConfidenceStop:
         return draft_path(state, drafter, rng, self.longest, **criterion, pick=self.pick)
 
 
-class FollowMean:
+@policy("follow_mean", verifier="traversal")
+class FollowMean(TreePolicy):
     """A path as long as the mean acceptance length of the last `window` steps of its sequence, plus
     `plus`.
 

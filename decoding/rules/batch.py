@@ -10,7 +10,7 @@ from nde_talf.decoding.rules.trees import Rows, Trees
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.rules import Verifier
+    from nde_talf.decoding.verifier import Verifier
 
 
 class Verified(NamedTuple):
@@ -58,7 +58,7 @@ def verify_batch(
         )
 
     Args:
-        verifier: of `nde_talf.decoding.rules.verifier(name)`, fitting to how the children were
+        verifier: of `nde_talf.decoding.verifier.verifier(name)`, fitting to how the children were
             drawn.
         tokens: [B, N] token ids; node 0 is the root, the last committed token.
         parents: [B, N]; parents precede their children, the root has -1, padding -2. Siblings are

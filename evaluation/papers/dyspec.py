@@ -22,11 +22,12 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec as Heap
 from nde_talf.decoding.policies.dyspec import DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.evaluation.papers.bench import Bench, Work
@@ -229,7 +230,7 @@ class DySpec:
         ]  # fmt: skip
 
 
-class _Remembered:
+class _Remembered(TreePolicy):
     """A policy whose trees are remembered."""
 
     def __init__(self, policy: Heap):

@@ -24,9 +24,10 @@ from nde_talf.decoding.common.bootstrap import samples
 from nde_talf.decoding.common.files import checksum, read_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -348,7 +349,7 @@ class _Until(pl.Callback):
             raise OutOfTime
 
 
-class _Ranked:
+class _Ranked(TreePolicy):
     """A policy whose drafted tokens are counted by rank."""
 
     def __init__(self, policy: Salf):

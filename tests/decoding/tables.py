@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.sampling import RAW
 from nde_talf.decoding.tree import DraftTree, Verdict
@@ -46,10 +47,8 @@ class Tables:
         return p / p.sum(), q / q.sum()
 
 
-class TableDrafter:
+class TableDrafter(Drafter):
     """A drafter that reads q from tables; the context is the tree's path."""
-
-    max_context = 1 << 30
 
     def __init__(self, tables: Tables):
         self.tables, self.vocab_size = tables, tables.vocabulary

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS, Verifier, check_compatible
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.branching import BRANCHING, OfRule
 from nde_talf.decoding.rules.bundles import Bundle, levels
@@ -26,6 +26,7 @@ from nde_talf.decoding.rules.tournament import Tournament, play, share_out
 from nde_talf.decoding.rules.walk import solve, walk
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.verifier import Verifier, check_compatible
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls

@@ -14,14 +14,14 @@ import torch
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gains import pooled
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
@@ -51,7 +51,7 @@ GROWN = {
 }
 
 
-class Watched:
+class Watched(TreePolicy):
     """A policy whose trees are kept as they were drafted."""
 
     def __init__(self, policy):

@@ -5,10 +5,12 @@ the law that it has alone.
 import pytest
 import torch
 
-from nde_talf.decoding.rules import VERIFIERS, rows_of, verifier, verify_batch
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.rules.batch import rows_of, verify_batch
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.verifier import verifier
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables
 

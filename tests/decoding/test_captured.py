@@ -15,7 +15,7 @@ from nde_talf.decoding.captured import Bucket, buckets, verify_tree
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed, FollowTau
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes, unrecorded
 from nde_talf.decoding.testing import exact_law

@@ -16,7 +16,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import CudaGraphs, StaticShapes
 from nde_talf.selector.policy import NeuralPolicy

@@ -10,7 +10,7 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.rules import Nodes, SpecInfer
 from nde_talf.decoding.rules.traversal import weights_of
 from nde_talf.decoding.rules.trees import trees_of

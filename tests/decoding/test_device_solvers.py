@@ -10,7 +10,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.khisti import Khisti
 from nde_talf.decoding.rules.rules import Naive, Node, Nodes, SpecInfer, excess
 from nde_talf.decoding.rules.spectr import SpecTr, partial_sums, threshold

@@ -16,7 +16,7 @@ from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes

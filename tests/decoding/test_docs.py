@@ -10,7 +10,7 @@ import pytest
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Autoregressive
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law

@@ -9,14 +9,14 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, draft_rows, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
 from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.pipelines.policy_table import POLICIES, make_policy
+from nde_talf.pipelines.policy_table import make_policy
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
@@ -34,7 +34,7 @@ SMALLER = {  # options that keep the trees of slow policies small
 }
 
 
-class Kept:
+class Kept(TreePolicy):
     """A policy, with the trees that it drafted and the states it saw."""
 
     def __init__(self, policy):
@@ -121,7 +121,7 @@ def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_
     """Some node of some tree has two children; with the draft warped like the target none has one
     of positive probability.
     """
-    rule, widths = POLICIES[name].verifier, {}
+    rule, widths = POLICIES.entry(name).about["verifier"], {}
     for draft in (AUTO, MATCH):
         policy = Kept(make_policy(name, SMALLER.get(name, {})))
         decode(policy, rule, draft, head=head)

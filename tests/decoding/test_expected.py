@@ -10,7 +10,7 @@ import torch
 from nde_talf.decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gains import expected_block_efficiency
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout

@@ -20,7 +20,7 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel, check_pair
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes

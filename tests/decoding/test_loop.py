@@ -14,7 +14,7 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import check_pair
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import TreeSession
 from tests.decoding.pairs import prompts, tiny_model, tiny_pair

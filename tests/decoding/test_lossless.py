@@ -12,10 +12,11 @@ import torch
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed, FollowTau
-from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.reduce import Scratch
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, one_step, scored
 

@@ -20,7 +20,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.testing import exact_law

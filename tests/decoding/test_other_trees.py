@@ -10,10 +10,11 @@ import torch
 from scipy import stats
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 

@@ -9,8 +9,9 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from tests.decoding.pairs import tiny_pair
@@ -18,7 +19,7 @@ from tests.decoding.pairs import tiny_pair
 TARGET, DRAFT = tiny_pair(16)
 
 
-class Broken:
+class Broken(TreePolicy):
     """Drafts `action`'s trees and spoils those from number `step` on."""
 
     def __init__(self, trees: str, action: Action, spoil, step: int = 0):
@@ -166,7 +167,7 @@ def test_what_holds_it_together_is_looked_at_in_every_tree(trees, action, spoil,
 
 
 def test_a_tree_deeper_than_the_context_is_refused(monkeypatch):
-    class Deep:
+    class Deep(TreePolicy):
         trees = "path"
 
         def draft(self, state, drafter, rng):

@@ -21,9 +21,10 @@ from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, Histor
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
 from nde_talf.decoding.policies.salf import Optimal, Salf
-from nde_talf.decoding.rules import VERIFIERS, check_compatible
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.testing import exact_law
+from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
 

@@ -5,7 +5,7 @@ import torch
 
 from nde_talf.decoding.actions import action_space
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import acceptance, optimal_acceptance
 from nde_talf.decoding.rules.branching import BRANCHING
 from nde_talf.decoding.rules.gains import expected_block_efficiency

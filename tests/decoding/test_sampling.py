@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import (
     Rng,
     RowBlocks,
@@ -268,23 +268,6 @@ def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype, monkeypatch):
             )
         assert nucleus(probs.view(2, -1, vocabulary), **cut).equal(found.view(2, -1, vocabulary))
         assert nucleus(probs[3], **cut).equal(found[3])
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("accept", "bernoulli"), ("draw", "categorical"), ("draws", "categorical")]
-)
-def test_old_names_of_the_randomness_still_work(old, new):
-    import nde_talf.decoding.sampling
-
-    asked = {
-        "accept": 0.5,
-        "draw": torch.tensor([1.0, 3.0]),
-        "draws": [torch.tensor([1.0, 3.0])] * 3,
-    }[old]
-    with pytest.warns(FutureWarning, match="Rng now"):
-        rng = nde_talf.decoding.sampling.Coins.seeded(0)
-    with pytest.warns(FutureWarning, match=new):
-        assert getattr(rng, old)(asked) == getattr(Rng.seeded(0), new)(asked)
 
 
 def test_a_setting_says_what_it_does_and_refuses_what_cannot_be():

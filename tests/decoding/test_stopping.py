@@ -8,7 +8,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.rules import PATHS, VERIFIERS
+from nde_talf.decoding.registry import PATHS, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.head_drafter import EagleDrafter

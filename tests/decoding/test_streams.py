@@ -20,7 +20,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTa
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.draft_training.head_drafter import EagleDrafter

@@ -12,7 +12,7 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, search_on_device
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.draft_training.head_drafter import EagleDrafter

@@ -9,7 +9,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter

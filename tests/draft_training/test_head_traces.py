@@ -10,7 +10,7 @@ from nde_talf.data.traces.super_trees import Prefix, draw_super_trees, sampled_s
 from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.super_tree import super_tree_layout

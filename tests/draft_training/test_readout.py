@@ -14,7 +14,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import save_head

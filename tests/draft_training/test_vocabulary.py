@@ -19,7 +19,7 @@ from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.draft_training.draft_vocab import (
     fraction_inside,

@@ -6,7 +6,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.assisted import transformers_assisted
 from nde_talf.evaluation.benchmark import Record

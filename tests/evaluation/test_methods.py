@@ -14,7 +14,7 @@ from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation import methods

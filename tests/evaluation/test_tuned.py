@@ -5,7 +5,7 @@ import pytest
 from nde_talf.decoding.mixed import Mixed
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.stopping import ConfidenceStop
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.methods import NGRAM, Bench, selector_title
 from nde_talf.evaluation.trials import trial_count

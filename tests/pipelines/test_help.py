@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.names import PLAIN_POLICIES, RULES
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.pipelines.config import Config, register
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.help import CONFIGS, FIRST, help_text, keys, presets
@@ -109,8 +109,8 @@ def test_a_name_narrows_it_to_a_group_or_a_key():
 
 def test_names_to_choose_from_are_listed():
     shown = {key.name: key.text for key in keys(GenerateConfig)}
-    assert shown["policy"].endswith(f"Choose from {', '.join(PLAIN_POLICIES)}.")
-    assert shown["verifier"].endswith(f"Choose from {', '.join(RULES)}.")
+    assert shown["policy"].endswith(f"Choose from {', '.join(POLICIES.table)}.")
+    assert shown["verifier"].endswith(f"Choose from {', '.join(VERIFIERS.table)}.")
 
 
 @pytest.mark.slow

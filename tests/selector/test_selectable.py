@@ -9,7 +9,7 @@ import pytest
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.config import Config
 from nde_talf.selector.policy import NeuralPolicy

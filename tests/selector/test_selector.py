@@ -14,7 +14,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.rules import VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from nde_talf.selector.compiled import CompiledSelector

@@ -1,0 +1,107 @@
+"""A verification rule as the loop calls it, and which trees it takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.registry import EVERY, VERIFIERS
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree, Verdict
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceTree
+    from nde_talf.decoding.rules.rules import Rule
+    from nde_talf.decoding.rules.trees import Trees
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A verification rule, called with a tree and random numbers.
+
+    It gives the last accepted node and the token after it.
+
+    Attributes:
+        name: how errors and tables call it.
+        rule: the rule for a tree on the host.
+        trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used:
+            PATHS, DELAYED, IID, DISTINCT or EVERY of `nde_talf.decoding.registry`; greedy only at
+            temperature 0.
+        on_device: the rule for B trees on a device; None where there is none.
+        labels: what estimates E[tau + 1] for it; None where nothing does.
+
+    Raises:
+        ValueError: for a kind of tree that there is not.
+    """
+
+    name: str
+    rule: Callable[[DraftTree, Rng], Verdict]
+    trees: frozenset[str]
+    on_device: "Callable[[Trees, Rng], Verdict] | None" = None
+    labels: Any = None
+
+    def __post_init__(self) -> None:
+        if unknown := self.trees - EVERY:
+            raise ValueError(
+                f"trees: there is no kind {', '.join(sorted(unknown))}; choose from"
+                f" {', '.join(sorted(EVERY))}."
+            )
+
+    @classmethod
+    def of_rule(
+        cls, name: str, rule: "Rule", trees: frozenset[str], labels: Any = None
+    ) -> "Verifier":
+        """The top-down walk with a rule, for example `Verifier.of_rule("mine", Mine(), IID)`."""
+        from nde_talf.decoding.rules.walk import walk, walk_trees
+
+        # A tree of kind top_k has no masses to look at, whatever the rule.
+        masses = "without_replacement" in trees and "iid" not in trees
+        host = partial(walk, rule, without_replacement=masses)
+        return cls(name, host, trees, partial(walk_trees, rule), labels)
+
+    def __call__(self, tree: "DraftTree | DeviceTree", rng: Rng) -> Verdict:
+        if isinstance(tree, DraftTree):
+            return self.rule(tree, rng)
+        if self.on_device is None:
+            raise UserError(
+                f"verifier={self.name}: it takes trees on the host only. Switch on_device off."
+            )
+        from nde_talf.decoding.rules.trees import trees_of
+
+        end, token = self.on_device(trees_of(tree), rng)
+        return Verdict(end, token)
+
+    def checked(self, tree: DraftTree, rng: Rng) -> Verdict:
+        """Verify a tree from elsewhere.
+
+        Raises ValueError naming the node if it is not well-formed.
+        """
+        from nde_talf.decoding.rules.check import check_tree
+
+        check_tree(tree)
+        return self.rule(tree, rng)
+
+
+def check_compatible(trees: str, rule: Verifier) -> None:
+    """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
+    if trees not in EVERY:
+        raise UserError(
+            f"the policy's trees are of kind '{trees}', which there is not; choose from"
+            f" {', '.join(sorted(EVERY))}."
+        )
+    if trees not in rule.trees:
+        others = (
+            name for name, other in VERIFIERS.items() if trees in other.trees and name != "greedy"
+        )
+        fitting = ", ".join(others) or "none"
+        raise UserError(
+            f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the"
+            f" policy drafts '{trees}' trees. Verifiers for these: {fitting}."
+        )
+
+
+def verifier(name: str) -> Verifier:
+    """Look up the verification rule `name`. Raises UserError for an unknown one."""
+    rule: Verifier = VERIFIERS[name]
+    return rule
