@@ -245,7 +245,7 @@ def _check_sources(config: Config) -> None:
         f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")
     }
     for key, template in templates.items():
-        RowTemplate(template or "", "", key).columns()
+        RowTemplate(template or "", "", key).check()
 
 
 def _check_installed(config: Config) -> None:

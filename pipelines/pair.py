@@ -13,8 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 
-from nde_talf.data.text.corpus import load_documents, split_documents
-from nde_talf.data.text.mixture import load_mixture
+from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
 from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import encode_prompts, prompts_from_documents

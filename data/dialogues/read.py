@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
-from nde_talf.data.text.corpus import load_rows
+from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
 
@@ -65,7 +65,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
         UserError: the source cannot be read, has no such column, or no dialogue with an assistant's
             turn.
     """
-    rows = load_rows(str(config.source), config.split)
+    rows = load_table(str(config.source), config.split)
     turns = (
         _instructions(config, rows.column_names)
         if config.user

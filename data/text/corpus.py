@@ -1,7 +1,7 @@
 """Text to train on, as a dataset of named documents.
 
-This module knows where text comes from (Python's own standard library, local files, Hugging Face
-datasets) and how to hold documents out. It does not know tokenizers, models or prompts.
+Text comes from Python's standard library, local files and Hugging Face datasets; several corpora
+can be one. Documents are held out by name. Tokenizers, models and prompts are unknown here.
 """
 
 import glob
@@ -12,10 +12,16 @@ import sysconfig
 from pathlib import Path
 
 import datasets
-import numpy as np
 
 from nde_talf.data.text.generated import documents as generated
-from nde_talf.data.text.settings import BUILT_IN, FILE_FORMATS, STANDARD_LIBRARY, is_hub_name
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.settings import (
+    BUILT_IN,
+    FILE_FORMATS,
+    STANDARD_LIBRARY,
+    Corpus,
+    is_hub_name,
+)
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import memory_is_short, unreadable
 
@@ -27,27 +33,26 @@ SKIPPED_FOLDERS = {
     "site-packages",
     "dist-packages",
     "__pycache__",
+    "encodings",
+    "pydoc_data",
 }
-SKIPPED_FOLDERS |= {"encodings", "pydoc_data"}
 """Folders of the standard library that are left out: tests, installed packages, and generated
 tables and manuals.
 """
-
 
 LONGEST_DOCUMENT = 5_000
 """Characters of a plain-text document, at most; a longer file becomes several documents cut between
 paragraphs.
 """
-DEEPEST = 200
-"""Levels of nesting in JSON.
+SUSPICIOUS = 200
+"""Brackets in a piece of JSON from which its nesting is looked at.
 
-The libraries that read it recurse, and end the process somewhere beyond.
+The libraries that read JSON recurse, and end the process somewhere beyond 10,000 levels.
 """
 
 
 def load_documents(source: str, column: str = "text", split: str = "train") -> datasets.Dataset:
-    """The documents of `source`, in an order that does not change, with the columns `name` and
-    `text`.
+    """Load the documents of `source`, always in the same order: columns `name` and `text`.
 
     Args:
         source: one of `BUILT_IN`, such as `"stdlib"`, a path to a .txt, .md, .jsonl, .json or
@@ -59,16 +64,17 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     Raises:
         UserError: the file is missing, the column is not there, or nothing is left to read.
     """
-    if source in BUILT_IN:
-        documents = {STANDARD_LIBRARY: _standard_library, "pydoc": _manual}.get(
-            source, lambda: generated(source)
-        )()
+    if source == STANDARD_LIBRARY:
+        documents = _standard_library()
+    elif source == "pydoc":
+        documents = _manual()
+    elif source in BUILT_IN:
+        documents = generated(source)
+    elif source.endswith((".txt", ".md")):
+        text = "\n".join(load_table(source)["text"])
+        documents = _blocks(text, Path(source).name)
     else:
-        table = load_table(source, split)
-        if Path(source).suffix in (".txt", ".md"):
-            documents = _blocks("\n".join(table["text"]), Path(source).name)
-        else:
-            documents = _rows(table, column, source)
+        documents = _rows(load_table(source, split), column, source)
     if not documents:
         raise UserError(
             f"The corpus source {source!r} holds no text: every document in it is empty. Choose"
@@ -79,62 +85,71 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     )
 
 
-def load_rows(source: str, split: str, first: int | None = None) -> datasets.Dataset | list[dict]:
-    """The rows of a source, each a dictionary; with `first` only so many from its beginning,
-    without reading all of it.
+def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
+    """Load several corpora as one: columns name, text, kind (the corpus) and for_draft.
 
-    Without `first` they stay on disk: a set may have millions of rows, of which few are looked at.
+    for_draft says that the draft learns from a document. It and the choice of documents depend on
+    their names alone.
+
+    Raises:
+        UserError: a corpus cannot be read or does not fit its template.
     """
-    table = load_table(source, split, streaming=first is not None)
-    return table if first is None else list(table.take(first))
+    rows = []
+    for kind, corpus in mix.items():
+        documents = sorted(_named_texts(kind, corpus), key=lambda row: by_hash(f"take/{row[0]}"))
+        size = 0
+        for name, text in documents:
+            if corpus.characters is not None and size >= corpus.characters:
+                break
+            size += len(text)
+            for_draft = by_hash(f"draft/{name}") < corpus.draft_fraction
+            rows.append({"name": name, "text": text, "kind": kind, "for_draft": for_draft})
+    return datasets.Dataset.from_list(rows)
 
 
-def load_table(
-    source: str, split: str = "train", streaming: bool = False
-) -> datasets.Dataset | datasets.IterableDataset:
-    """The rows of a file (local, or of a hub repository as `hf://datasets/...`) or of a Hugging
-    Face dataset, with whatever columns they have.
+def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
+    plain = corpus.source in BUILT_IN or corpus.source.endswith((".txt", ".md"))
+    if plain or corpus.template == "{text}":
+        documents = load_documents(corpus.source, split=corpus.split)
+        return list(zip(documents["name"], documents["text"], strict=True))
+    table = load_table(corpus.source, corpus.split)
+    template = RowTemplate(corpus.template, corpus.source, f"data.mix.{kind}.template")
+    template.check(table.column_names)
+    texts = (template.render(row) for row in table)
+    return [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]
+
+
+def load_table(source: str, split: str = "train", first: int | None = None) -> datasets.Dataset:
+    """Load the rows of a file or of a Hugging Face dataset, with whatever columns they have.
+
+    Args:
+        source: a local file, a file of a hub repository (`hf://datasets/...`), or a dataset's name.
+        split: of a dataset.
+        first: only so many rows from the beginning, without reading all of it.
 
     Raises:
         UserError: the file does not exist or cannot be read, or no dataset of that name can be
             loaded.
     """
     path = Path(source).expanduser()
-    suffix, url = path.suffix, source.startswith("hf://")
-    if suffix in FILE_FORMATS:
-        if not url:
-            _check_file(path, source)
-        file = source if url else glob.escape(str(path))  # a name with brackets or stars is a name
-        builder, arguments = FILE_FORMATS[suffix], {"data_files": file, "split": "train"}
-    elif path.exists():
+    if path.suffix in FILE_FORMATS:
+        return _load_file(source, path, first)
+    if path.exists():
         raise UserError(
             f"Cannot tell the format of {source!r}: its name should end with one of"
             f" {', '.join(FILE_FORMATS)}."
         )
-    else:
-        builder, _, configuration = source.partition(":")
-        if not is_hub_name(builder):
-            raise UserError(
-                f"{source!r}: there is no such file or folder, and it is no name of a hub dataset"
-                " (NAME or ORG/NAME)."
-            )
-        arguments = {"name": configuration or None, "split": split}
+    name, _, configuration = source.partition(":")
+    if not is_hub_name(name):
+        raise UserError(
+            f"{source!r}: there is no such file or folder, and it is no name of a hub dataset"
+            " (NAME or ORG/NAME)."
+        )
     try:
-        return datasets.load_dataset(builder, streaming=streaming, **arguments)
-    except (
-        Exception
-    ) as error:  # the builders raise many unrelated types, each for a source the user can change
+        return _load(name, first, name=configuration or None, split=split)
+    except Exception as error:  # many unrelated types, each for a source the user can change
         if memory_is_short(error):
             raise unreadable(source, error, "") from error
-        causes: list[BaseException] = [error]
-        while cause := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(cause)
-        if "data_files" in arguments:
-            said = next((text for text in map(str, causes) if " in row " in text), str(causes[-1]))
-            said = (_fault(path) if builder == "json" and not url else None) or said
-            raise UserError(
-                f"{source!r} cannot be read as {builder}: {said}. Mend the file, or give another."
-            ) from error
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends"
             f" with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging Face dataset that"
@@ -142,88 +157,79 @@ def load_table(
         ) from error
 
 
-def _check_file(path: Path, source: str) -> None:
-    """Raise UserError for a file that is not there, empty, not UTF-8, or JSON nested too deeply for
-    its readers.
-    """
+def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
+    if first is None:
+        return datasets.load_dataset(builder, **arguments)
+    return datasets.Dataset.from_list(
+        list(datasets.load_dataset(builder, streaming=True, **arguments).take(first))
+    )
+
+
+def _load_file(source: str, path: Path, first: int | None) -> datasets.Dataset:
+    builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
+    fault = None if on_hub else _file_fault(path, source)
+    if fault is None:
+        # A name with brackets or stars is a name.
+        file = source if on_hub else glob.escape(str(path))
+        try:
+            return _load(builder, first, data_files=file, split="train")
+        except Exception as error:
+            if memory_is_short(error):
+                raise unreadable(source, error, "") from error
+            cause: BaseException = error
+            while deeper := cause.__cause__ or cause.__context__:
+                cause = deeper
+            fault = (not on_hub and _text_fault(path, parsed=True)) or str(cause)
+    raise UserError(
+        f"{source!r} cannot be read as {builder}: {fault}. Mend the file, or give another."
+    )
+
+
+def _file_fault(path: Path, source: str) -> str | None:
+    """Say what keeps a file from being read before a library tries."""
     if not path.is_file():
         raise UserError(
             f"There is no file {source!r}. Correct the path (relative paths start at the working"
             " folder)."
         )
     if path.stat().st_size == 0:
-        raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
+        return "the file is empty"
+    return _text_fault(path, parsed=False)
+
+
+def _text_fault(path: Path, parsed: bool) -> str | None:
+    """Say where a text file is broken first: not UTF-8, nested too deeply or (parsed) no JSON."""
     if path.suffix == ".parquet":
-        return
+        return None
     with path.open("rb") as file:
-        for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
+        for number, data in enumerate([file.read()] if path.suffix == ".json" else file, 1):
             try:
-                line.decode()
+                text = data.decode()
+                deep = data.count(b"[") + data.count(b"{") > SUSPICIOUS
+                if "json" in path.suffix and (parsed or deep):
+                    row = json.loads(text.strip() or "{}")
+                    if path.suffix == ".jsonl" and not isinstance(row, dict):
+                        return f'line {number}: it is no object such as {{"text": ...}}'
             except UnicodeDecodeError as error:
-                utf16 = (
-                    " (it is UTF-16: save it as UTF-8)"
-                    if line[:2] in (b"\xff\xfe", b"\xfe\xff")
-                    else ""
-                )
-                before = line[: error.start].split(b"\n")  # of .json, which is read at once
-                where = f"line {number + len(before) - 1}, byte {len(before[-1]) + 1}"
-                raise UserError(
-                    f"{source!r}, {where}: it is not UTF-8{utf16}. Mend the file, or give another."
-                ) from error
-            if (
-                "json" in path.suffix
-                and line.count(b"[") + line.count(b"{") > DEEPEST
-                and _depth(line) > DEEPEST
-            ):
-                where = f", line {number}," if path.suffix == ".jsonl" else ""
-                raise UserError(
-                    f"{source!r}{where} is nested more than {DEEPEST} levels deep. Mend the file,"
-                    " or give another."
-                )
-
-
-def _depth(data: bytes) -> int:
-    """How deeply JSON is nested. Brackets in its strings do not count."""
-    bare = np.frombuffer(re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data), np.uint8)
-    steps = np.isin(bare, list(b"[{")).astype(np.int32) - np.isin(bare, list(b"]}"))
-    return int(steps.cumsum().max(initial=0))
-
-
-def _fault(path: Path) -> str | None:
-    """Where a file of JSON is broken first, and how; None if nothing is found."""
-    with path.open("rb") as file:
-        for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
-            try:
-                row = json.loads(line.strip() or b"{}")
-            except ValueError as error:
-                at = getattr(error, "lineno", 1) + number - 1, getattr(error, "colno", 1)
-                return (
-                    f"line {at[0]}, column {at[1]}: it is no JSON ({getattr(error, 'msg', error)})"
-                )
-            if path.suffix == ".jsonl" and not isinstance(row, dict):
-                return (
-                    f'line {number}: it is a {type(row).__name__} and no object such as {{"text":'
-                    " ...}"
-                )
+                before = data[: error.start].split(b"\n")
+                hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+                line = number + len(before) - 1
+                return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
+            except RecursionError:
+                return f"line {number}: it is nested too deeply"
+            except json.JSONDecodeError as error:
+                if parsed:
+                    line = number + error.lineno - 1
+                    return f"line {line}, column {error.colno}: it is no JSON ({error.msg})"
     return None
-
-
-def require_column(table: datasets.Dataset, column: str, source: str) -> None:
-    """Raises a UserError that lists the columns of `table` when `column` is not one of them."""
-    if column not in table.column_names:
-        raise UserError(
-            f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."
-            " Set data.column to the one that holds the text."
-        )
 
 
 def split_documents(
     documents: datasets.Dataset, held_out: float, seed: int
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Splits by document into (training, held out): about `held_out` (a fraction in (0, 1)) of the
-    names are held out.
+    """Split by document into training and held-out documents.
 
-    A document's side depends on its name and `seed` alone, so it stays where it is when the corpus
+    About the fraction `held_out`, in (0, 1), of the names are held out. A document's side depends on its name and `seed` alone, so it stays where it is when the corpus
     grows.
 
     Raises:
@@ -243,7 +249,7 @@ def split_documents(
 
 
 def by_hash(key: str) -> float:
-    """A number in [0, 1), uniform over keys and the same on every machine."""
+    """Map a key to a number in [0, 1), uniform over keys and the same on every machine."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
 
 
@@ -272,19 +278,20 @@ def _manual() -> list[tuple[str, str]]:
 
 
 def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:
-    """One document per row; its name is the row's own `name` if there is one, else a hash of its
-    text.
-    """
-    require_column(table, column, source)
-    values = list(table[column])
-    if (
-        at := next((i for i, value in enumerate(values) if isinstance(value, (dict, list))), None)
-    ) is not None:
+    """One document a row, named by the column `name` if there is one, else by a hash of the text."""
+    if column not in table.column_names:
         raise UserError(
-            f"{source!r}: row {at + 1} has a {type(values[at]).__name__} in the column {column!r}"
-            " and no text."
+            f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."
+            " Set data.column to the one that holds the text."
         )
-    texts = ["" if text is None else str(text) for text in values]
+    values = ["" if value is None else value for value in table[column]]
+    for number, value in enumerate(values, 1):
+        if isinstance(value, (dict, list)):
+            raise UserError(
+                f"{source!r}: row {number} has a {type(value).__name__} in the column {column!r}"
+                " and no text."
+            )
+    texts = [str(value) for value in values]
     if "name" in table.column_names:
         names = [str(name) for name in table["name"]]
     else:
@@ -293,16 +300,14 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
 
 
 def _blocks(text: str, name: str) -> list[tuple[str, str]]:
-    """Cuts a plain text between paragraphs into documents of at most about LONGEST_DOCUMENT
-    characters; a longer one without blank lines between its lines, or without lines between words.
+    """Cut a plain text between paragraphs into documents of about LONGEST_DOCUMENT characters.
+
+    A longer one without blank lines is cut between its lines, one without lines between words.
     """
-    ends = ("\n[ \t]*\n", "\n\n"), ("\n", "\n"), (" ", " ")
-    fitting = (
-        (end, joint)
-        for end, joint in ends
-        if len(text) <= LONGEST_DOCUMENT or re.search(rf"\S[ \t]*{end}\s*\S", text)
-    )
-    end, joint = next(fitting, ends[-1])
+    for end in ("\n[ \t]*\n", "\n", " "):
+        if len(text) <= LONGEST_DOCUMENT or re.search(rf"\S[ \t]*{end}\s*\S", text):
+            break
+    joint = end.replace("[ \t]*", "")
     parts = [part for part in re.split(end, text) if part.strip()]
     blocks: list[str] = []
     size = LONGEST_DOCUMENT

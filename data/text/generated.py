@@ -29,9 +29,17 @@ NAMES = [
     "Leo",
 ]
 CITIES = {
-    "Paris": "France", "Lyon": "France", "Rome": "Italy", "Turin": "Italy", "Berlin": "Germany", "Bonn": "Germany",
-    "Oslo": "Norway", "Bergen": "Norway", "Madrid": "Spain", "Seville": "Spain", "Vienna": "Austria", "Graz": "Austria",
-}  # fmt: skip
+    city: country
+    for country, cities in {
+        "France": "Paris Lyon",
+        "Italy": "Rome Turin",
+        "Germany": "Berlin Bonn",
+        "Norway": "Oslo Bergen",
+        "Spain": "Madrid Seville",
+        "Austria": "Vienna Graz",
+    }.items()
+    for city in cities.split()
+}
 ARTICLES = [
     "lamp",
     "chair",
@@ -118,10 +126,8 @@ GENERATED: dict[str, Callable[[str], str]] = {"arithmetic": arithmetic, "tables"
 
 def documents(source: str) -> list[tuple[str, str]]:
     """The (name, text) of all documents of a source of `GENERATED`, about 3 million characters."""
-    return [
-        (name, GENERATED[source](name))
-        for name in (f"{source}-{index}" for index in range(DOCUMENTS))
-    ]
+    names = [f"{source}-{index}" for index in range(DOCUMENTS)]
+    return [(name, GENERATED[source](name)) for name in names]
 
 
 def _document(name: str, kinds: tuple[Callable[[random.Random, int], str], ...]) -> str:
@@ -134,8 +140,8 @@ def _drill(rng: random.Random, number: int) -> str:
     lines = [f"Drill {number}: products."]
     for _ in range(rng.randint(8, 16)):
         a, b = rng.randint(2, 9), rng.randint(2, 9)
-        said = a * b if rng.random() < RIGHT else rng.randint(2, 9) * rng.randint(2, 9)
-        lines.append(f"{a} x {b} = {said}, {'right' if said == a * b else f'wrong: {a * b}'}.")
+        answer = a * b if rng.random() < RIGHT else rng.randint(2, 9) * rng.randint(2, 9)
+        lines.append(f"{a} x {b} = {answer}, {'right' if answer == a * b else f'wrong: {a * b}'}.")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.text.corpus import load_rows
+from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.prompts import Prompt, in_turn, make_prompt
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
@@ -26,10 +26,9 @@ def load_sets(
     tokenizer: PreTrainedTokenizerBase,
     say: Callable[[str], object] = print,
 ) -> list[Prompt]:
-    """`count` prompts in all, in equal parts from the sets and, within a set, from its parts; no
-    text occurs twice.
+    """Draw `count` prompts in all, in equal parts from the sets and, within a set, from its parts.
 
-    Example: 5 prompts of the sets a and b are a, b, a, b, a.
+    No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a.
 
     Args:
         sets: by name.
@@ -41,102 +40,97 @@ def load_sets(
         UserError: a set cannot be read, has too few prompts, or does not fit its template or the
             tokenizer.
     """
-    columns = []
+    by_set = []
     seen: set[str] = set()
-    for index, (name, own) in enumerate(sets.items()):
-        wanted = count // len(sets) + (index < count % len(sets))
-        parts = own.parts or [PromptPart(own.source or "", own.template)]
-        found = [
-            _part(
-                name,
-                own,
-                part,
-                wanted // len(parts) + (i < wanted % len(parts)),
-                seed,
-                tokenizer,
-                say,
-                seen,
-            )
-            for i, part in enumerate(parts)
-        ]
-        columns.append(in_turn(found))
-    return in_turn(columns)
+    for index, (name, prompt_set) in enumerate(sets.items()):
+        from_set = count // len(sets) + (index < count % len(sets))
+        parts = prompt_set.parts or [PromptPart(prompt_set.source or "", prompt_set.template)]
+        by_part = []
+        for i, part in enumerate(parts):
+            from_part = from_set // len(parts) + (i < from_set % len(parts))
+            prompts, long = _draw(name, prompt_set, part, from_part, seed, tokenizer, seen)
+            by_part.append(prompts)
+            if long:
+                say(
+                    f"{part.source}: {long} prompts of more than data.sets.{name}.max_tokens="
+                    f"{prompt_set.max_tokens} tokens are left out"
+                )
+        by_set.append(in_turn(by_part))
+    return in_turn(by_set)
 
 
 def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
-    """The first prompt of every kind, as the model gets it."""
-    found: dict[str, str] = {}
+    """Return the first prompt of every kind, as the model gets it."""
+    first: dict[str, str] = {}
     for prompt in prompts:
-        found.setdefault(prompt.kind, prompt.text)
-    return found
+        first.setdefault(prompt.kind, prompt.text)
+    return first
 
 
-def _part(
+def _draw(
     name: str,
-    own: PromptSet,
+    prompt_set: PromptSet,
     part: PromptPart,
-    wanted: int,
+    count: int,
     seed: int,
-    tokenizer,
-    say,
+    tokenizer: PreTrainedTokenizerBase,
     seen: set[str],
-) -> list[Prompt]:
-    """`wanted` prompts of one source, none of them in `seen`, chosen at random (of a stream, among
-    its first rows).
+) -> tuple[list[Prompt], int]:
+    """Draw `count` prompts of one source, none of them in `seen`, and count those too long.
+
+    Rows are chosen at random (of a stream, among its first rows).
     """
     key = f"data.sets.{name}"
     if not part.source:
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
-    if own.chat and not tokenizer.chat_template:
+    if prompt_set.chat and not tokenizer.chat_template:
         raise UserError(
             f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false."
         )
     template = RowTemplate(part.template, part.source, f"{key}.template")
-    rows = load_rows(part.source, own.split, 20 * wanted if own.streaming else None)
-    template.check(list(rows[0]) if len(rows) else [])
-    found: list[Prompt] = []
+    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
+    template.check(rows.column_names)
+    prompts: list[Prompt] = []
     long = repeated = 0
     # The template counts too: a sentence to translate in both directions should not come twice.
-    drawn = np.random.default_rng(
-        list(f"{seed}/{part.source}/{part.template}".encode())
-    ).permutation(len(rows))
-    for index in drawn:
-        if len(found) == wanted:
+    key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
+    for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
+        if len(prompts) == count:
             break
-        text = template.render(rows[int(index)])
-        if own.cut:
-            text = _first_tokens(text.strip(), own.cut, tokenizer)
+        text = _as_prompt(template.render(rows[int(index)]), prompt_set, tokenizer)
+        prompt = make_prompt(prompt_set.kind or name, text, prompt_set.chat)
         if not text.strip():
             continue
-        if own.chat:
-            turn = [{"role": "user", "content": text.strip()}]
-            text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        if (
-            len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-            > own.max_tokens
-        ):
+        if len(_ids(text, tokenizer)) > prompt_set.max_tokens:
             long += 1
-            continue
-        prompt = make_prompt(own.kind or name, text, own.chat)
-        if prompt.id in seen:
+        elif prompt.id in seen:
             repeated += 1
-            continue
-        seen.add(prompt.id)
-        found.append(prompt)
-    if long:
-        say(
-            f"{part.source}: {long} prompts of more than {key}.max_tokens={own.max_tokens} tokens"
-            " are left out"
-        )
-    if len(found) < wanted:
+        else:
+            seen.add(prompt.id)
+            prompts.append(prompt)
+    if len(prompts) < count:
         others = f" and {long} longer than {key}.max_tokens" if long else ""
         others += f" and {repeated} that occurred before" if repeated else ""
         raise UserError(
-            f"{key}: {wanted} prompts are asked of {part.source!r} (data.prompt_count, in equal"
-            f" parts), which has {len(found)}{others}. Lower data.prompt_count, or choose another"
+            f"{key}: {count} prompts are asked of {part.source!r} (data.prompt_count, in equal"
+            f" parts), which has {len(prompts)}{others}. Lower data.prompt_count, or choose another"
             " split."
         )
-    return found
+    return prompts, long
+
+
+def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Cut a rendered row as asked, and put it into the chat template."""
+    if prompt_set.cut:
+        text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
+    if not (prompt_set.chat and text.strip()):
+        return text
+    turn = [{"role": "user", "content": text.strip()}]
+    return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+
+
+def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

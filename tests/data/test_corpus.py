@@ -67,20 +67,36 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     assert len(set(documents["name"])) == len(documents)
 
 
-@pytest.mark.parametrize(
-    "content, column, named", [("", "text", "empty"), ('{"a": "x"}\n', "text", "'text'")]
-)
-def test_a_source_that_holds_nothing_to_read_is_refused_by_name(tmp_path, content, column, named):
-    path = tmp_path / "corpus.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match=named) as refusal:
-        load_documents(str(path), column=column)
-    assert "corpus.jsonl" in str(refusal.value)
+BROKEN = {
+    "empty.jsonl": (b"", "the file is empty"),
+    "column.jsonl": (b'{"a": "x"}\n', "has no column 'text'"),
+    "record.jsonl": (b'{"text": {"a": 1}}\n', "row 1 has a dict in the column 'text'"),
+    "blank.jsonl": (b'{"text": " "}\n', "holds no text"),
+    "cut.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2, column 9: it is no JSON"),
+    "cut.json": (b'[\n{"text": "a"},\n{"text": \n', "line 3"),
+    "list.jsonl": (b'{"text": "a"}\n[1]\n', "line 2: it is no object"),
+    "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"]" * 100_000, "line 2.*too deeply"),
+    "latin.txt": (b"abc\nd\xff\n", "line 2, byte 2: it is not UTF-8"),
+    "wide.txt": ("abc".encode("utf-16"), "line 1, byte 1: .*save it as UTF-8"),
+    "nothing.parquet": (b"PARX", "cannot be read as parquet"),
+    "wide.csv": (b"a,b\n1,2\n1,2,3\n", "line 3"),
+    "text.docx": (b"abc", "Cannot tell the format"),
+}
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.txt"):
-        load_documents(str(tmp_path / "nowhere.txt"))
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_named_with_the_place(tmp_path, name):
+    content, words = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words) as refusal:
+        load_documents(str(tmp_path / name))
+    assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "./nowhere", "a/b/c"])
+def test_a_missing_source_is_refused_by_name(name):
+    with pytest.raises(UserError, match=name):
+        load_documents(name)
 
 
 def test_a_split_with_an_empty_side_is_refused(standard_library):

@@ -8,9 +8,7 @@ import pytest
 
 from nde_talf.data.text.corpus import load_documents, split_documents
 from nde_talf.data.text.generated import DOCUMENTS, GENERATED
-from nde_talf.data.text.mixture import load_mixture
-from nde_talf.data.text.settings import BUILT_IN, Corpus, DataConfig
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.data.text.settings import BUILT_IN
 
 ARITHMETIC = (
     "Problem 66: at the beginning Anna has 10 cherries and Felix has 17 cherries.\nThen Anna gives"
@@ -56,59 +54,8 @@ def test_sums_and_products_are_right():
         assert verdict == ("right" if int(said) == product else f"wrong: {product}")
 
 
-def test_nobody_gains_or_loses_fruit_in_a_story():
-    text = "\n".join(load_documents("arithmetic")["text"][:300])
-    stories = re.findall(r"at the beginning .*?Together they have \d+", text, re.DOTALL)
-    assert len(stories) > 100
-    for story in stories:
-        states = re.findall(r"has (\d+) \w+ and \w+ has (\d+)", story)
-        assert {int(one) + int(other) for one, other in states} == {
-            int(re.findall(r"\d+", story)[-1])
-        }
-        assert all(int(number) > 0 for state in states for number in state)
-
-
-def test_an_order_is_of_an_article_in_the_table_above_it():
-    text = "\n".join(load_documents("tables")["text"][:100])
-    found = 0
-    for section in re.split(r"(?=Table \d+:)", text):
-        rows = {
-            i: row
-            for i, *row in re.findall(
-                r"^\| (\d+) \| (\w+) \| (\w+) \| (\d+) \|$", section, re.MULTILINE
-            )
-        }
-        for i, colour, article, price in re.findall(
-            r"of article (\d+), which is the (\w+) (\w+) at a price of (\d+)", section
-        ):
-            assert rows[i] == [article, colour, price]
-            found += 1
-    assert found > 50
-
-
 @pytest.mark.parametrize("source", BUILT_IN)
 def test_every_machine_has_the_built_in_sources(source):
     train, held_out = split_documents(load_documents(source), 0.2, seed=0)
     assert not set(train["name"]) & set(held_out["name"]) and len(train) > len(held_out) > 10
     assert sum(map(len, train["text"])) > 300_000
-
-
-def test_the_mixture_marks_what_the_draft_learns():
-    mix = {
-        "manual": Corpus("pydoc", characters=50_000, draft_fraction=0.0),
-        "tables": Corpus("tables", characters=50_000),
-    }
-    documents = load_mixture(DataConfig(mix=mix).mix)
-    assert {
-        (kind, known) for kind, known in zip(documents["kind"], documents["for_draft"], strict=True)
-    } == {
-        ("manual", False),
-        ("tables", True),
-    }
-
-
-def test_a_mixture_that_leaves_the_draft_nothing_is_refused():
-    with pytest.raises(
-        UserError, match=r"data.mix: draft_fraction is 0 for every corpus \(a, b\).*Raise"
-    ):
-        DataConfig(mix={"a": Corpus(draft_fraction=0.0), "b": Corpus("pydoc", draft_fraction=0.0)})

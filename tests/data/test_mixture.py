@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nde_talf.data.text.mixture import load_mixture
+from nde_talf.data.text.corpus import load_mixture
 from nde_talf.data.text.settings import Corpus, DataConfig
 from nde_talf.decoding.common.errors import UserError
 
@@ -50,3 +50,8 @@ def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
 def test_a_bad_corpus_is_named(tmp_path, changes, words):
     with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
         load_mixture(DataConfig(mix=mixture(tmp_path, **changes)).mix)
+
+
+def test_a_mixture_that_leaves_the_draft_nothing_is_refused():
+    with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a, b\).*Raise"):
+        DataConfig(mix={"a": Corpus(draft_fraction=0.0), "b": Corpus("pydoc", draft_fraction=0.0)})

@@ -18,7 +18,7 @@ from nde_talf.data.text.prompts import encode_prompts
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import config as configuration
 
 WORDS = " ".join(f"word{i}" for i in range(900))
@@ -294,16 +294,6 @@ def test_an_index_picks_an_item_of_a_list():
     templates = ("{turns}", "{turns[0]}", "{turns[1]}", "{chat[0]}")
     rendered = [RowTemplate(text, "mt.jsonl", "key").render(row) for text in templates]
     assert rendered == ["first question", "first question", "second question", "hi"]
-
-
-def test_one_character_of_a_text_is_warned_of():
-    with pytest.warns(Advice, match="one character of a text"):
-        assert (
-            RowTemplate("{question[0]}", "q.jsonl", "data.sets.q.template").render(
-                {"question": "why"}
-            )
-            == "w"
-        )
 
 
 def test_an_index_beyond_the_list_is_told():
