@@ -42,7 +42,7 @@ from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 
 class Note(TypedDict):
-    """What stands in `config.json` under `NOTE`, as a file of any format holds it."""
+    """What stands in `config.json` under `NOTE`, as a head's file holds it."""
 
     kind: str
     hidden_size: int
@@ -54,21 +54,12 @@ class Note(TypedDict):
     sizes: NotRequired[dict[str, Any] | None]
 
 
-FORMAT = Format(
-    "draft head",
-    3,
-    2,
-    "export the head again with stage=draft force=true",
-    {1: dict, 2: dict},
-    kind=Note,
-)
+FORMAT = Format("draft head", "export the head again with stage=draft force=true", Note)
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size,
 lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where it is not known),
 and sizes (fields of the layer's configuration that are not the target's: those of a published head
 that it was trained from).
-
-Format 3 has EAGLE-3's layer as `midlayer`, which was `layers.0`.
 """
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}

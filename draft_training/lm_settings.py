@@ -9,9 +9,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.schema import MANY, number
 from nde_talf.draft_training.settings import TrainingConfig
 
-OLD_PRESETS = {"model": {"tiny": "tiny1"}}
-"""Presets of an earlier version, by group."""
-
 
 @dataclass(kw_only=True)
 class LanguageModelConfig(TrainingConfig):

@@ -7,7 +7,6 @@ for labels. On the command line the name chooses the dataclass, and its other ke
 `draft.loss.name=hass draft.loss.distillation=5`.
 """
 
-import warnings
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +17,6 @@ FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
 DTYPES = ("float16", "bfloat16", "float32")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
-OLD_PRECISIONS = ("32", "bf16", "16", "64")
 """Lightning's names of precisions, and short ones that it still takes."""
 CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
     "cross_entropy",
@@ -27,24 +25,8 @@ CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
     "lk",
 )
 
-OLD_KEYS = {
-    "draft.loss": "draft.loss.name",
-    "draft.k": "draft.loss.k",
-    "draft.depth": "draft.loss.depth",
-    "draft.detach_features": "draft.loss.detach_features",
-    "draft.regression_weight": "draft.loss.regression",
-    "draft.classification_weight": "draft.loss.classification",
-    "draft.distillation_weight": "draft.loss.distillation",
-    "draft.labels": "draft.labels.name",
-    "draft.top_m": "draft.labels.m",
-    "draft.label_dtype": "draft.labels.dtype",
-}
-"""Keys of an earlier version, and what they are called now."""
-ADDED_KEYS = ("draft.evaluate_every",)
 OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass", "max_bad_steps", "lr_scale")
 """Keys of a training that may differ where it is resumed."""
-OLD_PRESETS = {"draft": {"paper003": "talf"}}
-"""Presets of an earlier version, by group."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +188,7 @@ class TrainingConfig:
 
     None does not clip.
     """
-    precision: str | None = choice(None, PRECISIONS, old_names=OLD_PRECISIONS)
+    precision: str | None = choice(None, PRECISIONS)
     """Lightning's name, such as bf16-mixed or 32-true.
 
     None: bf16-mixed where the machine has native bfloat16, else 32-true.
@@ -287,7 +269,7 @@ class HeadConfig(TrainingConfig):
 
     Training then ends with the average. 0: none.
     """
-    precision: str | None = choice("auto", ("auto", *PRECISIONS), old_names=OLD_PRECISIONS)
+    precision: str | None = choice("auto", ("auto", *PRECISIONS))
     """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has
     native bfloat16, else 32-true.
 
@@ -379,11 +361,10 @@ def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
     """
     if isinstance(given, tuple(options.values())):
         given = vars(given)
-    if isinstance(given, str):  # draft.loss=hass, of the version before
-        warnings.warn(
-            f"draft.{key}={given} is now draft.{key}.name={given}", FutureWarning, stacklevel=4
+    if isinstance(given, str):
+        raise UserError(
+            f"draft.{key}={given}: its name is a key of its own: draft.{key}.name={given}."
         )
-        given = {"name": given}
     if (name := given.get("name")) not in options:
         raise UserError(f"draft.{key}.name={name}: choose one of {', '.join(options)}.")
     known = [each.name for each in fields(options[name])]

@@ -33,9 +33,7 @@ class Settings(TypedDict):
     forward: str
 
 
-FORMAT = Format(
-    "speculation", 1, 1, "save it again with speculate(...).save(folder)", kind=Settings
-)
+FORMAT = Format("speculation", "save it again with speculate(...).save(folder)", Settings)
 FILE, HEAD, SELECTOR = "speculation.json", "head", "selector"
 GENERATE = '''"""Decode speculatively with the draft and the selector of this folder; the law of the text stays the same."""
 

@@ -30,8 +30,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.schema import check_fields
-from nde_talf.pipelines.aliases import new_key
 from nde_talf.pipelines.help import help_text, keys, presets
+from nde_talf.pipelines.removed import removed
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
@@ -99,8 +99,7 @@ def answer(error: BaseException) -> None:
 def launch(main: Callable[[], None], schema: type, config: str) -> None:
     """Call Hydra's `main`, or print help if the arguments ask for it.
 
-    An argument under an old name gets today's. What cannot be read or composed is answered in one
-    paragraph, with status 1.
+    What cannot be read or composed is answered in one paragraph, with status 1.
 
     Args:
         schema: dataclass of all keys.
@@ -122,6 +121,12 @@ def launch(main: Callable[[], None], schema: type, config: str) -> None:
     finally:
         if not asked:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def marked(argument: str) -> str:
+    """Mark an option of a policy by ++, as Hydra wants it for a new key."""
+    new = ("evaluation.policies.", "evaluation.policies=", "options.")
+    return f"++{argument}" if argument.startswith(new) else argument
 
 
 def print_help(schema: type, config: str, arguments: list[str]) -> None:
@@ -215,8 +220,8 @@ def nearest(key: str, schema: type) -> str | None:
 
 
 def _no_such_key(key: str, schema: type) -> str:
-    if new := new_key(key):
-        return f"{key}: it is called {new} now."
+    if instead := removed(key):
+        return f"{key}: {instead}"
     meant = nearest(key, schema)
     return (
         f"{key}: there is no such key."

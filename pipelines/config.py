@@ -6,7 +6,6 @@ prints. Each dataclass checks its own values; what depends on several of them is
 `nde_talf.pipelines.checks`. Imports no torch.
 """
 
-import warnings
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -19,7 +18,7 @@ from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
-from nde_talf.decoding.common.errors import RenamedWarning, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
 from nde_talf.decoding.names import DEVICE, FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
@@ -49,14 +48,6 @@ METHODS = (
 )
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
-ADDED_KEYS = (
-    "evaluation.policies",
-    "evaluation.draft_temperature",
-    "evaluation.ngram",
-    "evaluation.head_run",
-)
-OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
-"""Values of an earlier version, by key."""
 
 TABLE = "table.json"
 """The file of a run's own latency table, in the folder of stage latency."""
@@ -174,9 +165,7 @@ class EvaluationConfig:
     says how times are taken.
     """
 
-    methods: list[str] = choice(
-        ["selector", "head", "assisted"], METHODS, entries=(1, inf), old_names=("rivals",)
-    )
+    methods: list[str] = choice(["selector", "head", "assisted"], METHODS, entries=(1, inf))
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
     (cheap rules that choose trees), tuned (stopping while drafting, following or learning
     acceptance: the fastest of each family), policies (those of evaluation.policies), ngram
@@ -221,12 +210,6 @@ class EvaluationConfig:
     """Seed of the sampling, added to the run's."""
 
     def __post_init__(self) -> None:
-        for old, new in OLD_VALUES["evaluation.methods"].items():
-            if old in self.methods:
-                warnings.warn(
-                    f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3
-                )
-                self.methods = [new if name == old else name for name in self.methods]
         check_fields(self, "evaluation")
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
         for name, options in self.policies.items():

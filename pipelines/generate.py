@@ -35,8 +35,7 @@ from nde_talf.decoding.names import DEVICE, FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines import aliases
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, marked, settled
 from nde_talf.pipelines.config import PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.sharding import check_devices, check_sharding, follows, sharded
@@ -44,15 +43,6 @@ from nde_talf.pipelines.sharding import check_devices, check_sharding, follows, 
 DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
-
-OLD_KEYS = {
-    "device": "model.device",
-    "dtype": "model.dtype",
-    "static_shapes": "model.static_shapes",
-    "threads": "model.threads",
-    "checkpoints": "paths.checkpoints",
-}
-"""Keys of an earlier version -> today's."""
 
 
 @dataclass
@@ -204,15 +194,6 @@ def compose_and_generate(composed) -> None:
         answer(error)
 
 
-def current(argument: str) -> str:
-    """An argument under today's names. A policy's option is a new key, which Hydra marks by +."""
-    return (
-        f"+{argument}"
-        if argument.startswith("options.")
-        else aliases.current(argument, {**aliases.OLD_KEYS, **OLD_KEYS})
-    )
-
-
 def without_prompt(argument: str) -> str:
     """Set the text of `prompt=...` aside: Hydra would interpret brackets, quotes and ${...} in it."""
     key, equals, value = argument.partition("=")
@@ -224,7 +205,7 @@ def without_prompt(argument: str) -> str:
 
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    sys.argv = [without_prompt(current(argument)) for argument in sys.argv]
+    sys.argv = [without_prompt(marked(argument)) for argument in sys.argv]
     launch(compose_and_generate, GenerateConfig, "generate")
 
 

@@ -2,23 +2,20 @@
 identity.
 
 Later stages remember an earlier one by its identity, which is a hash of its settings and of its
-files' checksums. Seconds, dates and metrics are in the manifest but not in the identity, so that a
-change to them makes nothing again.
+files' checksums.
 """
 
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from nde_talf.data.traces.store import INDEX
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import SEAL, checksum, content_digest, read_json, write_sealed
+from nde_talf.decoding.common.files import content_digest, write_sealed
 from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.progress import console
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
@@ -30,27 +27,19 @@ No later stage reads them.
 LARGE = 2 << 30
 """Size in bytes from which on a file is known by its size and its ends, and not by all of it."""
 
-_said: set[Path] = set()
-
-
-UPGRADES = {1: lambda content: {**content, "artefacts": None}}
-
 
 class Manifest(TypedDict):
-    """Content of `manifest.json`, see `write_manifest`. artefacts: None in format 1, from before
-    checksums.
-    """
+    """Content of `manifest.json`, see `write_manifest`."""
 
     settings: dict[str, Any]
     inputs: dict[str, str]
-    artefacts: dict[str, str] | None
+    artefacts: dict[str, str]
+    metrics: Any
     seconds: float
-    finished: NotRequired[str]
+    finished: str
 
 
-FORMAT = Format(
-    "manifest", 2, 2, "redo the stage with force=true", UPGRADES, absent=1, kind=Manifest
-)
+FORMAT = Format("manifest", "redo the stage with force=true", Manifest)
 
 
 def artefacts(folder: Path) -> dict[str, str]:
@@ -88,19 +77,12 @@ def identity(manifest: dict[str, Any]) -> str:
     return content_digest([manifest["settings"], manifest["artefacts"]])
 
 
-def _core(manifest: dict[str, Any]) -> str:
-    """The hash of everything that must not change in a manifest."""
-    return content_digest(
-        [manifest[name] for name in ("settings", "inputs", "artefacts", "identity")]
-    )
-
-
 def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: float) -> None:
     """Mark a stage as finished. wanted: its settings and the identities of its inputs."""
-    content = {"format": FORMAT.number, **wanted, "artefacts": artefacts(folder)}
-    content["identity"] = identity(content)
-    content["core"] = _core(content)
-    content |= {
+    content = {
+        "format": FORMAT.number,
+        **wanted,
+        "artefacts": artefacts(folder),
         "metrics": plain(metrics),
         "seconds": seconds,
         "finished": datetime.now(UTC).isoformat(),
@@ -109,40 +91,12 @@ def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a finished stage; an older format is upgraded.
-
-    Where its seconds, dates or metrics were changed by hand, a notice says so.
+    """Read the manifest of a finished stage.
 
     Raises:
-        UserError: its settings, inputs or checksums were changed.
+        UserError: it was changed since it was written, or is of another format.
     """
-    path = folder / MANIFEST
-    content = read_json(path, again=FORMAT.again)
-    number = FORMAT.number_of(content, path)
-    content = FORMAT.upgraded(content, path, notice=False)
-    if number < FORMAT.checked:
-        if SEAL in content or "core" in content:
-            raise UserError(
-                f"{path}: it names an older format and has a checksum, so it was damaged:"
-                f" {FORMAT.again}."
-            )
-        return {**content, "artefacts": artefacts(folder)}  # from before checksums: as they are
-    seal = content.pop(SEAL, None)
-    try:
-        intact = identity(content) == content["identity"] and _core(content) == content["core"]
-    except (KeyError, TypeError):
-        intact = False
-    if not intact:
-        raise UserError(
-            f"{path}: what it says of the files and settings is not as it was written, so nobody"
-            f" can tell whether they are. Take a good copy of it, or {FORMAT.again}."
-        )
-    if seal != content_digest(content) and path not in _said:
-        _said.add(path)
-        console.print(
-            f"! {path}: its seconds, date or metrics were changed by hand; the files were not"
-        )
-    return content
+    return FORMAT.load(folder / MANIFEST)
 
 
 def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
@@ -154,19 +108,6 @@ def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
         elif digest(folder / name) != expected:
             found[name] = "it is not as it was written: its checksum is another"
     return found
-
-
-def is_of(found: dict[str, Any], folders: dict[str, Path], identities: dict[str, str]) -> bool:
-    """Whether a manifest, or what a stage began with, names these inputs.
-
-    Those of format 1 name an earlier stage by the bytes of its manifest.
-    """
-    if set(found["inputs"]) != set(identities):
-        return False
-    return all(
-        found["inputs"][name] in (identities[name], checksum(folders[name] / MANIFEST))
-        for name in identities
-    )
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 
-from nde_talf.decoding.common.errors import Advice, RenamedWarning
+from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,8 +40,8 @@ def quiet() -> None:
 
 
 def _show(message, category, *where, **options) -> None:
-    """Print advice and notices of renamed keys as one line, other warnings as Python does."""
-    if issubclass(category, (Advice, RenamedWarning)):
+    """Print advice as one line, other warnings as Python does."""
+    if issubclass(category, Advice):
         console.print(f"! {message}", soft_wrap=True)
     else:
         _standard(message, category, *where, **options)

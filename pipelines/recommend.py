@@ -11,7 +11,6 @@ from nde_talf.pipelines.signals import (
 if __name__ == "__main__":
     leave_at_once()
 
-import sys
 from dataclasses import dataclass, field
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
@@ -23,7 +22,6 @@ from omegaconf import DictConfig
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.schema import MANY, check_fields, choice, number
-from nde_talf.pipelines import aliases
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
 from nde_talf.pipelines.config import MEASURED, PathsConfig
 from nde_talf.pipelines.finished import Run
@@ -93,7 +91,6 @@ def compose_and_recommend(composed: DictConfig) -> None:
 
 def main() -> None:
     """The command `python -m pipelines.recommend`, which is `nde recommend` too."""
-    sys.argv = [aliases.current(argument) for argument in sys.argv]
     launch(compose_and_recommend, RecommendConfig, "recommend")
 
 

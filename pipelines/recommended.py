@@ -17,7 +17,7 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.policies.stopping import DRAWN, LARGEST
 from nde_talf.decoding.setting import SamplingSetting
@@ -37,7 +37,6 @@ from nde_talf.evaluation.recommend import (
     vllm_config,
 )
 from nde_talf.evaluation.speculative import TITLES
-from nde_talf.pipelines.aliases import current_settings
 from nde_talf.pipelines.config import MEASURED, TABLE, table_file
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
@@ -62,7 +61,7 @@ def report(config: "RecommendConfig", run: Run) -> None:
 
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
-    made = current_settings(_finished(run, "traces")["settings"])["traces"]
+    made = _finished(run, "traces")["settings"]["traces"]
     names = [config.setting] if config.setting else made["settings"]
     if made["draft_temperature"] == "raw":
         console.print(
@@ -173,12 +172,8 @@ def _finished(run: Run, stage: str) -> dict[str, Any]:
             f"{folder / name}: {fault}. Put a good copy in its place, or redo it with stage={stage}"
             " force=true."
         )
-    known = (
-        (identity(read_manifest(pair)), checksum(pair / MANIFEST))
-        if (pair / MANIFEST).exists()
-        else ()
-    )
-    if known and found["inputs"].get("pair") not in known:
+    known = identity(read_manifest(pair)) if (pair / MANIFEST).exists() else None
+    if known and found["inputs"].get("pair") != known:
         raise UserError(
             f"{folder}: it is of another pair than {pair}; make it again with stage={stage}"
             " force=true."

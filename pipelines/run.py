@@ -20,9 +20,8 @@ import hydra
 
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines import config as configuration
-from nde_talf.pipelines.aliases import current
 from nde_talf.pipelines.checks import check_config, check_machine
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, marked, settled
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 from nde_talf.pipelines.finished import remember
 from nde_talf.pipelines.sharding import follows, sharded
@@ -98,7 +97,7 @@ def compose_and_run(composed) -> None:
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    sys.argv[1:] = map(current, sys.argv[1:])
+    sys.argv[1:] = map(marked, sys.argv[1:])
     launch(compose_and_run, Config, "config")
     leave_at_once()
 

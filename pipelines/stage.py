@@ -24,7 +24,6 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, remove, replace, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.aliases import add_defaults, current_settings
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.manifest import (
@@ -32,7 +31,6 @@ from nde_talf.pipelines.manifest import (
     MANIFEST,
     faults,
     identity,
-    is_of,
     plain,
     read_manifest,
     write_manifest,
@@ -118,7 +116,7 @@ class _Attempt:
         ):  # else that is gone on with
             found = read_manifest(folder)
             self._same_settings(folder, "finished", found)
-            if not is_of(found, self.folders, self.inputs):
+            if found["inputs"] != self.inputs:
                 console.print(
                     f"↻ {stage.name}: an earlier stage was made again, so this one is too"
                 )
@@ -141,7 +139,7 @@ class _Attempt:
         ):  # begun, and something made
             found = _begin(own)
             self._same_settings(own, "begun", found)
-            if not is_of(found, self.folders, self.inputs):
+            if found["inputs"] != self.inputs:
                 console.print(
                     f"↻ {stage.name}: an earlier stage was made again, so this one begins again"
                 )
@@ -155,9 +153,7 @@ class _Attempt:
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Whether a manifest, or what a stage began with, is of the settings and inputs of now."""
-        return not changed(found, self.wanted["settings"]) and is_of(
-            found, self.folders, self.inputs
-        )
+        return not changed(found, self.wanted["settings"]) and found["inputs"] == self.inputs
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
         if other := changed(found, self.wanted["settings"]):
@@ -276,11 +272,8 @@ def locate(stage: Stage, config: Config) -> Path:
 
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    """What differs between the settings that a stage was made with and those of now.
-
-    A renamed key is no difference, nor is one that was added since, at its default.
-    """
-    return differences(add_defaults(current_settings(made.get("settings", {})), settings), settings)
+    """List what differs between the settings that a stage was made with and those of now."""
+    return differences(made.get("settings", {}), settings)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:

@@ -27,13 +27,7 @@ from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.selector.fingerprint import sizes
 
-FORMAT = Format(
-    "latency table",
-    5,
-    3,
-    "measure it again (stage=latency force=true)",
-    {2: dict, 3: dict, 4: dict},
-)
+FORMAT = Format("latency table", "measure it again (stage=latency force=true)")
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
@@ -108,11 +102,9 @@ class LatencyTable:
         """Raises UserError naming `path` if it holds no complete table, or one that is not as it
         was written.
 
-        A table by hand is of format 2, which has no checksum.
+        A table by hand is written by `LatencyTable(...).save(path)`.
         """
-        content = FORMAT.load(
-            Path(path), notice=lambda found: bool(found.get("models"))
-        )  # of a pair: not written by hand
+        content = FORMAT.load(Path(path))
         content.pop("format")
         try:
             table: LatencyTable = typed(content, cls)

@@ -21,15 +21,11 @@ from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, rea
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
-from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
-UPGRADES = {
-    4: dict,
-    5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}},
-}
-FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
+FORMAT = Format("selector", "train it again with stage=selector force=true")
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
 USE = """
@@ -365,15 +361,6 @@ class Selector(nn.Module):
                 declared = likes(cls(schema).state_dict())
         settings = len(schema.settings)
         found = read_tensors(weights, FORMAT.again)
-        old = found.get("static_context")  # up to format 5: one context, the mean
-        if (
-            old is not None
-            and not old.is_floating_point()
-            and 0 <= old.min() <= old.max() < 1 << 24
-        ):
-            found["static_contexts"] = torch.stack(
-                [context_counts(x[None]) for x in found.pop("static_context")]
-            )
         fault = mismatch(
             likes(found), declared | {"static_contexts": Like((settings, None), INTEGER)}
         )

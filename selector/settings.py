@@ -7,10 +7,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 
-OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
-"""Keys that an earlier version had, and what they are called now."""
-ADDED_KEYS = ("selector.initialisation", "selector.fallback", "selector.features")
-"""Keys that an earlier version did not have; it did what their defaults say."""
 PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
 WEIGHTINGS = ("visits", "roots")

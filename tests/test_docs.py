@@ -13,11 +13,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import nde_talf.pipelines.run
-from nde_talf.pipelines.aliases import OLD_KEYS, OLD_PRESETS, new_key
 from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.cli import marked
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import OLD_KEYS as OLD_GENERATE_KEYS
-from nde_talf.pipelines.generate import GenerateConfig, current, without_prompt
+from nde_talf.pipelines.generate import GenerateConfig, without_prompt
 from nde_talf.pipelines.help import NAME, keys, presets
 from nde_talf.pipelines.recommend import RecommendConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
@@ -139,7 +138,7 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    words = [without_prompt(current(word)) for word in shlex.split(rest + line)]
+    words = [without_prompt(marked(word)) for word in shlex.split(rest + line)]
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
         (key, values.split("|"))
@@ -189,11 +188,11 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 def test_the_commands_of_the_pages_are_found():
     found = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {
-        ("README.md", "nde_talf.pipelines.run"),
-        ("README.md", "nde_talf.pipelines.generate"),
-        ("docs/tutorial.md", "nde_talf.pipelines.generate"),
-        ("docs/stages.md", "nde_talf.pipelines.generate"),
-        ("docs/selector.md", "nde_talf.pipelines.run"),
+        ("README.md", "pipelines.run"),
+        ("README.md", "pipelines.generate"),
+        ("docs/tutorial.md", "pipelines.generate"),
+        ("docs/stages.md", "pipelines.generate"),
+        ("docs/selector.md", "pipelines.run"),
     } <= found
     line = (
         "python -m pipelines.run run=x [engine.name=vllm] [selector.verifiers=[gbv,nss]] ..."
@@ -204,18 +203,7 @@ def test_the_commands_of_the_pages_are_found():
     ]  # fmt: skip
 
 
-def test_the_readme_is_short_and_shows_a_tree_three_commands_and_one_table():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= MAX_README
-    assert "](docs/figures/draft_tree.svg)" in text
-    shown = [match[2].strip().splitlines() for match in BLOCK.finditer(text) if not match[1]]
-    assert [len(lines) for lines in shown] == [3, 5]  # what to type first; Qwen3
-    tables = re.findall(r"^\|(?:---\|)+$", text, re.M)
-    assert len(tables) == 1
-    assert "toy pairs on a CPU" in text and "Nothing has been run on a GPU yet" in text
-
-
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name)
@@ -285,10 +273,8 @@ def is_code(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists() or inner == "safetensors"
 
 
-def unknown(span: str, old: bool = False) -> list[str]:
-    """The keys and presets in a code span or command line that are none. old: those of an earlier
-    version count too.
-    """
+def unknown(span: str) -> list[str]:
+    """The keys and presets in a code span or command line that are none."""
     dotted = re.findall(r"(?<![\w./])[a-z_]+(?:\.[\w*]+)+", span)
     assigned = (
         []
@@ -301,9 +287,8 @@ def unknown(span: str, old: bool = False) -> list[str]:
         if name.split(".")[0] in GROUPS and not is_key(name) and not is_code(name)
     ]
     wrong += [key for key, _ in assigned if key not in TOP | PRESETS]
-    wrong = [key for key in wrong if not (old and new_key(key, {**OLD_KEYS, **OLD_GENERATE_KEYS}))]
     for group, value in assigned:
-        known = [*presets(group), *OLD_PRESETS.get(group, {}), NAME] if group in PRESETS else []
+        known = [*presets(group), NAME] if group in PRESETS else []
         wrong += [
             f"{group}={preset}"
             for preset in re.findall(r"[\w-]+(?:\.[\w-]+)*", value)
@@ -312,12 +297,9 @@ def unknown(span: str, old: bool = False) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", LINKED, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
 def test_keys_and_presets_are_there(page):
-    """In code spans and in command lines, as far as [optional] parts of these too.
-
-    A changelog may name old ones.
-    """
+    """In code spans and in command lines, as far as [optional] parts of these too."""
     text = page.read_text()
     spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
     shown = [
@@ -329,15 +311,11 @@ def test_keys_and_presets_are_there(page):
     lines = [
         line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)
     ]
-    assert not [
-        wrong for span in [*spans, *lines] for wrong in unknown(span, page.name == "CHANGELOG.md")
-    ]
+    assert not [wrong for span in [*spans, *lines] for wrong in unknown(span)]
 
 
 def test_a_wrong_key_or_preset_is_found():
     assert unknown("draft.depth=3 traces.sample draft=paper000 data=[gsm8k,gsm9k] lenght=3 run=mine") == [
         "draft.depth", "traces.sample", "lenght", "draft=paper000", "data=gsm9k"
     ]  # fmt: skip
-    assert not unknown("draft.depth=3", old=True) and not unknown(
-        "data=[nde,file] model.target_lm.steps=2 options.k=2"
-    )
+    assert not unknown("data=[nde,file] model.target_lm.steps=2 options.k=2")

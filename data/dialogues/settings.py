@@ -11,7 +11,6 @@ from nde_talf.decoding.common.schema import LONG_TEXT, MANY, allowed, check_fiel
 from nde_talf.decoding.setting import SamplingSetting
 
 KEY = "dialogues"
-ADDED_KEYS = ("dialogues.top_k", "dialogues.min_p")
 
 
 @dataclass

@@ -27,7 +27,6 @@ Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
 ROLES = ("target", "draft")
 
-UPGRADES = {1: lambda content: {**content, "files": {}, "models": {}}}
 _ROWS = {name: Like((None, None), INTEGER) for name in ("train", "held_out")}
 
 
@@ -40,9 +39,7 @@ class Index(TypedDict):
     models: dict[str, dict[str, dict[str, Any]]]
 
 
-FORMAT = Format(
-    "pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1, kind=Index
-)
+FORMAT = Format("pair", "make the pair again with stage=pair force=true", Index)
 
 
 class Pair:
@@ -191,15 +188,15 @@ class Pair:
         return self.folder / "pair.json"
 
     def _content(self) -> dict[str, Any]:
-        return FORMAT.load(self._index, notice=False)
+        return FORMAT.load(self._index)
 
     def _check(self, name: str) -> None:
-        expected = self._content()["files"].get(name)
+        expected = self._content()["files"][name]
         if not (self.folder / name).is_file():
             raise UserError(
                 f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}."
             )
-        if expected is not None and checksum(self.folder / name) != expected:
+        if checksum(self.folder / name) != expected:
             raise UserError(
                 f"{self.folder / name}: it is not as it was written: its checksum is another. Take"
                 " a good copy, or make the pair again with stage=pair force=true."

@@ -33,16 +33,6 @@ def is_hub_name(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
 
 
-OLD_KEYS = {
-    "data.test_share": "data.test_fraction",
-    "data.mix.*.draft_share": "data.mix.*.draft_fraction",
-    "data.sets.*.longest": "data.sets.*.max_tokens",
-}
-"""Keys of an earlier version -> today's; `*` stands for any name."""
-OLD_PRESETS = {"data": {"paper000": "nde"}}
-"""Presets of an earlier version, by group."""
-
-
 @dataclass
 class Corpus:
     """One corpus of a mixture."""

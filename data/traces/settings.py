@@ -21,10 +21,7 @@ SETTINGS: dict[str, SamplingSetting] = {
 advises, and greedy.
 """
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-ADDED_KEYS = ("traces.drafter",)
 DRAFTERS = ("lm", "head")
-OLD_PRESETS = {"traces": {"paper000": "nde"}}
-"""Presets of an earlier version, by group."""
 
 
 @dataclass

@@ -56,14 +56,7 @@ class Content(TypedDict):
     shards: NotRequired[dict[str, Shard]]
 
 
-FORMAT = Format(
-    "trace store",
-    3,
-    2,
-    "make the traces again with stage=traces force=true",
-    {1: dict, 2: dict},
-    kind=Content,
-)
+FORMAT = Format("trace store", "make the traces again with stage=traces force=true", Content)
 ELSEWHERE = "store.json"
 """The file of a folder whose shards are at a URL: {"url": ...}."""
 OWNER = "owner.json"

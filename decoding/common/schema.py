@@ -42,7 +42,7 @@ class Allowed:
     Attributes:
         low, high: ends of a range of numbers.
         above, below: whether `low`, or `high`, is itself outside.
-        names: the texts to choose from; of an earlier version, `old_names` are taken too.
+        names: the texts to choose from.
         pattern: what a text has to match in full, and `words` that say so.
         entries: smallest and largest number of entries of a list or dictionary.
         example: a value for the message, where the field has no default.
@@ -53,7 +53,6 @@ class Allowed:
     above: bool = False
     below: bool = False
     names: Iterable[str] | None = None
-    old_names: tuple[str, ...] = ()
     pattern: str | None = None
     words: str = ""
     entries: tuple[int, float] = (0, inf)
@@ -71,7 +70,7 @@ class Allowed:
                 and not (self.below and value == self.high)
             )
         if self.names is not None:
-            return value in (*self.names, *self.old_names)
+            return value in self.names
         return (
             not isinstance(value, str)
             or self.pattern is None

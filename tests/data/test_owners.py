@@ -66,7 +66,7 @@ class Witness(TransformersEngine):
 @pytest.fixture
 def pair(tmp_path) -> Path:
     gc.collect()
-    shutil.copytree(ROOT / "tests/formats/pair-2", tmp_path / "pair")
+    shutil.copytree(ROOT / "tests/fixtures/pair", tmp_path / "pair")
     return tmp_path / "pair"
 
 

@@ -131,7 +131,7 @@ def main() -> None:
         sys.exit("the device does not notice a tensor of another one")
     except RuntimeError as error:
         assert "one device" in str(error)
-    pair = Pair(ROOT / "tests/formats/pair-2")
+    pair = Pair(ROOT / "tests/fixtures/pair")
     pairs = [
         pair.models("cpu", "float32"),
         pair.models("cpu", "float32", NAME),

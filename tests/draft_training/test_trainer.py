@@ -3,7 +3,7 @@ earlier version.
 """
 
 import doctest
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ import nde_talf.draft_training.trainer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import (
-    LABELS,
-    LOSSES,
-    OLD_KEYS,
     HassLoss,
     HeadConfig,
     TalfLoss,
@@ -95,20 +92,9 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked_for(
     assert same(free, train(target, rows, tmp_path / "wide", replace(config, gradient_clip=1e9)))
 
 
-def test_every_old_key_stands_for_a_key_of_now():
-    own = {each.name for each in fields(HeadConfig)}
-    unions = {"loss": LOSSES, "labels": LABELS}
-    for old, new in OLD_KEYS.items():
-        _, field, name = new.split(".")
-        assert old.startswith("draft.") and field in own
-        assert any(
-            name in {each.name for each in fields(option)} for option in unions[field].values()
-        )
-
-
-def test_the_name_alone_chooses_a_loss_with_a_notice():
-    with pytest.warns(FutureWarning, match=r"draft\.loss=hass is now draft\.loss\.name=hass"):
-        assert HeadConfig(loss="hass").loss == HassLoss()
+def test_a_bare_name_of_a_loss_is_refused_with_its_key():
+    with pytest.raises(UserError, match=r"draft\.loss\.name=hass"):
+        HeadConfig(loss="hass")
 
 
 def test_a_name_on_the_command_line_chooses_the_other_keys():

@@ -217,7 +217,7 @@ def test_prices_are_those_of_the_batch():
     assert two.target == [[1.0, pytest.approx(1 + 2 / 3)]] * 2 and two.draft == [[0.2, 0.2]] * 2
     assert four.target == [[1.5, 3.5]] * 2 and four.draft == [[0.4, 0.4]] * 2
     assert at_batch(TABLE, 4) == TABLE
-    measured = LatencyTable.load("tests/formats/latency-5.json")
+    measured = LatencyTable.load("tests/fixtures/latency.json")
     for table in (TABLE, measured, replace(measured, first=[], second=[])):
         for verifier in (None, "specinfer"):
             every, context = (

@@ -4,14 +4,14 @@ be used.
 
 import pytest
 
-from nde_talf.decoding.common.errors import RenamedWarning, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.rules.branching import BRANCHING
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.cli import explained, nearest
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig, current
+from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.help import keys
 from nde_talf.pipelines.machine import _reason, check_device
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
@@ -28,13 +28,6 @@ def test_options_reach_the_policy():
     assert make_policy("dynatree", {"branches": [1, 2, 2]}).config.branches == (1, 2, 2)
     with pytest.raises(UserError, match="it has k, depth, nodes"):
         make_policy("beam", {"width": 3})
-
-
-def test_keys_of_an_earlier_version_still_work():
-    with pytest.warns(RenamedWarning, match="device= is called model.device= now"):
-        assert current("device=cuda") == "model.device=cuda"
-    assert current("options.k=4") == "+options.k=4"
-    assert current("temperature=0") == "temperature=0"
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,10 @@
-"""The settings of selectors name what is wrong with them, and keys that an earlier version had are
-known.
-"""
-
-from dataclasses import fields
+"""The settings of selectors name what is wrong with them."""
 
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.selector.settings import OLD_KEYS, SelectorConfig
+from nde_talf.selector.settings import SelectorConfig
 from nde_talf.selector.training import cosine
-
-KEYS = {f"selector.{field.name}" for field in fields(SelectorConfig)}
-
-
-def test_old_keys_lead_to_those_of_today():
-    assert OLD_KEYS == {"selector.least_gain": "selector.min_gain"}
-    assert set(OLD_KEYS.values()) <= KEYS and not KEYS & set(OLD_KEYS)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Keys that there were before 0.1.0, each with the sentence that says what to do instead."""
+
+from fnmatch import fnmatchcase
+
+REMOVED: dict[str, str] = {
+    "data.test_share": "it is data.test_fraction.",
+    "data.mix.*.draft_share": "it is data.mix.NAME.draft_fraction.",
+    "data.sets.*.longest": "it is data.sets.NAME.max_tokens.",
+    "selector.least_gain": "it is selector.min_gain.",
+    "draft.k": "it is draft.loss.k.",
+    "draft.depth": "it is draft.loss.depth.",
+    "draft.detach_features": "it is draft.loss.detach_features.",
+    "draft.regression_weight": "it is draft.loss.regression.",
+    "draft.classification_weight": "it is draft.loss.classification.",
+    "draft.distillation_weight": "it is draft.loss.distillation.",
+    "draft.top_m": "it is draft.labels.m.",
+    "draft.label_dtype": "it is draft.labels.dtype.",
+}
+"""`*` stands for any name."""
+
+
+def removed(key: str) -> str | None:
+    """Return what to do in place of giving `key`; None for a key that there never was."""
+    for old, sentence in REMOVED.items():
+        if fnmatchcase(key, old):
+            return sentence
+    return None

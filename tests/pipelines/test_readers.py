@@ -1,0 +1,312 @@
+"""What is well formed and wrong all the same is refused by name, before a size that a file claims
+is allocated.
+"""
+
+import json
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checkpoint import CHECKPOINT, damage, resumable
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import (
+    content_digest,
+    memory_is_short,
+    read_json,
+    read_sealed,
+    unreadable,
+    write_sealed,
+)
+from nde_talf.decoding.common.tensors import Like, likes, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.prompt import token_ids
+from nde_talf.draft_training.export import load_head
+from nde_talf.evaluation.benchmark import Record, read_records
+from nde_talf.pipelines.quiet import quiet
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.selector import Selector
+
+HERE = Path(__file__).parents[1] / "fixtures"
+
+
+@dataclass
+class Part:
+    rows: int
+    name: str = ""
+
+
+class Whole(TypedDict):
+    parts: list[Part]
+    size: NotRequired[float | None]
+
+
+@pytest.mark.parametrize(
+    "value,kind,expected",
+    [
+        (3, float, 3),
+        ([1, 2], tuple[int, ...], (1, 2)),
+        ([[1, "a"]], list[tuple[int, str]], [(1, "a")]),
+        (None, int | None, None),
+        ({"a": None}, dict[str, Any], {"a": None}),
+        ({"parts": [{"rows": 2}], "other": 1}, Whole, {"parts": [Part(2)], "other": 1}),
+    ],
+)
+def test_what_fits_its_type_is_read_as_it(value, kind, expected):
+    assert typed(value, kind) == expected
+
+
+@pytest.mark.parametrize(
+    "value,kind,words",
+    [
+        (True, int, "it is true, and has to be an integer"),
+        (2**63, int, "integer"),
+        (float("nan"), float, "finite"),
+        (10**400, float, "finite"),
+        ("x" * 99, list[int], r'"x+\.\.\., and has to be a list'),
+        ([1, 2, 3], tuple[int, int], "holds 3 values, and has to hold 2"),
+        ({"parts": [{"rows": "2"}]}, Whole, r"'parts\[0\].rows' is \"2\""),
+        ({"parts": [{"name": "a"}]}, Whole, r"'parts\[0\].rows' is missing"),
+        ({"parts": [{"rows": 1, "row": 2}]}, Whole, r"'parts\[0\].row' is not known"),
+        ({"parts": [], "size": "a"}, Whole, "'size'"),
+        ([], Whole, "an object"),
+    ],
+)
+def test_what_does_not_fit_its_type_is_named(value, kind, words):
+    with pytest.raises(ValueError, match=words):
+        typed(value, kind)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "[" * 100_000, "\udcff", '{"a": 1' + "0" * 5000 + "}"]
+)
+def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "content.json"
+    with pytest.raises(UserError, match=r"content\.json: it is missing.*or make it"):
+        read_json(path, again="make it")
+    path.write_text(content, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"content\.json: it cannot be read"):
+        read_json(path)
+
+
+def test_tensors_are_compared_with_what_is_declared(tmp_path):
+    path, tensors = tmp_path / "some.safetensors", {"a": torch.ones(2, 3), "b": torch.arange(4)}
+    save_file(tensors, path)
+    fitting = likes(tensors)
+    assert torch.equal(
+        read_tensors(path, "make it", fitting | {"a": Like((None, 3))})["b"], tensors["b"]
+    )
+    for other, words in (
+        ({"a": Like((2, 4))}, r"a is of shape \[2, 3\], and has to be \[2, 4\]"),
+        ({"b": Like((4,))}, "b holds integer numbers"),
+        ({"c": Like((4,))}, "c is missing"),
+    ):
+        with pytest.raises(UserError, match=rf"some\.safetensors: .*{words}.*make it"):
+            read_tensors(path, "make it", fitting | other)
+    with pytest.raises(UserError, match="nobody knows its tensor b"):
+        read_tensors(path, "make it", {"a": Like((2, 3))})
+    save_file({"a": torch.tensor([1.0, torch.nan])}, path)
+    with pytest.raises(UserError, match="a holds NaN"):
+        read_tensors(path, "make it")
+    claim = json.dumps(
+        {"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    ).encode()
+    path.write_bytes(len(claim).to_bytes(8, "little") + claim + b"0000")
+    with pytest.raises(UserError, match=r"some\.safetensors"):
+        read_tensors(path, "make it")
+
+
+def test_short_memory_is_called_that():
+    assert memory_is_short(MemoryError()) and memory_is_short(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    )
+    assert memory_is_short(RuntimeError("can't start new thread"))
+    assert memory_is_short(RuntimeError("could not create a primitive"))
+    assert not memory_is_short(
+        RuntimeError("could not create a primitive descriptor for the matmul primitive")
+    )
+    switched = (
+        "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered"
+        " internally at x.cpp:1)"
+    )
+    assert memory_is_short(UserWarning(switched))
+    quiet()
+    with pytest.raises(UserWarning):  # no other kernel in silence
+        warnings.warn(switched, stacklevel=1)
+    assert not memory_is_short(OSError("nothing"))
+    assert "not enough memory" in str(unreadable("file", MemoryError(), "delete it"))
+    assert "delete" not in str(unreadable("file", MemoryError(), "delete it"))
+
+
+def changed(kind: str, folder: Path, file: str, **changes: Any) -> Path:
+    """A copy of an export, some keys of its JSON file changed and its checksums written anew."""
+    path = Path(shutil.copytree(HERE / kind, folder / kind))
+    content = json.loads((path / file).read_text())
+    for key, value in changes.items():
+        *outer, last = key.split("__")
+        (content[outer[0]] if outer else content)[last] = value
+    if "sha256" in content:
+        content.pop("sha256")
+        content["sha256"] = content_digest(content)
+    (path / file).write_text(json.dumps(content))
+    if (path / "checksums.json").exists():
+        (path / "checksums.json").unlink()
+        write_checksums(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"width": 10**12},
+        {"hidden": [10**9, 10**9]},
+        {"hidden": [2]},
+        {"target_hidden": 9},
+        {"settings": []},
+        {"settings": [[1.0, 2.0], [0.6, 1.0]]},
+        {"learned": [True]},
+        {"verifiers": "specinfer"},
+        {"verifiers": [3]},
+        {"dropout": None},
+        {"pair": {"target": []}},
+        {"unknown": 1},
+    ],
+)
+def test_a_selector_whose_sizes_are_wrong_is_refused(tmp_path, changes):
+    with pytest.raises(UserError, match=r"selector.*(config\.json|model\.safetensors)"):
+        Selector.from_pretrained(changed("selector", tmp_path, "config.json", **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"draft_head__sizes": {"intermediate_size": 10**12}},
+        {"draft_head__sizes": {"vocab_size": 10**12}},
+        {"draft_head__sizes": {"num_attention_heads": 0}},
+        {"draft_head__sizes": {"rope_parameters": "x"}},
+        {"draft_head__sizes": 3},
+        {"draft_head__kind": ["eagle"]},
+        {"draft_head__format": 2},
+        {"draft_head": 7},
+        {"eagle_aux_hidden_state_layer_ids": 5},
+    ],
+)
+def test_a_head_whose_sizes_are_wrong_is_refused(tmp_path, changes):
+    target = CausalModel.load(HERE / "pair/target")
+    with pytest.raises(UserError, match="head"):
+        load_head(changed("head", tmp_path, "config.json", **changes), target)
+
+
+@pytest.mark.parametrize("size", ["num_hidden_layers", "vocab_size", "intermediate_size"])
+@pytest.mark.parametrize("value", [10**9, "many", -1])
+def test_a_model_that_claims_what_it_does_not_hold_is_refused(tmp_path, size, value):
+    draft = changed("pair/draft", tmp_path, "config.json", **{size: value})
+    with pytest.raises(UserError, match=r"pair/draft.*(could be loaded|weights are not those)"):
+        CausalModel.load(draft)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"target": 3}, {"files": []}, {"models": {"target": 1}}, {"draft": ["x"]}]
+)
+def test_an_index_of_a_pair_of_another_shape_is_refused(tmp_path, changes):
+    with pytest.raises(UserError, match=r"pair\.json"):
+        Pair(changed("pair", tmp_path, "pair.json", **changes)).every_prompt()
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        {"../pair/pair.json": {"rows": 1, "sha256": "a"}},
+        {"traces-00000-of-00002.parquet": {"rows": "1", "sha256": "a"}},
+        {"traces-00000-of-00002.parquet": {"sha256": "a"}},
+        [],
+    ],
+)
+def test_an_index_of_a_store_of_another_shape_is_refused(tmp_path, shards):
+    """Names of shards are files that are read, written and deleted, so they lie in the store's
+    folder.
+    """
+    with pytest.raises(UserError, match=r"shards\.json"):
+        TraceStore(changed("traces", tmp_path, "shards.json", shards=shards))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"contexts": [1, "2"]}, {"contexts": [-5, 2]}, {"verify": [1]}, {"target": 1}, {"more": 1}],
+)
+def test_a_latency_table_of_another_shape_is_refused(tmp_path, changes):
+    content = read_sealed(HERE / "latency.json", "") | changes
+    write_sealed(tmp_path / "table.json", content)
+    with pytest.raises(UserError, match=r"table\.json"):
+        LatencyTable.load(tmp_path / "table.json")
+
+
+def test_a_damaged_record_is_left_out_and_reported_unless_it_is_the_last(tmp_path, capsys):
+    path, line = tmp_path / "records.jsonl", Record("t1", "nss", "p", "code", 4, 2, 9, 0.5).line()
+    path.write_bytes("\n".join([line, '{"tokens": "4"}', line, line[:30]]).encode() + b"\xff")
+    assert [record.tokens for record in read_records(path)] == [4, 4]
+    said = capsys.readouterr().out
+    assert "line 2 is damaged" in said and "line 4" not in said
+
+
+def test_a_checkpoint_of_another_training_is_refused_and_stays(tmp_path):
+    path = tmp_path / CHECKPOINT
+    content = {"state_dict": {"a": torch.ones(2, 2)}, "global_step": 1, "epoch": 0, "loops": {}}
+    torch.save(content, path)
+    assert resumable(tmp_path, {"a": torch.zeros(2, 2)}) == path and damage(path) is None
+    for weights in ({"a": torch.zeros(3, 2)}, {"b": torch.zeros(2, 2)}):
+        with pytest.raises(UserError, match="no checkpoint of this training"):
+            resumable(tmp_path, weights)
+    torch.save([1], path)
+    with pytest.raises(UserError, match="it has no epoch"):
+        resumable(tmp_path)
+    assert path.exists()
+
+
+def test_prompts_are_lists_tensors_or_arrays():
+    for prompt in (
+        [1, 2],
+        (1, 2),
+        torch.tensor([1, 2]),
+        torch.tensor([[1, 2]]),
+        np.array([1, 2], np.int32),
+        range(1, 3),
+    ):
+        assert token_ids(prompt) == [1, 2]
+    for prompt in (
+        "text",
+        torch.tensor([[1], [2]]),
+        torch.tensor([0.5]),
+        [1.0],
+        [True],
+        None,
+        {"input_ids": [1]},
+        torch.tensor(3),
+    ):
+        with pytest.raises(UserError, match="prompt: it has to be integers"):
+            token_ids(prompt)
+
+
+@pytest.mark.parametrize(
+    "folder,file,load",
+    [
+        ("selector", "config.json", Selector.from_pretrained),
+        ("pair", "pair.json", lambda folder: Pair(folder).every_prompt()),
+        ("traces", "shards.json", TraceStore),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 2, None, "1"])
+def test_another_format_is_refused_with_what_to_do(tmp_path, folder, file, load, number):
+    path = changed(folder, tmp_path, file, format=number)
+    with pytest.raises(UserError, match=rf"its format is {number}, and has to be 1.* again"):
+        load(path)
