@@ -49,7 +49,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.precision import AUTOCAST, cast_once, resolved
+from nde_talf.draft_training.precision import cast_once, resolved
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import (
     HeadBatch,
@@ -450,9 +450,10 @@ def step_seconds(
         base = next(iter(configs.values()))
         optimizers = {name: module.configure_optimizers() for name, module in modules.items()}
         times: dict[str, list[float]] = {name: [] for name in configs}
-        dtype = AUTOCAST.get(resolved(base.precision, target.device))
-        passes = torch.autocast(target.device.type, dtype) if dtype else nullcontext()
-        with eager_attention([target.module]), cast_once(target.module, dtype), passes:
+        precision = resolved(base.precision, target.device)
+        mixed = torch.autocast(target.device.type, torch.bfloat16)
+        passes = mixed if precision == "bf16-mixed" else nullcontext()
+        with eager_attention([target.module]), cast_once(target.module, precision), passes:
             for step in track(range(TIMED + 1), "seconds a step", TIMED + 1):
                 numbers = torch.arange(step * 4, step * 4 + 4) % TIMED_ROWS
                 for name, module in modules.items():

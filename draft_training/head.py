@@ -216,9 +216,7 @@ class EagleHead(nn.Module):
             with suppress(NotNative):  # as where its weights are divided among processes
                 self.native = HeadForward(self)
 
-    tree_features = (
-        tree_attention.tree_features
-    )  # a method, because sharding gathers weights for methods of a module
+    tree_features = tree_attention.tree_features
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """The part of the decoder layer after its attention."""

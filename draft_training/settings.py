@@ -14,10 +14,9 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.schema import MANY, OPTIONS, SEED, check_fields, choice, number
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
-FSDP = "fsdp"
 DTYPES = ("float16", "bfloat16", "float32")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
-"""Lightning's names of precisions, and short ones that it still takes."""
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
+"""Lightning's names of precisions, or what the machine is asked for."""
 CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
     "cross_entropy",
     "total_variation",
@@ -25,7 +24,7 @@ CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
     "lk",
 )
 
-OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass", "max_bad_steps", "lr_scale")
+OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass")
 """Keys of a training that may differ where it is resumed."""
 
 
@@ -188,10 +187,11 @@ class TrainingConfig:
 
     None does not clip.
     """
-    precision: str | None = choice(None, PRECISIONS)
-    """Lightning's name, such as bf16-mixed or 32-true.
+    precision: str = choice("auto", PRECISIONS)
+    """Lightning's name, bf16-mixed or 32-true. auto: bf16-mixed where the machine has native
+    bfloat16, else 32-true.
 
-    None: bf16-mixed where the machine has native bfloat16, else 32-true.
+    Muon computes in bfloat16 under bf16-mixed, else in float32.
     """
     checkpoint_seconds: float = number(10.0, 0, MANY)
     """A checkpoint is written at the first step that ends this long after the last one, or later,
@@ -201,9 +201,7 @@ class TrainingConfig:
     """Of the initial weights, the order of the rows and the choice of roots."""
 
     KEY: ClassVar[str] = ""
-    max_bad_steps: ClassVar[int] = 0  # these are settings of heads alone
-    lr_scale: ClassVar[float] = 1.0
-    evaluate_every: ClassVar[int] = 0
+    evaluate_every: ClassVar[int] = 0  # a setting of heads alone
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
@@ -264,22 +262,10 @@ class HeadConfig(TrainingConfig):
 
     `adamw`: AdamW for all, as in the paper.
     """
-    ema_decay: float = number(0.0, 0, 1, below=True)
-    """Decay of an exponential moving average of the weights, such as 0.999.
-
-    Training then ends with the average. 0: none.
-    """
-    precision: str | None = choice("auto", ("auto", *PRECISIONS))
-    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has
-    native bfloat16, else 32-true.
-
-    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32.
-    """
-    strategy: str = choice("auto", ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP))
+    strategy: str = choice("auto", ("auto", "ddp", "ddp_spawn", "ddp_fork"))
     """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`.
 
-    `ddp`: likewise, and the command starts anew for each. `fsdp`: a part of the head and of its
-    optimiser's state on each. A step has `devices` times as many rows.
+    `ddp`: likewise, and the command starts anew for each. A step has `devices` times as many rows.
     """
     devices: int = number(1, 1, 1024)
     """Processes that train together, each on a device of its own."""
@@ -287,16 +273,6 @@ class HeadConfig(TrainingConfig):
     """Steps from one evaluation on held-out rows to the next.
 
     The weights with the lowest held-out loss are exported. 0: none, and the last weights are.
-    """
-    max_bad_steps: int = number(10, 0, MANY)
-    """Steps whose loss or gradient is not finite and that are passed over, until the training
-    stops.
-    """
-    lr_scale: float = number(1.0, 0, 1, above=True)
-    """Factor on the learning rates, in (0, 1].
-
-    An unfinished training can be resumed with a smaller one, and goes on with the smallest that it
-    was given.
     """
     nodes_in_pass: int = number(128, 1, 1_000_000)
     """Nodes of a row in one pass of the target.
@@ -335,23 +311,6 @@ class HeadConfig(TrainingConfig):
                 " counts tokens, and goes with draft.features=three, whose head has an lm_head of"
                 " its own."
             )
-        sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"
-        if sharded and self.optimizer == "muon":
-            raise UserError(
-                "draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or"
-                " strategy=ddp_spawn."
-            )
-        if sharded and self.ema_decay:
-            raise UserError(
-                "draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or"
-                " draft.ema_decay=0."
-            )
-        if scaled and (sharded or self.gradient_clip is not None):
-            raise UserError(
-                "draft.precision=16-mixed takes neither fsdp nor gradient_clip: use"
-                " draft.precision=bf16-mixed."
-            )
-
 
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
     """The dataclass of `options` that `given` describes: one of them already, or keys and values

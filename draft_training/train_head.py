@@ -36,12 +36,10 @@ from nde_talf.draft_training.label_source import (
     stored_labels,
 )
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
-from nde_talf.draft_training.precision import AUTOCAST, cast_once
-from nde_talf.draft_training.settings import FSDP, HeadConfig
-from nde_talf.draft_training.strategies import Sharded, ShardedHead
+from nde_talf.draft_training.precision import cast_once
+from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.trainer import (
     BEST,
-    AveragedWeights,
     RowBatches,
     RowModule,
     train_rows,
@@ -118,7 +116,6 @@ class HeadModule(RowModule):
 
     config: HeadConfig
     title = "training the head"
-    LOWER = "draft.lr_scale=0.3"
 
     def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
         super().__init__(config)
@@ -154,8 +151,8 @@ class HeadModule(RowModule):
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
-        # It is no submodule, so Lightning does not move it to this process's device. Where it is
-        # there already it is not touched: a quantised model refuses to be moved at all.
+        # No submodule, so Lightning does not move it to this process's device. A quantised model
+        # refuses to be moved at all.
         if self.head.target.device != self.device:
             self.head.target.to(self.device)
 
@@ -191,10 +188,6 @@ class HeadModule(RowModule):
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
 
 
-class ShardedHeadModule(ShardedHead, HeadModule):
-    """The same, with the head sharded over the processes."""
-
-
 def fit_head(
     target: CausalModel,
     rows: TokenRows | Tensor,
@@ -224,8 +217,6 @@ def fit_head(
         UserError: the loss diverges, the checkpoint is of other settings or another precision, the
             disk is too small for the labels, or rows and trees do not fit the target.
     """
-    sharded = config.strategy == FSDP
-    strategy = Sharded(config.devices) if sharded else config.strategy
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
         raise UserError(
             f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
@@ -245,13 +236,12 @@ def fit_head(
             f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of"
             " the training text"
         )
-    module = (ShardedHeadModule if sharded else HeadModule)(head, config, source)
-    callbacks = [*callbacks, AveragedWeights(config.ema_decay)] if config.ema_decay else callbacks
+    module = HeadModule(head, config, source)
     numbered, count = HeadBatch(rows, torch.arange(len(rows))), config.batch * config.accumulate
     if held_out is not None and config.evaluate_every:
         useful = training_rows(held_out, target, config)
         held_out = HeadBatch(useful, torch.arange(len(useful)))
-    with _through_transformers(target), cast_once(target.module, AUTOCAST.get(module.trained_in)):
+    with _through_transformers(target), cast_once(target.module, module.trained_in):
         several = {"devices": config.devices} if config.devices > 1 else {}
         train_rows(
             module,
@@ -261,7 +251,7 @@ def fit_head(
             callbacks,
             count,
             held_out,
-            strategy=strategy,
+            strategy=config.strategy,
             **several,
         )
     if held_out is not None and config.evaluate_every:

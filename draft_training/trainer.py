@@ -10,14 +10,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, WeightAveraging
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -31,18 +30,17 @@ from nde_talf.decoding.common.checkpoint import (
     resumable,
 )
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.training_bar import TrainingBar
 from nde_talf.draft_training.muon import Muon
-from nde_talf.draft_training.precision import AUTO, check_resumed, explained, resolved
+from nde_talf.draft_training.precision import resolved
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
-from nde_talf.draft_training.strategies import gathered
 
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
-BAD_STEPS = "bad_steps.json"
+MAX_BAD_STEPS = 10
+"""Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
@@ -94,16 +92,13 @@ class RowModule(pl.LightningModule):
     """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
     resumed from.
     """
-    LOWER = "lr_muon, lr_adam: these begin anew"
-    """The settings that lower the learning rates."""
-
     def __init__(self, config: TrainingConfig):
         super().__init__()
         self.automatic_optimization = False
-        self.config, self.lr_scale = config, config.lr_scale
+        self.config = config
 
     def matrices(self) -> list[nn.Parameter]:
-        """What Muon trains; nothing where AdamW trains all."""
+        """The matrices that Muon trains; none where AdamW trains all."""
         raise NotImplementedError
 
     def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,49 +114,36 @@ class RowModule(pl.LightningModule):
     @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        return resolved(
-            self.config.precision or AUTO,
-            torch.device("cpu") if self.accelerator == "cpu" else None,
-        )
+        on_cpu = self.accelerator == "cpu"
+        return resolved(self.config.precision, torch.device("cpu") if on_cpu else None)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config, matrices = self.config, self.matrices()
-        inside = {id(p) for p in matrices}
+        inside = {id(matrix) for matrix in matrices}
         others = [p for p in self.trained.parameters() if id(p) not in inside]
         adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
-        return (
-            [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))]
-            if matrices
-            else [adamw]
-        )
+        if not matrices:
+            return [adamw]
+        return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))]
 
     def on_train_start(self) -> None:
-        self._clock, self._bad = time.perf_counter(), 0
-        self._passed_over = (
-            read_json(self._bad_steps, list[int]) if self._bad_steps.exists() else []
-        )
+        self._clock, self._bad_steps = time.perf_counter(), 0
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
-        config, fraction = (
-            self.config,
-            self.learning_rate_fraction(self.global_step) * self.lr_scale,
-        )
-        adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
-        figures = {} if self.global_step in self._passed_over else self._backward(batch)
-        self.skipped = not figures or self._is_bad(figures["loss"])
-        # without gradients AdamW counts a step and moves nothing; a scaler does so with gradients
-        # of nan
-        if self.skipped:
-            for weight in self.trained.parameters():
-                weight.grad = torch.full_like(weight, math.nan) if self._scaled else None
+        config, fraction = self.config, self.learning_rate_fraction(self.global_step)
+        optimizers = self.optimizers()
+        adamw, *muon = optimizers if isinstance(optimizers, list) else [optimizers]
+        figures = self._backward(batch)
+        self.skipped = self._is_bad(figures["loss"])
+        if self.skipped:  # without gradients AdamW counts a step and moves nothing
+            self.trained.zero_grad()
         for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
             if config.gradient_clip is not None:
                 self.clip_gradients(optimizer, config.gradient_clip, "norm")
-        for each in () if self.skipped else muon:
-            # below Lightning's wrapper, so that only AdamW's counts as a step
+        for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()
         if self.skipped:
@@ -179,101 +161,65 @@ class RowModule(pl.LightningModule):
     def _backward(self, batch: Any) -> dict[str, float]:
         """Gradients of the mean loss over the passes of a step, and the figures' means."""
         self.trained.zero_grad()
-        size, found = self.config.batch, []
+        size, means = self.config.batch, []
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
         for number, part in enumerate(parts):
             loss, figures = self.loss(part, self.global_step, number)
             self.manual_backward(loss / len(parts))
-            found.append(torch.stack([loss.detach(), *figures.values()]))
-        return dict(zip(["loss", *figures], torch.stack(found).mean(0).tolist(), strict=True))
-
-    @property
-    def _scaled(self) -> bool:
-        return self.trained_in == "16-mixed"
-
-    @property
-    def _bad_steps(self) -> Path:
-        """A list of the steps that were passed over.
-
-        A resumed training passes over them again, without counting them, so that it does not meet
-        the same rows for ever.
-        """
-        return Path(self.trainer.default_root_dir) / BAD_STEPS
+            means.append(torch.stack([loss.detach(), *figures.values()]))
+        return dict(zip(["loss", *figures], torch.stack(means).mean(0).tolist(), strict=True))
 
     def _is_bad(self, loss: float) -> bool:
-        """Whether loss and gradient of this step are not finite.
+        """Return whether loss or gradient of this step are not finite.
 
         Raises UserError if there were too many such steps.
         """
-        norm = gathered(
-            torch.nn.utils.get_total_norm(
-                [p.grad for p in self.trained.parameters() if p.grad is not None]
-            )
-        ).item()
-        if self.trainer.strategy.reduce_boolean_decision(
-            math.isfinite(loss) and math.isfinite(norm)
-        ):
+        gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients).item()
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if self.trainer.strategy.reduce_boolean_decision(finite):
             return False
-        if self._scaled and math.isfinite(loss):
-            return True  # an overflow, on which the scaler of the gradients lowers its scale
-        step, most = self.global_step, self.config.max_bad_steps
-        self._bad += 1
-        self._passed_over.append(step)
-        if self.trainer.is_global_zero:
-            write_json(self._bad_steps, self._passed_over)
-        what = f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {step}"
-        if self._bad > most:
+        self._bad_steps += 1
+        fault = (
+            f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step"
+            f" {self.global_step}"
+        )
+        if self._bad_steps > MAX_BAD_STEPS:
             raise UserError(
-                f"{what}{f', after {most} such steps that were passed over' * bool(most)}: the"
-                f" training diverged. {CHECKPOINT}, if one was written by then, stands as it was,"
-                " from an earlier, finite step. Run the command again to go on from it without the"
-                f" rows of these steps, with lower learning rates ({self.LOWER}) if it was not the"
-                " rows; or delete the training's folder to start again with a longer warm_up or"
-                " with gradient_clip."
+                f"{fault}, after {MAX_BAD_STEPS} such steps that were passed over: the training"
+                " diverged. Delete the training's folder and start again with lower learning rates"
+                " (lr_muon, lr_adam), a longer warm_up or with gradient_clip."
             )
-        console.print(f"! {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
+        count = f"{self._bad_steps} of at most {MAX_BAD_STEPS}"
+        console.print(f"! {fault}: passed over, {count}", soft_wrap=True)
         return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if not all(bool(gathered(weight).isfinite().all()) for weight in self.trained.parameters()):
+        if not all(bool(weight.isfinite().all()) for weight in self.trained.parameters()):
             raise UserError(
                 f"{self.title}: its weights are not finite after step {self.global_step - 1}, so"
-                f" they are not written, and {CHECKPOINT} stands as it was. Run the command again"
-                f" with lower learning rates ({self.LOWER})."
+                f" they are not written, and {CHECKPOINT} stands as it was. Delete the training's"
+                " folder and start again with lower learning rates."
             )
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
-        checkpoint["lr_scale"], checkpoint["inputs"] = self.lr_scale, self.inputs
+        checkpoint["inputs"] = self.inputs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if changed := list(changed_settings(checkpoint.get("settings", {}), self.config)):
+        before, now = checkpoint["settings"], asdict(self.config)
+        changed = [n for n in now if n not in OPERATIONAL and before.get(n) != now[n]]
+        if changed:
             raise UserError(
                 f"{self.title}: the unfinished training in {CHECKPOINT} was started with other"
                 f" settings than those of now ({', '.join(changed)}). Delete the checkpoint to"
                 " start again, or go back to the settings it was started with."
             )
-        check_resumed(checkpoint, self.trained_in, CHECKPOINT)
+        if (began := checkpoint["trained_in"]) != self.trained_in:
+            raise UserError(
+                f"{self.title}: the unfinished training in {CHECKPOINT} began in precision {began},"
+                f" and this machine would go on in {self.trained_in}. Go on where it began, name"
+                f" the precision ({began}), or delete the checkpoint to start again."
+            )
         check_inputs(checkpoint, self.inputs, self.title)
-        for name, weight in self.state_dict().items():
-            if (found := checkpoint.get("state_dict", {}).get(name, weight).dtype) != weight.dtype:
-                raise UserError(
-                    f"{self.title}: {name} is {found} in {CHECKPOINT} and {weight.dtype} here, so"
-                    " the training would not go on with the weights it had. It is of another"
-                    " version; delete the checkpoint to start again."
-                )
-        self.lr_scale = min(self.lr_scale, checkpoint.get("lr_scale", 1.0))
-
-
-def changed_settings(before: dict[str, Any], config: Any, prefix: str = "") -> Iterator[str]:
-    """Names of the settings of `config` that are not those of `before`, `OPERATIONAL` ones aside.
-
-    One that `before` does not have is of a later version: it had its default.
-    """
-    for each in fields(config):
-        value, name = getattr(config, each.name), prefix + each.name
-        if is_dataclass(value):
-            yield from changed_settings(before.get(each.name) or {}, value, f"{name}.")
-        elif name not in OPERATIONAL and before.get(each.name, each.default) != value:
-            yield name
 
 
 def train_rows(
@@ -302,23 +248,21 @@ def train_rows(
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
-    console.print(explained(config.precision or AUTO, module.trained_in))
+    console.print(f"precision: {module.trained_in}")
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = None
     if config.evaluate_every and held_out is not None:
         evaluation = RowBatches(
             held_out, config.batch, max(1, len(held_out) // config.batch), config.seed
         )
-        name, _, _ = BEST.partition(".")
-        best = ModelCheckpoint(folder, name, HELD_OUT_LOSS, enable_version_counter=False)
+        best = ModelCheckpoint(
+            folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False
+        )
         callbacks = [*callbacks, best]
+    options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
-        **{
-            "devices": 1 if cpu or module.gpu is None else [module.gpu],
-            "precision": module.trained_in,
-        }
-        | options,
+        precision=module.trained_in,
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,
@@ -335,6 +279,7 @@ def train_rows(
         enable_model_summary=False,
         default_root_dir=folder,
         plugins=[WholeFile()],
+        **options,
     )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder, module.state_dict())
@@ -350,12 +295,9 @@ def train_rows(
             ckpt_path=str(resumed) if resumed else None,
             weights_only=True,
         )
-        at_end = (
-            config.evaluate_every and config.steps % min(config.evaluate_every, config.steps) == 0
-        )
-        if evaluation is not None and (resumed or not at_end):
-            (found,) = trainer.validate(module, evaluation, verbose=False)
-            if best.best_model_score is None or found[HELD_OUT_LOSS] < best.best_model_score:
+        if evaluation is not None:
+            (end,) = trainer.validate(module, evaluation, verbose=False)
+            if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
                 trainer.save_checkpoint(folder / BEST)
 
 
@@ -430,26 +372,3 @@ class RowBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-class AveragedWeights(WeightAveraging):
-    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends:
-    the weights of t steps ago count (1 - decay) decay^t, and what is left is the first step's.
-
-    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had.
-    Lightning's EMAWeightAveraging is the same, but holds a closure, which spawned processes cannot
-    be sent. Buffers are copied: a head's are constants.
-    """
-
-    def __init__(self, decay: float):
-        super().__init__(use_buffers=False, avg_fn=partial(_moved, decay))
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing: Lightning leaves this hook out when a finished run is resumed."""
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._copy_average_to_current(pl_module)
-
-
-def _moved(decay: float, average: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-    return average.lerp(weight, 1 - decay)

@@ -23,7 +23,7 @@ from nde_talf.pipelines.finished import finished, meant
 from nde_talf.pipelines.machine import reach_hub
 from nde_talf.pipelines.sharding import check_devices, check_parts, check_sharding
 
-FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
+FORKING = ("ddp_spawn", "ddp_fork")
 """Strategies whose processes run the training alone, and not this command once more."""
 
 

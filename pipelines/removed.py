@@ -15,6 +15,9 @@ REMOVED: dict[str, str] = {
     "draft.distillation_weight": "it is draft.loss.distillation.",
     "draft.top_m": "it is draft.labels.m.",
     "draft.label_dtype": "it is draft.labels.dtype.",
+    "draft.ema_decay": "training ends with the last weights, or the best with draft.evaluate_every.",
+    "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",
+    "draft.max_bad_steps": "ten bad steps are passed over.",
 }
 """`*` stands for any name."""
 

@@ -93,7 +93,7 @@ def test_a_checkpoint_of_other_settings_is_refused(rows, tmp_path):
 def test_a_loss_that_is_not_a_number_stops_the_run(rows, tmp_path):
     module = LanguageModel(build_llama(TINY, VOCABULARY), TINY)
     torch.nn.init.constant_(module.model.lm_head.weight, float("nan"))
-    with pytest.raises(UserError, match="step 0"):
+    with pytest.raises(UserError, match="after 10 such steps"):
         fit(module, rows, tmp_path)
 
 

@@ -1,8 +1,5 @@
-"""A training passes over a few bad steps, keeps what was good, goes on with a lower rate and ends
-with the best weights.
-"""
+"""A training passes over a few bad steps, keeps what was good and ends with the best weights."""
 
-import json
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +11,7 @@ import torch
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.checkpoint import ResumableCheckpoint
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.draft_training.settings import FeatureLabels, HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import FeatureLabels, HeadConfig, OnlineLabels, TalfLoss
 from nde_talf.draft_training.train_head import HeadBatch, HeadModule, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT, RowBatches
 from tests.draft_training.heads import KillBefore, predictable_rows, same, tiny_target
@@ -27,7 +24,6 @@ TINY = HeadConfig(
     warm_up=2,
     checkpoint_seconds=0,
     precision="32-true",
-    max_bad_steps=2,
 )
 
 
@@ -67,24 +63,18 @@ def test_a_bad_step_moves_nothing_and_the_training_goes_on(
             for a, b in zip(seen.after[step], seen.after[step + 1], strict=True)
         )
         assert moved == (step not in broken)
-    assert "step 3: passed over, 1 of at most 2" in " ".join(capsys.readouterr().out.split())
+    assert "step 3: passed over, 1 of at most 10" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(5)])
     assert same(fit_head(target, rows, config, tmp_path / "killed"), head)
 
 
-def test_too_many_bad_steps_stop_it_and_a_resume_passes_over_them(
-    target, rows, tmp_path, broken, capsys
-):
-    broken |= {3, 4, 5, 6}
-    with pytest.raises(UserError, match=r"step 5, after 2 such steps.*draft\.lr_scale=0\.3"):
-        fit_head(target, rows, TINY, tmp_path)
+def test_too_many_bad_steps_stop_it(target, rows, tmp_path, broken):
+    broken |= set(range(3, 30))
+    with pytest.raises(UserError, match=r"step 13.*, after 10 such steps"):
+        fit_head(target, rows, replace(TINY, steps=20), tmp_path)
     saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     assert saved["global_step"] == 3  # the last good one: none is written after a bad step
-    assert json.loads((tmp_path / "bad_steps.json").read_text()) == [3, 4, 5]
-    capsys.readouterr()
-    fit_head(target, rows, TINY, tmp_path)
-    assert "step 6: passed over, 1 of at most 2" in " ".join(capsys.readouterr().out.split())
 
 
 def test_weights_that_are_not_finite_are_not_written(target, rows, tmp_path, monkeypatch):
@@ -95,59 +85,24 @@ def test_weights_that_are_not_finite_are_not_written(target, rows, tmp_path, mon
                     pl_module.head.fc.weight[0, 0] = float("inf")
 
     with pytest.raises(UserError, match=r"diverged|not finite"):
-        fit_head(target, rows, replace(TINY, max_bad_steps=0), tmp_path, callbacks=[Spoil()])
+        fit_head(target, rows, replace(TINY, steps=20), tmp_path, callbacks=[Spoil()])
     saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     assert saved["global_step"] == 4 and all(
         weight.isfinite().all() for weight in saved["state_dict"].values()
     )
 
 
-def test_a_resumed_training_takes_a_lower_rate_and_no_other_setting(target, rows, tmp_path):
-    seen = {}
-
-    class Rates(pl.Callback):
-        def on_train_batch_end(self, trainer, *_):
-            seen[trainer.global_step - 1] = trainer.optimizers[0].param_groups[0]["lr"]
-
-    config = replace(TINY, optimizer="adamw")
-    with pytest.raises(ProcessLookupError):
-        fit_head(target, rows, config, tmp_path, callbacks=[Rates(), KillBefore(3)])
-    with pytest.raises(UserError, match=r"other settings than those of now \(warm_up, loss\.k\)"):
-        fit_head(target, rows, replace(config, warm_up=3, loss=TalfLoss(k=3, depth=2)), tmp_path)
-    with pytest.raises(ProcessLookupError):
-        fit_head(
-            target,
-            rows,
-            replace(config, lr_scale=0.25),
-            tmp_path,
-            callbacks=[Rates(), KillBefore(5)],
-        )
-    fit_head(target, rows, config, tmp_path, callbacks=[Rates()])
-    module = HeadModule.learning_rate_fraction
-    full = [config.lr_adam * module(type("", (), {"config": config}), step) for step in range(8)]
-    assert [seen[step] / full[step] for step in range(8)] == pytest.approx(
-        [1, 1, 1, 0.25, 0.25, 0.25, 0.25, 0.25]
-    )
-    with pytest.raises(UserError, match="lr_scale"):
-        replace(config, lr_scale=1.5)
-
-
-def test_a_checkpoint_of_weights_of_another_type_is_refused(target, rows, tmp_path):
+def test_an_unfinished_training_takes_no_other_settings(target, rows, tmp_path):
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, TINY, tmp_path, callbacks=[KillBefore(3)])
-    saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
-    saved["state_dict"] = {name: weight.bfloat16() for name, weight in saved["state_dict"].items()}
-    torch.save(saved, tmp_path / CHECKPOINT)
-    with pytest.raises(UserError, match=r"head\.fc\.weight is torch\.bfloat16"):
-        fit_head(target, rows, TINY, tmp_path)
+    with pytest.raises(UserError, match=r"other settings than those of now \(warm_up, loss\)"):
+        fit_head(target, rows, replace(TINY, warm_up=3, loss=TalfLoss(k=3, depth=2)), tmp_path)
 
 
-@pytest.mark.parametrize("average,labels", [(0.0, "online"), (0.5, "features")])
-def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, average, labels):
+@pytest.mark.parametrize("labels", [OnlineLabels(), FeatureLabels()])
+def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, labels):
     """At a rate at which it gets worse again."""
-    config = replace(
-        TINY, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, ema_decay=average, labels={"name": labels}
-    )
+    config = replace(TINY, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, labels=labels)
     held_out, losses = TokenRows.plain(predictable_rows(target, 12, 30)[24:]), {}
 
     class Losses(pl.Callback):
