@@ -312,6 +312,7 @@ class HeadConfig(TrainingConfig):
                 " its own."
             )
 
+
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
     """The dataclass of `options` that `given` describes: one of them already, or keys and values
     with a name among them.

@@ -92,6 +92,7 @@ class RowModule(pl.LightningModule):
     """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
     resumed from.
     """
+
     def __init__(self, config: TrainingConfig):
         super().__init__()
         self.automatic_optimization = False
@@ -255,9 +256,7 @@ def train_rows(
         evaluation = RowBatches(
             held_out, config.batch, max(1, len(held_out) // config.batch), config.seed
         )
-        best = ModelCheckpoint(
-            folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False
-        )
+        best = ModelCheckpoint(folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False)
         callbacks = [*callbacks, best]
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     trainer = pl.Trainer(
