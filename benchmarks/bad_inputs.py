@@ -268,7 +268,6 @@ NAMES = [
     ("evaluation.threads", "run", "evaluation.threads=-2"),
     ("tracking.mode", "run", "tracking.mode=sometimes"),
     ("traces.shard_prompts", "run", "traces.shard_prompts=0"),
-    ("head_run", "run", "evaluation.head_run=../x"),
     ("evaluation.ngram", "run", "evaluation.ngram.max_size=0"),
 ]
 

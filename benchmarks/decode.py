@@ -43,18 +43,24 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.evaluation.assisted import GRID, is_outside
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
-from nde_talf.evaluation.methods import (
-    NGRAM,
-    TIMED_ACTIONS,
+from nde_talf.evaluation.loops import (
+    DEFAULT,
+    LOOKUPS,
+    PLAIN,
     TITLES,
-    Bench,
-    Plan,
+    Lookup,
+    Schedule,
     Speculative,
     action_title,
-    fastest,
+    assisted_title,
+    is_outside,
+    lookup_title,
+    transformers_assisted,
+    transformers_lookup,
+    transformers_loop,
 )
+from nde_talf.evaluation.methods import NGRAM, UNLABELLED_TREES, fastest
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
 from nde_talf.selector.latency import StepCosts
@@ -83,6 +89,11 @@ MIXED = [
     NgramConfig(min_size=size, min_rate=rate, threshold=threshold, nodes=12, depth=12)
     for size, rate, threshold in product((1, 2, 3, 4), (0.0, 0.6, 0.8), (0.1, 0.3))
 ]
+GRID = (
+    DEFAULT,
+    *map(Schedule._make, product((2, 3, 4, 6, 8, 12), ("constant", "heuristic"), (0.0, 0.4))),
+)
+"""Schedules of transformers' assisted generation that are tried."""
 Tree = tuple[str, Action]  # a rule, and a tree for it
 Tried = TypeVar("Tried", bound=Hashable)
 
@@ -189,17 +200,32 @@ def _sizes(config: NgramConfig) -> str:
 
 
 def theirs(
-    bench: Bench, setting: SamplingSetting, prompts: list[list[int]], schedules: Sequence
+    target: CausalModel,
+    draft: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    prompts: list[list[int]],
+    schedules: Sequence,
 ) -> dict[str, Generate]:
     """Transformers' loops: plain, assisted at its default and at its best, prompt lookup at its
     best.
     """
-    plan = Plan()
-    bench.add_plain(plan, setting)
-    bench.add_assisted(plan, None, setting)
-    bench.add_assisted(plan, bench.assisted_schedule(setting, prompts, schedules), setting)
-    bench.add_lookup(plan, bench.lookup(setting, prompts), setting)
-    return plan.methods
+
+    def assisted(schedule: Schedule | None, tokens: int) -> Generate:
+        title = assisted_title(schedule)
+        return transformers_assisted(title, target, draft, setting, tokens, schedule)
+
+    def lookup(sizes: Lookup, tokens: int) -> Generate:
+        return transformers_lookup(lookup_title(sizes), target, setting, tokens, sizes)
+
+    schedule = fastest(schedules, assisted, new_tokens, prompts)
+    sizes = fastest(LOOKUPS, lookup, new_tokens, prompts)
+    return {
+        PLAIN: transformers_loop(PLAIN, target, setting, new_tokens),
+        assisted_title(DEFAULT): assisted(DEFAULT, new_tokens),
+        assisted_title(schedule): assisted(schedule, new_tokens),
+        lookup_title(sizes): lookup(sizes, new_tokens),
+    }
 
 
 def methods(
@@ -212,9 +238,7 @@ def methods(
 ) -> dict[str, Generate]:
     """All methods of one temperature. fixed: for all of ours once more."""
     setting = ours.setting
-    made = theirs(
-        Bench(ours.target, ours.draft, None, None, new_tokens), setting, prompts, schedules
-    )
+    made = theirs(ours.target, ours.draft, setting, new_tokens, prompts, schedules)
     found = chosen(ours, trees, new_tokens, prompts)
     if fixed:  # before the clock, which no graph can hold, is around the models
         shaped = Ours(ours.target, ours.draft, ours.head, ours.exports, setting, fixed)
@@ -297,7 +321,7 @@ def main() -> None:
     )
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
-    trees = [",".join(map(str, tree)) for tree in TIMED_ACTIONS]
+    trees = [",".join(map(str, tree)) for tree in UNLABELLED_TREES]
     parser.add_argument("--trees", nargs="+", default=trees, help="K,L1,L2 of those tried")
     parser.add_argument(
         "--schedules",

@@ -8,7 +8,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.evaluation.benchmark import Generate
-from nde_talf.evaluation.speculative import add_matches, record_of
+from nde_talf.evaluation.loops import add_matches, record_of
 
 
 class ForwardClock:

@@ -65,7 +65,7 @@ from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, chains, target_beam, target_features
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
-from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
 

@@ -60,7 +60,7 @@ from nde_talf.draft_training.train_head import (
 )
 from nde_talf.draft_training.trainer import eager_attention
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark, together
-from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.papers.ranks import after_ranks, calibration_error
 
 WARM, CEILING = "warm start", "the target itself"

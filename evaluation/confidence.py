@@ -30,7 +30,7 @@ from nde_talf.decoding.policies.stopping import DRAWN, LARGEST
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.evaluation.tuned import THRESHOLDS
+from nde_talf.evaluation.methods import THRESHOLDS
 from nde_talf.selector.latency import LatencyTable, StepCosts
 
 LONGEST, SAMPLES, TOGETHER = 16, 4, 8

@@ -1,23 +1,25 @@
-"""The methods that the benchmark compares, what they are called, and the best static action of
-each.
+"""The methods that the benchmark compares, and one way to tune them all.
 
-Static actions come from the labels (best tokens per second on the traces' training roots, priced by
-the latency table), so every rule is compared with its own best tree. A method that equals one
-already there, under another name (the same rule, tree and drafter), is listed and not decoded a
-second time. Two rules are the same on a single path where they take the same decisions from the
-same random numbers, so that with one seed they write the same text: Naive, NaiveTree and SpecInfer
-at K = 1 all accept with min(1, p / q) and otherwise draw from the residual; block verification is
-Traversal on a path, and so is GBV where there is one branch. Rules that have the same law there but
-do other work, such as SpecTr and Khisti at K = 1, are compared.
+A method is a name, a policy, a rule and a grid: `Method("Traversal, mean acceptance", {title:
+candidate, ...})`. `tune` takes the fastest candidate of the grid, timed on prompts that are not
+evaluated. To add a method, write a function that yields it and enter it in GROUPS.
+
+A method that equals one already there under another name (the same rule, tree and drafter) is
+listed and not decoded a second time. Two rules are the same on a single path where they take the
+same decisions from the same random numbers, so that with one seed they write the same text: Naive,
+NaiveTree and SpecInfer at K = 1 all accept with min(1, p / q) and otherwise draw from the residual;
+block verification is Traversal on a path, and so is GBV where there is one branch. Rules that have
+the same law there but do other work, such as SpecTr and Khisti at K = 1, are compared.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-import torch
-
-from nde_talf.decoding.actions import TREES, Action, canonical, tree_index
+from nde_talf.decoding.actions import TREES, Action, canonical
+from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
@@ -25,36 +27,40 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.verifier import Verifier
-from nde_talf.evaluation.assisted import (
+from nde_talf.evaluation.benchmark import Generate
+from nde_talf.evaluation.loops import (
     ASSISTED,
+    DEFAULT,
     LOOKUP,
     LOOKUPS,
     PLAIN,
     SCHEDULES,
-    Lookup,
+    TITLES,
     Schedule,
+    Speculative,
+    action_title,
     assisted_title,
     lookup_title,
     transformers_assisted,
     transformers_lookup,
     transformers_loop,
 )
-from nde_talf.evaluation.benchmark import Generate
-from nde_talf.evaluation.predictions import STATIC, Predictions
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.speculative import TITLES, Speculative, action_title
-from nde_talf.evaluation.trials import fastest
-from nde_talf.selector.baselines import ENTROPY, EntropyRule, best_by_domain
-from nde_talf.selector.evaluate import probabilities
+from nde_talf.evaluation.static_trees import STATIC, StaticTrees
+from nde_talf.selector.baselines import EntropyRule, best_by_domain
 from nde_talf.selector.latency import LatencyTable, StepCosts
-from nde_talf.selector.objective import mean_step, taken
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots, Roots
 from nde_talf.selector.selector import Selector, action_at
@@ -63,10 +69,20 @@ LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 BEST_STATIC = "best static"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
+UNLABELLED_TREES = tuple(
+    Action(*tree)
+    for tree in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
+)
+"""The grid of static trees for a drafter or a setting without labels."""
+RERANKED = 3  # the best static trees by the labels that are timed, where everything is tuned
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+WARM_UP = 8  # tokens decoded before a candidate is timed
+
+Tried = TypeVar("Tried", bound=Hashable)
 
 
 class Configuration(NamedTuple):
-    """What a static method is, under a sampling setting. rule, tree: in normal form, see
+    """A static method under a sampling setting, its rule and tree in normal form: see
     `configuration`.
     """
 
@@ -76,17 +92,266 @@ class Configuration(NamedTuple):
 
 
 def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
-    """Equal for equal methods."""
+    """Equal for methods that write the same text from the same seed."""
     tree, rule = canonical(tree), SAME_RULE.get(rule, rule)
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 
-# Tried on a few prompts to give a draft head, which has no labels of its own, its static action; so
-# too at a setting without labels.
-TIMED_ACTIONS = tuple(
-    Action(*a)
-    for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
-)
+class Candidate(NamedTuple):
+    """One way to decode.
+
+    Attributes:
+        make: its generator, from a title and a number of new tokens.
+        alike: equal for candidates that write the same text; None for one like no other.
+    """
+
+    make: Callable[[str, int], Generate]
+    alike: Configuration | None = None
+
+
+class Method(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        role: its name under every setting, where a candidate's title holds what was tuned:
+            "Traversal, best static" is "Traversal (1, 0, 4)" under one setting and "Traversal (2,
+            0, 3)" under another.
+        grid: candidates by title; the fastest is decoded.
+        learned: whether something learned in the run drafts or chooses.
+    """
+
+    role: str
+    grid: dict[str, Candidate]
+    learned: bool = False
+
+
+def fastest(
+    tried: Sequence[Tried],
+    make: Callable[[Tried, int], Generate],
+    new_tokens: int,
+    prompts: list[list[int]],
+) -> Tried:
+    """The one of `tried` with the most tokens per second. make: its method that writes so many
+    tokens.
+
+    Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt
+    where they are fewer. After a warm-up all are tried on the prompts of the first round; after
+    each round the faster half goes on to the next, and after the last the fastest is taken.
+    Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others each.
+    """
+    if len(tried) == 1:
+        return tried[0]
+    for one in tried:
+        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
+    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
+    tokens, seconds = dict.fromkeys(tried, 0.0), dict.fromkeys(tried, 0.0)
+    rounds = min(len(prompts), max(1, (len(tried) - 1).bit_length()))
+    for number in range(rounds):
+        for index in range(number, len(prompts), rounds):
+            for one in left:
+                record = methods[one](prompts[index], index + 1, "")
+                tokens[one] += record.tokens
+                seconds[one] += record.seconds
+        left.sort(key=lambda one: seconds[one] / tokens[one] if tokens[one] else float("inf"))
+        left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
+    return left[0]
+
+
+@dataclass
+class Tuner:
+    """Takes the fastest candidate of a grid, once: a resumed evaluation reads it from `file`.
+
+    Attributes:
+        file: titles by role.
+        new_tokens: of every trial.
+        prompts: tokens of the calibration prompts.
+    """
+
+    file: Path
+    new_tokens: int
+    prompts: list[list[int]]
+
+    def __call__(
+        self, role: str, grid: dict[str, Candidate], prompts: list[list[int]] | None = None
+    ) -> str:
+        """The title of the fastest. prompts: others than all of the tuner's."""
+        prompts = self.prompts if prompts is None else prompts
+        if len(grid) == 1 or not prompts:
+            return next(iter(grid))
+        chosen = read_json(self.file, dict[str, str]) if self.file.exists() else {}
+        if chosen.get(role) not in grid:
+            chosen[role] = fastest(
+                list(grid), lambda title, n: grid[title].make(title, n), self.new_tokens, prompts
+            )
+            write_json(self.file, chosen)
+        return chosen[role]
+
+
+@dataclass
+class Bench:
+    """The parts of the methods of one sampling setting.
+
+    Attributes:
+        target: the large model.
+        draft: the small model, or the draft head in its place; None where there is neither.
+        setting: what the target samples under.
+        tune: chooses among the candidates of a method.
+        roots: training roots with the labels of all rules; None without a draft.
+        table: prices their trees.
+        draft_setting: what drafts are warped with, see `SpeculativeDecoder`; methods that labels
+            choose need the one that the labels were made with.
+        policy_setting: the same for `policies`.
+        fixed: shapes of all passes; None: as they come.
+        tuned: whether baselines with a parameter are tuned.
+        rules: verification rules of the selectors, the main one first.
+        selectors: by rule, or "across".
+        policies: tree policies by title, each with its rule.
+        ngram: settings of drafting from the text.
+        head: the draft head, beside a draft model or alone.
+        kinds: domain of each calibration prompt.
+    """
+
+    target: CausalModel
+    draft: CausalModel | None
+    setting: SamplingSetting
+    tune: Tuner
+    roots: Roots | None = None
+    table: LatencyTable | None = None
+    draft_setting: SamplingSetting | str = AUTO
+    policy_setting: SamplingSetting | str = AUTO
+    fixed: StaticShapes | None = None
+    tuned: bool = False
+    rules: Sequence[str] = ("traversal",)
+    selectors: dict[str, Selector] = field(default_factory=dict)
+    policies: dict[str, tuple[TreePolicy, str]] = field(default_factory=dict)
+    ngram: NgramConfig = field(default_factory=NgramConfig)
+    head: Drafter | None = None
+    kinds: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.labels = StaticTrees.of(self.roots, self.table, self.setting)
+
+    @property
+    def main(self) -> str:
+        """The rule of methods that need one."""
+        return self.rules[0]
+
+    @property
+    def greedy(self) -> bool:
+        """True at temperature 0, where all rules accept the same tokens of the same draws."""
+        return self.setting.temperature == 0
+
+    @property
+    def few_rules(self) -> Sequence[str]:
+        """The rules that are compared: at temperature 0 the main one stands for all."""
+        return self.rules[:1] if self.greedy else self.rules
+
+    @property
+    def assists(self) -> bool:
+        """Whether transformers takes the pair: it wants output layers of one size."""
+        return (
+            isinstance(self.draft, CausalModel)
+            and self.target.config.vocab_size == self.draft.config.vocab_size
+        )
+
+    def ours(
+        self,
+        policy: TreePolicy,
+        rule: Verifier | str,
+        drafter: Drafter | None = None,
+        alike: Configuration | None = None,
+        draft_setting: SamplingSetting | str | None = None,
+    ) -> Candidate:
+        """A decoder of policy and rule. drafter: None for the pair's draft."""
+        verifier = VERIFIERS[rule] if isinstance(rule, str) else rule
+        warped = self.draft_setting if draft_setting is None else draft_setting
+
+        def make(title: str, new_tokens: int) -> Generate:
+            drafts = drafter
+            if drafts is None and policy.trees != "none":
+                drafts = drafter_of(self.draft, self.fixed)
+            decoder = SpeculativeDecoder(self.target, drafts, policy, verifier, warped, self.fixed)
+            return Speculative(title, decoder, self.setting, new_tokens)
+
+        return Candidate(make, alike)
+
+    def static(self, rule: str, tree: Action, drafter: Drafter | None = None) -> Candidate:
+        """One tree at every step."""
+        alike = configuration(rule, tree, HEAD if drafter else LM_DRAFT)
+        return self.ours(Delayed(tree), rule, drafter, alike)
+
+    def best_trees(self, rule: str) -> Sequence[Action]:
+        """The grid of static trees of a rule."""
+        if self.labels is None:
+            return UNLABELLED_TREES
+        return self.labels.ranked(rule, RERANKED if self.tuned else 1)
+
+    def best_tree(self, rule: str) -> Action:
+        """The static tree of a rule."""
+        method = best_static(self, rule)
+        titles = list(method.grid)
+        return self.best_trees(rule)[titles.index(self.tune(method.role, method.grid))]
+
+
+def best_static(bench: Bench, rule: str) -> Method:
+    """A rule under its best static tree, with the draft model."""
+    grid = {
+        f"{TITLES[rule]} {tuple(tree)}": bench.static(rule, tree) for tree in bench.best_trees(rule)
+    }
+    return Method(f"{TITLES[rule]}, {BEST_STATIC}", grid)
+
+
+@dataclass
+class Plan:
+    """The methods of one sampling setting that are decoded, and what is known of them.
+
+    Attributes:
+        methods: by name, in the order of the table.
+        same: methods that are not decoded, and what each is the same as.
+        learned: names of those with something learned here.
+        exports: for selectors that exported a static tree, its method by the selector's title.
+        static: the best static action, as the selector names it, by the title of a selector that
+            chooses.
+        roles: the method of each role.
+    """
+
+    methods: dict[str, Generate] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    learned: set[str] = field(default_factory=set)
+    exports: dict[str, str] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
+    _named: dict[Configuration, str] = field(default_factory=dict)
+
+    def add(self, method: Method, tune: Tuner) -> None:
+        """Tune a method, and add it unless there is one of the same configuration."""
+        title = tune(method.role, method.grid)
+        make, alike = method.grid[title]
+        self.roles.setdefault(method.role, title)
+        if method.learned:
+            self.learned.add(title)
+        if title in self.methods:
+            return
+        if alike in self._named:
+            self.same[title] = self._named[alike]
+            return
+        self.methods[title] = make(title, tune.new_tokens)
+        if alike:
+            self._named[alike] = title
+
+
+def plan_methods(bench: Bench, groups: set[str]) -> Plan:
+    """Plain decoding, the same again as the A/A control, and the methods of the groups."""
+    plan = Plan()
+    for name in (BASELINE, CONTROL):
+        plan.add(Method(name, {name: bench.ours(Autoregressive(), "nss")}), bench.tune)
+    for group, methods in GROUPS.items():
+        if group in groups:
+            for method in methods(bench):
+                plan.add(method, bench.tune)
+    for name, selector in bench.selectors.items() if "selector" in groups and bench.labels else ():
+        note_selector(plan, bench, name, selector)
+    return plan
 
 
 def selector_title(name: str) -> str:
@@ -94,409 +359,301 @@ def selector_title(name: str) -> str:
     return f"{TITLES[name]} + selector (NDE)"
 
 
+def exported(bench: Bench, selector: Selector) -> tuple[str, Action] | None:
+    """The rule and static tree that a selector exported for the setting in place of choosing."""
+    verifiers = selector.schema.verifiers
+    costs = StepCosts(bench.table, verifiers, 0, selector.schema.pricing)
+    action = selector.static_action(bench.setting.temperature, bench.setting.top_p, costs)
+    return None if action is None else action_at(action, verifiers)
+
+
 def export_title(name: str, rule: str, tree: Action) -> str:
-    """The method of the selector `name` where it exported one static tree in place of choosing."""
-    of = f"{TITLES[rule]} " if rule != name else ""
-    return f"{TITLES[name]} + selector: static {of}{tuple(tree)}"
+    """The method of the selector `name` where it exported one static tree."""
+    prefix = f"{TITLES[rule]} " if rule != name else ""
+    return f"{TITLES[name]} + selector: static {prefix}{tuple(tree)}"
 
 
-@dataclass
-class Plan:
-    """The methods of one sampling setting, and what is known of them before they run.
-
-    Attributes:
-        methods: by name, in the order of the table.
-        same: methods that are not decoded, and what each is the same as.
-        learned: names of those with something learned here.
-        exports: for selectors that exported a static tree, its method by the selector's title.
-        predicted: tokens and seconds a step by the labels and the latency table.
-        static: the best static action, as the selector names its own, by the title of a selector
-            that chooses.
-        roles: the method of each role. A role has one name under every setting, where a method's
-            name holds what was tuned: "Traversal, best static" is "Traversal (1, 0, 4)" under one
-            and "Traversal (2, 0, 3)" under another.
-    """
-
-    methods: dict[str, Generate] = field(default_factory=dict)
-    same: dict[str, str] = field(default_factory=dict)
-    learned: set[str] = field(default_factory=set)
-    exports: dict[str, str] = field(default_factory=dict)
-    predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
-    static: dict[str, str] = field(default_factory=dict)
-    roles: dict[str, str] = field(default_factory=dict)
-    _named: dict[Configuration, str] = field(default_factory=dict)
-
-    def add(
-        self,
-        name: str,
-        make: Callable[[], Generate],
-        of: Configuration | None = None,
-        role: str | None = None,
-    ) -> None:
-        """Add a method, made unless there is one of the same configuration.
-
-        Args:
-            of: None for a method that changes from step to step.
-            role: see `roles`; None: its name.
-        """
-        self.roles.setdefault(role or name, name)
-        if name in self.methods:
-            return
-        if of in self._named:
-            self.same[name] = self._named[of]
-            return
-        self.methods[name] = make()
-        if of:
-            self._named[of] = name
+def note_selector(plan: Plan, bench: Bench, name: str, selector: Selector) -> None:
+    """Enter what a selector exported, or else the static action that it has to beat."""
+    title = selector_title(name)
+    if export := exported(bench, selector):
+        plan.exports[title] = export_title(name, *export)
+        return
+    verifiers = selector.schema.verifiers
+    best = PricedRoots.of(bench.roots, verifiers, [bench.table]).static()
+    plan.static[title] = action_title(int(best[0, bench.labels.index]), verifiers)
 
 
-@dataclass
-class Bench:
-    """What methods are made of.
+def assisted(bench: Bench) -> Iterator[Method]:
+    """Transformers' assisted generation, with the fastest schedule."""
+    if bench.assists:
+        yield Method(ASSISTED, _schedules(bench, SCHEDULES))
 
-    Attributes:
-        target: the large model.
-        draft: the small model; None where there is none, and with it neither labels nor prices.
-        roots: training roots with the labels of all rules.
-        table: prices their trees.
-        new_tokens: of every generation.
-        draft_setting: what drafts are warped with, see `SpeculativeDecoder`; of methods that labels
-            choose it has to be what the labels were made with.
-        fixed: shapes of all passes; None: as they come.
-    """
 
-    target: CausalModel
-    draft: CausalModel | None
-    roots: Roots | None
-    table: LatencyTable | None
-    new_tokens: int
-    draft_setting: SamplingSetting | str = AUTO
-    fixed: StaticShapes | None = None
-
-    def __post_init__(self) -> None:
-        self.predictions = Predictions(self.roots, self.table)
-        self.neural: dict[
-            str, NeuralPolicy
-        ] = {}  # of the selectors that choose under the setting that was planned last
-        self.online_weights: dict[
-            SamplingSetting, list[float]
-        ] = {}  # that an online estimate of acceptance begins with
-
-    def method(
-        self,
-        name: str,
-        policy: TreePolicy,
-        verifier: Verifier,
-        setting: SamplingSetting,
-        drafter: Drafter | None = None,
-        new_tokens: int | None = None,
-    ) -> Generate:
-        """A decoder of policy and verifier; drafter defaults to the LM draft, new_tokens to the
-        bench's.
-        """
-        if drafter is None and policy.trees != "none":
-            drafter = drafter_of(self.draft, self.fixed)
-        decoder = SpeculativeDecoder(
-            self.target, drafter, policy, verifier, self.draft_setting, self.fixed
-        )
-        return Speculative(name, decoder, setting, new_tokens or self.new_tokens)
-
-    def plan(self, setting: SamplingSetting) -> Plan:
-        """What every table begins with: plain decoding, and the same again as the A/A control."""
-        plan = Plan()
-        self.neural = {}
-        for name in (BASELINE, CONTROL):
-            plan.add(
-                name,
-                lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting),
+def outside(bench: Bench) -> Iterator[Method]:
+    """Transformers' plain decoding, prompt lookup, and assisted generation as it comes."""
+    target, setting = bench.target, bench.setting
+    plain = Candidate(lambda title, n: transformers_loop(title, target, setting, n))
+    yield Method(PLAIN, {PLAIN: plain})
+    yield Method(
+        LOOKUP,
+        {
+            lookup_title(sizes): Candidate(
+                lambda title, n, sizes=sizes: transformers_lookup(title, target, setting, n, sizes)
             )
-            if predicted := self.predictions.plain():
-                plan.predicted[name] = predicted
-        return plan
+            for sizes in LOOKUPS
+        },
+    )
+    if bench.assists and not bench.tuned:
+        yield Method(assisted_title(DEFAULT), _schedules(bench, (DEFAULT,)))
 
-    def add_rules(self, plan: Plan, setting: SamplingSetting) -> None:
-        """Every rule with labels under its best static tree, named with its (K, L1, L2)."""
-        self.add_statics(
-            plan,
-            [name for name, (labels, _) in STATIC.items() if labels in self.roots.samples],
-            setting,
+
+def _schedules(bench: Bench, schedules: Sequence[Schedule | None]) -> dict[str, Candidate]:
+    target, draft, setting = bench.target, bench.draft, bench.setting
+    return {
+        assisted_title(schedule): Candidate(
+            lambda title, n, schedule=schedule: transformers_assisted(
+                title, target, draft, setting, n, schedule
+            )
         )
+        for schedule in schedules
+    }
 
-    def add_statics(self, plan: Plan, verifiers: Sequence[str], setting: SamplingSetting) -> None:
-        """Some rules under their best static trees."""
-        for name in verifiers:
-            action = self.predictions.static(name, setting)
-            title = f"{TITLES[name]} {tuple(action)}"
-            self._add_static(plan, title, name, action, setting, f"{TITLES[name]}, {BEST_STATIC}")
 
-    def add_selector(
-        self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting
-    ) -> None:
-        """A trained selector; where it exported a static tree for `setting`, that tree under a name
-        that says so.
-        """
-        verifiers, title = selector.schema.verifiers, selector_title(name)
-        costs = StepCosts(self.table, verifiers, 0, selector.schema.pricing)
-        exported = selector.static_action(setting.temperature, setting.top_p, costs)
-        if exported is not None:
-            rule, tree = action_at(exported, verifiers)
-            plan.exports[title] = export_title(name, rule, tree)
-            self._add_static(plan, plan.exports[title], rule, tree, setting, title)
-            return
-        policy = self.neural[name] = NeuralPolicy(selector, self.table)
-        plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
-        plan.learned.add(title)
-        roots = PricedRoots.of(self.roots, verifiers, [self.table])
-        plan.static[title] = action_title(
-            int(roots.static()[0, self.predictions.index(setting)]), verifiers
-        )
-        seen = PricedRoots.of(self.roots, verifiers, [self.table], selector.schema.pricing)
-        own = self.predictions.under(setting)
-        action = probabilities(selector, seen.where(own), 0).argmax(-1)
-        plan.predicted[title] = mean_step(
-            taken(roots.efficiency[own], action), taken(roots.priced(0, own)[1], action)
-        )
-
-    def add_baselines(
-        self,
-        plan: Plan,
-        main: str,
-        setting: SamplingSetting,
-        by_domain: dict[str, Action] | None = None,
-    ) -> None:
-        """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the
-        draft's entropy, by the domain.
-
-        One that always chooses the same tree is that static method. by_domain: the trees of the
-        domains; None: the best ones by the labels. With it, L1 by the last acceptance length is
-        left to `nde_talf.evaluation.tuned`.
-        """
-        labels, index = self.predictions.priced(main), self.predictions.index(setting)
-        static, title, rule = self.predictions.static(main, setting), TITLES[main], VERIFIERS[main]
-        branches = max(1, static.l2)
-        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(labels, 0, index)
-        tuned = by_domain is not None
-        by_domain = by_domain or {
-            kind: TREES[i] for kind, i in best_by_domain(labels, 0, index).items()
-        }
-
-        def of_domain(name: str) -> Generate:
-            own = {
-                tree: self.method(name, Delayed(tree), rule, setting)
-                for tree in {static, *by_domain.values()}
-            }
-            return lambda prompt, seed, kind: own[by_domain.get(kind, static)](prompt, seed, kind)
-
-        for name, trees, make in (
-            (
-                f"{title} ({static.k}, τ−1, {branches})",
-                [],
-                lambda name: self.method(name, follow, rule, setting),
-            ),
-            (
-                f"{title}, by entropy",
-                entropy.chosen_trees,
-                lambda name: self.method(name, entropy, rule, setting),
-            ),
-            (f"{title}, by domain", [static, *by_domain.values()], of_domain),
-        ):
-            if tuned and name.startswith(f"{title} ("):
-                continue
-            alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
-            plan.add(name, lambda name=name, make=make: make(name), alike)
-        by_entropy = entropy.choose(labels.roots.scalars[:, ENTROPY])
-        trees = torch.tensor([tree_index(by_domain.get(kind, static)) for kind in self.roots.kind])
-        plan.predicted[f"{title}, by entropy"] = self.predictions.step(main, by_entropy, setting)
-        plan.predicted[f"{title}, by domain"] = self.predictions.step(main, trees, setting)
-
-    def add_policy(
-        self,
-        plan: Plan,
-        title: str,
-        policy: TreePolicy,
-        rule: str,
-        setting: SamplingSetting,
-        draft: SamplingSetting | str = AUTO,
-    ) -> None:
-        """A policy that needs no labels, with a rule that is lossless on its trees. draft: see
-        `SpeculativeDecoder`.
-        """
-        parts = (
-            self.target,
-            drafter_of(self.draft, self.fixed),
-            policy,
-            VERIFIERS[rule],
-            draft,
-            self.fixed,
-        )
-        plan.add(
-            title, lambda: Speculative(title, SpeculativeDecoder(*parts), setting, self.new_tokens)
-        )
-
-    def add_head(
-        self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting
-    ) -> None:
-        """The TALF head under its static action."""
-        title, alike = (
-            f"{TITLES[main]}, TALF head {tuple(action)}",
-            configuration(main, action, HEAD),
-        )
-        role = f"{TITLES[main]}, TALF head, {BEST_STATIC}"
-        plan.add(
-            title,
-            lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head),
-            alike,
-            role,
-        )
-        plan.learned.add(title)
-
-    def add_head_selector(
-        self, plan: Plan, head: Drafter, selector: Selector, main: str, setting: SamplingSetting
-    ) -> None:
-        """The TALF head under a selector that was trained for it; where that exported a static
-        tree, that tree.
-        """
-        costs = StepCosts(selector.table, selector.schema.verifiers, 0, selector.schema.pricing)
-        exported, title = (
-            selector.static_action(setting.temperature, setting.top_p, costs),
-            f"{TITLES[main]}, TALF head",
-        )
-        if exported is None:
-            policy, name, alike = NeuralPolicy(selector), f"{title} + selector (NDE)", None
+def selectors(bench: Bench) -> Iterator[Method]:
+    """The best static trees of the selectors' rules, and the selectors; without labels the main
+    rule's tree alone.
+    """
+    for rule in bench.few_rules if bench.labels else bench.rules[:1]:
+        yield best_static(bench, rule)
+    for name, selector in bench.selectors.items() if bench.labels else ():
+        role = selector_title(name)
+        if export := exported(bench, selector):
+            yield Method(role, {export_title(name, *export): bench.static(*export)})
         else:
-            tree = action_at(exported, selector.schema.verifiers)[1]
-            policy, name = Delayed(tree), f"{title} + selector: static {tuple(tree)}"
-            alike = configuration(main, tree, HEAD)
-            plan.exports[f"{title} + selector (NDE)"] = name
-        plan.add(
-            name,
-            lambda: self.method(name, policy, VERIFIERS[main], setting, head),
-            alike,
-            f"{title} + selector (NDE)",
+            policy = NeuralPolicy(selector, bench.table)
+            yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
+
+
+def traced_rules(bench: Bench) -> Iterator[Method]:
+    """Every rule with labels under its best static tree."""
+    for rule, (labels, _) in STATIC.items() if bench.labels else ():
+        if labels in bench.roots.samples:
+            yield best_static(bench, rule)
+
+
+def baselines(bench: Bench) -> Iterator[Method]:
+    """Cheap rules that choose trees: L1 by the last acceptance length, by entropy, by domain.
+
+    One that always chooses the same tree is that static method.
+    """
+    if bench.labels is None:
+        return
+    main, title = bench.main, TITLES[bench.main]
+    static, priced = bench.best_tree(main), bench.labels.priced(main)
+    if not bench.tuned:
+        grid = dict([_last_acceptance(bench, static.k, max(1, static.l2))])
+        yield Method(next(iter(grid)), grid)
+    entropy = EntropyRule.fit(priced, 0, bench.labels.index)
+    name = f"{title}, by entropy"
+    yield Method(
+        name, {name: bench.ours(entropy, main, None, _one_tree(main, entropy.chosen_trees))}
+    )
+    trees = (
+        _domain_trees(bench)
+        if bench.tuned
+        else {kind: TREES[i] for kind, i in best_by_domain(priced, 0, bench.labels.index).items()}
+    )
+    name = f"{title}, by domain"
+    alike = _one_tree(main, [static, *trees.values()])
+    yield Method(name, {name: Candidate(_by_domain(bench, static, trees), alike)})
+
+
+def _last_acceptance(bench: Bench, k: int, branches: int) -> tuple[str, Candidate]:
+    title = f"{TITLES[bench.main]} ({k}, τ−1, {branches})"
+    return title, bench.ours(FollowTau(k, branches, 8), bench.main)
+
+
+def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
+    return configuration(rule, trees[0]) if len(set(trees)) == 1 else None
+
+
+def _by_domain(
+    bench: Bench, static: Action, trees: dict[str, Action]
+) -> Callable[[str, int], Generate]:
+    """Makes a method that takes a prompt's domain's tree."""
+
+    def make(title: str, new_tokens: int) -> Generate:
+        methods = {
+            tree: bench.static(bench.main, tree).make(title, new_tokens)
+            for tree in {static, *trees.values()}
+        }
+        return lambda prompt, seed, kind: methods[trees.get(kind, static)](prompt, seed, kind)
+
+    return make
+
+
+def _domain_trees(bench: Bench) -> dict[str, Action]:
+    """The fastest of the best trees of every domain with enough roots, on its prompts."""
+    found = {}
+    for kind in sorted({*bench.roots.kind}):
+        grid = {str(tuple(tree)): tree for tree in bench.labels.ranked(bench.main, RERANKED, kind)}
+        if grid:
+            texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
+            tried = {title: bench.static(bench.main, tree) for title, tree in grid.items()}
+            found[kind] = grid[bench.tune(f"{BEST_STATIC}, {kind}", tried, texts)]
+    return found
+
+
+def parametrised(bench: Bench) -> Iterator[Method]:
+    """Families of policies that need a draft model and no labels, each at its fastest setting."""
+    if bench.draft is None:
+        return
+    title, rule = TITLES[bench.main], "greedy" if bench.greedy else bench.main
+    policies: dict[str, dict[str, TreePolicy]] = {
+        "confidence": {
+            f"confidence ({by} < {at:g}, ≤ {n})": ConfidenceStop(at, n, by, bench.greedy)
+            for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
+        },
+        "last acceptance": {
+            f"({k}, τ−1, {n})": FollowTau(k, n, 8) for k, n in _acceptance_shapes(bench)
+        },
+        "mean acceptance": {
+            f"mean of {window} steps + {plus}, ≤ {n}": FollowMean(window, plus, n)
+            for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
+        },
+    }
+    for family, tried in policies.items():
+        grid = {f"{title}, {name}": bench.ours(policy, rule) for name, policy in tried.items()}
+        yield Method(f"{title}, {family}", grid)
+    yield Method("draft trees", draft_trees(bench))
+
+
+def _acceptance_shapes(bench: Bench) -> list[tuple[int, int]]:
+    shapes = set(product((1, 2, 3, 4), (1, 2, 4)))
+    if bench.labels:
+        static = bench.best_tree(bench.main)
+        shapes.add((static.k, max(1, static.l2)))
+    return sorted(shapes)
+
+
+def draft_trees(bench: Bench) -> dict[str, Candidate]:
+    """The policies of other papers, which draft the tokens that the draft holds most probable."""
+    picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
+    grid: dict[str, Candidate] = {}
+    for nodes in (4, 8, 16):
+        grid |= {
+            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(Beam(3, 4, nodes), picked),
+            f"SALF ({nodes} nodes)": bench.ours(Salf(nodes, batch=4), picked),
+            f"DynaTree ({nodes} nodes)": bench.ours(DynaTree(DynaTreeConfig(nodes=nodes)), picked),
+            f"DySpec ({nodes} nodes)": bench.ours(DySpec(nodes), drawn),
+        }
+    return grid
+
+
+def given_policies(bench: Bench) -> Iterator[Method]:
+    """Policies with their settings as given, each with a rule that is lossless on its trees."""
+    for title, (policy, rule) in bench.policies.items():
+        candidate = bench.ours(policy, rule, draft_setting=bench.policy_setting)
+        yield Method(title, {title: candidate})
+
+
+def head(bench: Bench) -> Iterator[Method]:
+    """The draft head under its static tree."""
+    if bench.head:
+        yield Method(_head_role(bench), _head_trees(bench), learned=True)
+
+
+def _head_role(bench: Bench) -> str:
+    return f"{TITLES[bench.main]}, TALF head, {BEST_STATIC}"
+
+
+def _head_trees(bench: Bench) -> dict[str, Candidate]:
+    return {
+        f"{TITLES[bench.main]}, TALF head {tuple(tree)}": bench.static(bench.main, tree, bench.head)
+        for tree in UNLABELLED_TREES
+    }
+
+
+def ngrams(bench: Bench) -> Iterator[Method]:
+    """Drafting from the text alone."""
+    configs = {NGRAM: bench.ngram}
+    if bench.tuned:
+        tried = _changed(bench.ngram, "threshold", (4, 8, 16), (0.1, 0.3))
+        configs = {f"{NGRAM} ({_sizes(c)}, threshold {c.threshold:g})": c for c in tried}
+    vocabulary = bench.target.vocab_size
+    grid = {
+        title: bench.ours(NgramTree(config), "nss", NgramDrafter(vocabulary, config))
+        for title, config in configs.items()
+    }
+    yield Method(NGRAM, grid)
+
+
+def mixed(bench: Bench) -> Iterator[Method]:
+    """N-grams where the text repeats itself, and elsewhere a static tree of the draft model, the
+    selector or the head.
+    """
+    rule, title = bench.main, TITLES[bench.main]
+    if bench.draft is not None:
+        tree = bench.best_tree(rule)
+        yield _mixed(bench, f"{title} {tuple(tree)}", f"{title}, {BEST_STATIC}", Delayed(tree))
+    selector = bench.selectors.get(rule) if bench.tuned and bench.labels else None
+    if selector and exported(bench, selector) is None:
+        name = selector_title(rule)
+        yield _mixed(bench, name, name, NeuralPolicy(selector, bench.table), learned=True)
+    if bench.head:
+        grid = _head_trees(bench)
+        name = bench.tune(_head_role(bench), grid)
+        tree = UNLABELLED_TREES[list(grid).index(name)]
+        yield _mixed(bench, name, name, Delayed(tree), bench.head)
+
+
+def _mixed(
+    bench: Bench,
+    title: str,
+    role: str,
+    elsewhere: TreePolicy,
+    drafter: Drafter | None = None,
+    learned: bool = False,
+) -> Method:
+    configs = {f"{NGRAM} + {title}": bench.ngram}
+    if bench.tuned and drafter is None:
+        tried = _changed(bench.ngram, "min_rate", (4, 8), (0.0, 0.4, 0.7))
+        configs = {f"{NGRAM} ({_sizes(c)}, rate ≥ {c.min_rate:g}) + {title}": c for c in tried}
+    grid = {}
+    for name, config in configs.items():
+        policy = Mixed(elsewhere, VERIFIERS[bench.main], NgramTree(config))
+        both = MixedDrafter(
+            NgramDrafter(bench.target.vocab_size, config),
+            drafter or drafter_of(bench.draft, bench.fixed),
         )
-        plan.learned.add(name)
+        grid[name] = bench.ours(policy, policy.verifier, both)
+    return Method(f"{NGRAM} + {role}", grid, learned)
 
-    def add_ngram(self, plan: Plan, config: NgramConfig, setting: SamplingSetting) -> None:
-        """Drafting from the text alone."""
-        drafter, policy = NgramDrafter(self.target.vocab_size, config), NgramTree(config)
-        plan.add(NGRAM, lambda: self.method(NGRAM, policy, VERIFIERS["nss"], setting, drafter))
 
-    def add_mixed(
-        self,
-        plan: Plan,
-        config: NgramConfig,
-        draft: Drafter | None,
-        action: Action,
-        main: str,
-        setting: SamplingSetting,
-    ) -> None:
-        """Drafting from the text where it repeats itself, and elsewhere by `draft` (None: the LM
-        draft) under a static tree.
-        """
-        title = f"{NGRAM} + {TITLES[main]}{', TALF head' if draft else ''} {tuple(action)}"
-        policy, drafter = self.mixed(config, draft, Delayed(action), VERIFIERS[main])
-        role = None if draft else f"{NGRAM} + {TITLES[main]}, {BEST_STATIC}"
-        plan.add(
-            title, lambda: self.method(title, policy, policy.verifier, setting, drafter), role=role
-        )
+def _changed(
+    base: NgramConfig, key: str, nodes: Sequence[int], values: Sequence[float]
+) -> list[NgramConfig]:
+    return [
+        replace(base, min_size=size, nodes=count, **{key: value})
+        for size, count, value in product((1, 2), nodes, values)
+    ]
 
-    def mixed(
-        self, config: NgramConfig, draft: Drafter | None, elsewhere: TreePolicy, rule: Verifier
-    ) -> tuple[Mixed, MixedDrafter]:
-        """N-grams where the text repeats itself, and `elsewhere` with its rule at other roots.
-        draft: None: the LM draft.
-        """
-        drafter = MixedDrafter(
-            NgramDrafter(self.target.vocab_size, config),
-            draft or drafter_of(self.draft, self.fixed),
-        )
-        return Mixed(elsewhere, rule, NgramTree(config)), drafter
 
-    def add_assisted(self, plan: Plan, schedule: Schedule | None, setting: SamplingSetting) -> None:
-        """Transformers' own assisted generation with a schedule."""
-        title = assisted_title(schedule)
-        parts = self.target, self.draft, setting, self.new_tokens, schedule
-        plan.add(title, lambda: transformers_assisted(title, *parts), role=ASSISTED)
+def _sizes(config: NgramConfig) -> str:
+    return f"{config.min_size} to {config.max_size} tokens, {config.nodes} nodes"
 
-    def add_lookup(self, plan: Plan, lookup: Lookup, setting: SamplingSetting) -> None:
-        """Transformers' own prompt lookup."""
-        title = lookup_title(lookup)
-        plan.add(
-            title,
-            lambda: transformers_lookup(title, self.target, setting, self.new_tokens, lookup),
-            role=LOOKUP,
-        )
 
-    def add_plain(self, plan: Plan, setting: SamplingSetting) -> None:
-        """Transformers' own plain decoding."""
-        plan.add(PLAIN, lambda: transformers_loop(PLAIN, self.target, setting, self.new_tokens))
-
-    def add_timed(self, plan: Plan, main: str, action: Action, setting: SamplingSetting) -> None:
-        """`main` under a static tree that was chosen by timing."""
-        title = f"{TITLES[main]} {tuple(action)}"
-        self._add_static(plan, title, main, action, setting, f"{TITLES[main]}, {BEST_STATIC}")
-
-    def _add_static(
-        self,
-        plan: Plan,
-        name: str,
-        verifier: str,
-        action: Action,
-        setting: SamplingSetting,
-        role: str | None = None,
-    ) -> None:
-        of = configuration(verifier, action)
-        plan.add(
-            name, lambda: self.method(name, Delayed(action), VERIFIERS[verifier], setting), of, role
-        )
-        if labels := self.predictions.labelled(verifier, setting):
-            plan.predicted[name] = self.predictions.step(
-                labels, torch.full((len(self.roots),), tree_index(action)), setting
-            )
-
-    def timed_action(
-        self,
-        drafter: Drafter,
-        main: str,
-        setting: SamplingSetting,
-        prompts: list[list[int]],
-        tried: Sequence[Action] = TIMED_ACTIONS,
-    ) -> Action:
-        """The static action with the most tokens per second for a drafter under `main`: the
-        `fastest` of those tried.
-
-        A drafter without labels has no others to try than TIMED_ACTIONS.
-        """
-
-        def make(tree: Action, tokens: int) -> Generate:
-            parts = drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed
-            return Speculative(str(tree), SpeculativeDecoder(self.target, *parts), setting, tokens)
-
-        return fastest(tried, make, self.new_tokens, prompts)
-
-    def assisted_schedule(
-        self,
-        setting: SamplingSetting,
-        prompts: list[list[int]],
-        tried: Sequence[Schedule | None] = SCHEDULES,
-    ) -> Schedule | None:
-        """The schedule with the most tokens per second for transformers' own loop: the `fastest` of
-        those tried.
-        """
-
-        def make(schedule: Schedule | None, tokens: int) -> Generate:
-            return transformers_assisted(
-                assisted_title(schedule), self.target, self.draft, setting, tokens, schedule
-            )
-
-        return fastest(tried, make, self.new_tokens, prompts)
-
-    def lookup(self, setting: SamplingSetting, prompts: list[list[int]]) -> Lookup:
-        """The sizes with the most tokens per second for transformers' prompt lookup: the `fastest`
-        of LOOKUPS.
-        """
-
-        def make(lookup: Lookup, tokens: int) -> Generate:
-            return transformers_lookup(lookup_title(lookup), self.target, setting, tokens, lookup)
-
-        return fastest(LOOKUPS, make, self.new_tokens, prompts)
+GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
+    "assisted": assisted,
+    "transformers": outside,
+    "selector": selectors,
+    "rules": traced_rules,
+    "baselines": baselines,
+    "tuned": parametrised,
+    "policies": given_policies,
+    "head": head,
+    "ngram": ngrams,
+    "mixed": mixed,
+}
+"""Groups of methods by the names of evaluation.methods, in the order of the table."""

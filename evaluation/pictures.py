@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from nde_talf.evaluation import plots
-from nde_talf.evaluation.methods import TITLES
+from nde_talf.evaluation.loops import TITLES
 
 if TYPE_CHECKING:
     from nde_talf.evaluation.report import ReportData

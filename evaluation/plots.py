@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nde_talf.decoding.loop import PHASES
-from nde_talf.evaluation.assisted import is_outside
-from nde_talf.evaluation.methods import TITLES
+from nde_talf.evaluation.loops import TITLES, is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.table import Row, control_of
 from nde_talf.evaluation.text import ordinal

@@ -43,7 +43,6 @@ class ReportData:
         histograms: by setting and method, steps by accepted tokens.
         spec_decode: by setting and method, vLLM's counters.
         latencies: by setting and method.
-        predicted: by setting and method, tokens and seconds a step.
         chosen: by setting and selector, steps by tree.
         static: by setting and selector, the best static action.
         sample: a decoded text.
@@ -69,7 +68,6 @@ class ReportData:
     histograms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     spec_decode: dict[str, dict[str, dict]] = field(default_factory=dict)
     latencies: dict[str, dict[str, dict]] = field(default_factory=dict)
-    predicted: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     chosen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     static: dict[str, dict[str, str]] = field(default_factory=dict)
     sample: dict[str, Any] = field(default_factory=dict)

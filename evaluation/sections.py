@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.loop import PHASES
-from nde_talf.evaluation.assisted import ASSISTED, SCHEDULES, is_outside
+from nde_talf.evaluation.loops import ASSISTED, SCHEDULES, is_outside
 from nde_talf.evaluation.methods import NGRAM
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from nde_talf.evaluation.table import LATENCIES, VLLM, Row
@@ -67,8 +67,6 @@ def sections(data: ReportData) -> dict[str, list[Table]]:
                     table.warning = own.sentence
                 if name == "speed":
                     table.notes = _notes_once(data, setting)
-                if name == "predicted":
-                    table.notes = [PREDICTED]
     more = {"selector": [*_versus(data), *_contexts(data)], "training": list(_training(data))}
     return found | {name: tables for name, tables in more.items() if tables}
 
@@ -199,27 +197,6 @@ def _phases(data: ReportData, setting: str) -> Cells:
     return ["fraction of step time", *PHASES], rows
 
 
-def _predicted(data: ReportData, setting: str) -> Cells:
-    rows = []
-    for row in data.tables[setting]:
-        if row.method in (predicted := data.predicted.get(setting, {})):
-            (tokens, seconds), measured = predicted[row.method], row.block_efficiency[0]
-            rates = row.tokens_per_second, row.tokens_per_cpu_second or row.tokens_per_second
-            figures = (measured, tokens, *(1e3 * measured / rate for rate in rates), 1e3 * seconds)
-            rows.append(
-                [row.method, *(f"{x:.2f}" for x in figures), f"{seconds * rates[1] / measured:.3f}"]
-            )
-    return [
-        "method",
-        "tokens a step",
-        "predicted",
-        "ms a step",
-        "of CPU time",
-        "predicted",
-        "predicted / CPU time",
-    ], rows
-
-
 def selector_intro(data: ReportData) -> list[str]:
     """Which selectors choose a tree at every step, and which exported a static one, with the
     settings.
@@ -255,7 +232,6 @@ BY_SETTING: dict[str, tuple[Callable[[ReportData, str], Cells], str]] = {
     "acceptance": (_accepted, ": steps by accepted tokens"),
     "latency": (_latencies, ", milliseconds"),
     "time": (_phases, ""),
-    "predicted": (_predicted, ""),
 }
 """Sections with a table for every sampling setting: what makes its cells, and what follows the
 setting in its title.
@@ -327,12 +303,6 @@ TUNED = (
     f"{ASSISTED}: tuned for this pair. Its default schedule and {len(SCHEDULES) - 1} others"
     " (constant and heuristic, with and without a threshold of confidence, 2 to 12 tokens) were"
     " timed on calibration prompts, as the head's trees are, and the fastest was taken."
-)
-PREDICTED = (
-    "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over"
-    " the steps that a decoder takes. What a selector takes to choose is not priced. Where CPU time"
-    " was not taken, wall time is in its place. A machine that was faster or slower when the table"
-    " was measured moves all methods by nearly one factor."
 )
 CONTEXTS = (
     "Offline, by the labels and the latency table. Tokens a step are those of the one tree that is"

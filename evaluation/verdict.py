@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nde_talf.decoding.common.bootstrap import shown, times
-from nde_talf.evaluation.assisted import is_outside
 from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, control_of

@@ -200,10 +200,6 @@ class EvaluationConfig:
     """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree,
     transformers' schedules, what is tuned.
     """
-    head_run: str | None = None
-    """For head: a run with traces.drafter=head, whose selector chooses trees for the head, beside
-    the head's static tree.
-    """
     threads: int = number(1, 0, 4096)
     """CPU threads while timing; 0: torch's own choice."""
     seed: int = number(0, 0, SEED)
@@ -295,7 +291,6 @@ class Config:
         check_fields(self)
         check_name("run", self.run)
         check_name("base", self.base)
-        check_name("evaluation.head_run", self.evaluation.head_run)
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

@@ -11,13 +11,14 @@ from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import K_MAX
-from nde_talf.decoding.common.files import read_json
+from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.setting import AUTO, drafted_under, read_draft_temperature
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
-from nde_talf.evaluation.methods import Bench, Plan, Speculative, selector_title
+from nde_talf.evaluation.loops import Speculative
+from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from nde_talf.evaluation.speed import selectors_versus
@@ -33,15 +34,14 @@ from nde_talf.evaluation.table import (
 from nde_talf.evaluation.terminal import render_results
 from nde_talf.evaluation.text_sample import coloured
 from nde_talf.evaluation.verdict import verdicts
-from nde_talf.pipelines.config import TABLE, Config
+from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.methods import estimate, methods, plan_methods, same_rows, without_labels
-from nde_talf.pipelines.selector import roots_of, selectors
+from nde_talf.pipelines.methods import benches, methods, without_labels
+from nde_talf.pipelines.selector import selectors
 from nde_talf.pipelines.sharding import parts
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
 from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
-from nde_talf.selector.latency import LatencyTable
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
 # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
@@ -59,8 +59,6 @@ def settings(config: Config) -> dict[str, Any]:
         config.evaluation.draft_temperature == AUTO
     ):  # as in evaluations from before there was the key
         del own["draft_temperature"]
-    if config.evaluation.head_run is None:
-        del own["head_run"]
     return {
         "evaluation": own,
         "selectors": selectors(config),
@@ -101,9 +99,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     )
     longest = max(len(prompt.tokens) for prompt in prompts + tuning)
     fixed = StaticShapes(longest + room) if config.model.static_shapes else None
-    table = LatencyTable.load(folders["latency"] / TABLE) if draft else None
-    roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
-    bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
+    made = benches(config, folders, (target, draft), tuning, drawn, fixed)
     if left_out := {*evaluation.methods} - methods(config):
         why = (
             "all methods draft with the head"
@@ -111,7 +107,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             else "there is no draft model (model.draft)"
         )
         console.print(f"· no {', '.join(sorted(left_out))}: {why}")
-    if "assisted" in methods(config) and not same_rows(target, draft):
+    if "assisted" in methods(config) and not next(iter(made.values())).assists:
         console.print(
             "· no assisted: the output layers of target and draft have different numbers of rows,"
             " which transformers' assisted generation takes for different tokenizers"
@@ -122,13 +118,14 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
-        console.print(f"· {estimate(config, bench, tuning)}", style="dim")
-        for name in evaluation.settings:
+        for name, bench in made.items():
             setting = SETTINGS[name]
             console.print(
                 f"{setting}: choosing the methods' trees, some by timing them ...", style="dim"
             )
-            plan = plans[str(setting)] = plan_methods(config, folders, bench, setting, tuning)
+            plan = plans[str(setting)] = plan_methods(bench, methods(config))
+            roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
+            write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
             if draft:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
                 with working(f"{setting}: acceptance rates of all solvers"):
@@ -199,7 +196,7 @@ def report_data(
         environment=environment(model.device, model.dtype, used),
         **{
             name: {s: getattr(plan, name) for s, plan in plans.items()}
-            for name in ("same", "exports", "predicted", "static")
+            for name in ("same", "exports", "static")
         },
     )
 

@@ -22,7 +22,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.policies.stopping import DRAWN, LARGEST
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.confidence import Stop, best_stop, draw_paths
-from nde_talf.evaluation.predictions import DRAFTING
+from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.recommend import (
     NONE,
     Choice,
@@ -36,7 +36,7 @@ from nde_talf.evaluation.recommend import (
     sglang_config,
     vllm_config,
 )
-from nde_talf.evaluation.speculative import TITLES
+from nde_talf.evaluation.static_trees import DRAFTING
 from nde_talf.pipelines.config import MEASURED, TABLE, table_file
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run

@@ -41,7 +41,6 @@ TEXTS += (
     "data.mix",
     "data.sets",
     "traces.store",
-    "evaluation.head_run",
     "draft.warm_start",
     "selector.tables",
 )

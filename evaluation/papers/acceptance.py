@@ -14,7 +14,7 @@ import torch
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.evaluation.methods import TITLES
+from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.papers.bench import Bench, OutOfTime, Work
 from nde_talf.evaluation.papers.labelled import EIGHT
 from nde_talf.evaluation.papers.resampled import Prompts, Samples, mean

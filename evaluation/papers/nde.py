@@ -19,7 +19,7 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.files import checksum, content_digest, read_json
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.evaluation.methods import TITLES
+from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.papers.acceptance import CURVES, DEPTHS, L1, Rates, measuring
 from nde_talf.evaluation.papers.bench import Bench, Work
 from nde_talf.evaluation.papers.decoded import Decoded, Loop

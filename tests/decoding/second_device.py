@@ -120,7 +120,7 @@ def main() -> None:
     from nde_talf.decoding.policies.delayed import Delayed
     from nde_talf.decoding.sampling import Rng, SamplingSetting
     from nde_talf.draft_training.train_lm import held_out_report
-    from nde_talf.evaluation.assisted import transformers_assisted
+    from nde_talf.evaluation.loops import transformers_assisted
     from nde_talf.selector.fingerprint import fingerprint
     from tests import ROOT
 

@@ -112,7 +112,6 @@ def everything(found: list[Record], **more) -> ReportData:
         "latencies": {
             s: {m: latencies(own) for m, own in ms.items()} for s, ms in by_method.items()
         },
-        "predicted": {setting: {STATIC: (4.0, 0.02)}},
         "chosen": {setting: {NDE: {"(1, 0, 4)": 9, "(4, 0, 2)": 3}}},
         "static": {setting: {NDE: "(1, 0, 4)"}},
         "sample": {

@@ -8,9 +8,8 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.evaluation.assisted import transformers_assisted
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.methods import Speculative
+from nde_talf.evaluation.loops import Speculative, transformers_assisted
 from nde_talf.evaluation.table import (
     acceptance_by_position,
     accepted_per_position,

@@ -1,4 +1,4 @@
-"""Equal methods are recognised and decoded once; static exports are called that."""
+"""Methods: equal ones are recognised and decoded once, grids are tuned once, exports are named."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -7,80 +7,58 @@ from types import SimpleNamespace
 import pytest
 
 from nde_talf.decoding.actions import TREES, Action, tree_index
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.evaluation import methods
-from nde_talf.evaluation.assisted import (
-    LOOKUPS,
-    PLAIN,
-    SCHEDULES,
-    Schedule,
-    assisted_title,
-    lookup_title,
-)
 from nde_talf.evaluation.benchmark import Record, together
-from nde_talf.evaluation.methods import Bench, configuration, selector_title
+from nde_talf.evaluation.loops import PLAIN, Schedule, assisted_title
+from nde_talf.evaluation.methods import (
+    GROUPS,
+    NGRAM,
+    UNLABELLED_TREES,
+    WARM_UP,
+    Bench,
+    Candidate,
+    Method,
+    Plan,
+    Tuner,
+    configuration,
+    fastest,
+    parametrised,
+    plan_methods,
+    selector_title,
+)
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.trials import WARM_UP
 from nde_talf.selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
 
 RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
+GREEDY, PROMPT = SamplingSetting(0.0), [1, 2, 3]
 
 
-def decode(pair, rule: str, tree: Action) -> list[int]:
-    decoder = SpeculativeDecoder(pair[0], LMDrafter(pair[1]), Delayed(tree), VERIFIERS[rule])
-    return decoder.generate([1, 2, 3], 60, SETTING, Rng.seeded(5)).tokens
+@pytest.fixture
+def bench(tmp_path) -> Bench:
+    tuner = Tuner(tmp_path / "tuned.json", 12, [PROMPT, [4, 5]])
+    return Bench(*tiny_pair(40), SETTING, tuner, roots(BEST), TABLE, kinds=["code", "prose"])
 
 
-@pytest.mark.slow
-def test_equal_configurations_write_the_same_text_and_others_do_not():
-    """With one seed, on a path: what is called the same really is, draw by draw."""
-    pair, path = tiny_pair(40, noise=0.2), Action(1, 0, 4)
-    texts = {rule: decode(pair, rule, path) for rule in RULES}
-    alike = {
-        (a, b)
-        for a, b in combinations(RULES, 2)
-        if configuration(a, path) == configuration(b, path)
-    }
-    assert alike == {
-        ("naive", "naivetree"),
-        ("naive", "specinfer"),
-        ("naivetree", "specinfer"),
-        ("bv", "traversal"),
-        ("bv", "gbv"),
-        ("traversal", "gbv"),
-    }
-    assert all(texts[a] == texts[b] for a, b in alike)
-    assert texts["nss"] != texts["specinfer"] != texts["traversal"] != texts["nss"]
+def at(bench: Bench, setting: SamplingSetting, **changed) -> Bench:
+    return replace(bench, setting=setting, **changed)
 
 
-def test_trees_and_drafters_tell_methods_apart():
-    assert configuration("specinfer", Action(1, 2, 2)) == configuration(
-        "specinfer", Action(3, 4, 0)
-    )  # one path of four
-    assert configuration("specinfer", Action(2, 0, 2)) != configuration(
-        "naivetree", Action(2, 0, 2)
-    )
-    assert configuration("gbv", Action(2, 0, 2)) != configuration("traversal", Action(2, 0, 2))
-    assert configuration("specinfer", Action(1, 0, 4)) != configuration(
-        "specinfer", Action(1, 0, 4), "draft head"
-    )
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(*tiny_pair(40), roots(BEST), TABLE, 12)
+def texts(plan: Plan, names: list[str]) -> list[list[int]]:
+    return [
+        [token for block in plan.methods[name].blocks(PROMPT, 7) for token in block.tokens]
+        for name in names
+    ]
 
 
 def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
@@ -92,16 +70,42 @@ def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
     return made
 
 
+@pytest.mark.slow
+def test_equal_configurations_write_the_same_text_and_others_do_not():
+    """With one seed, on a path: what is called the same really is, draw by draw."""
+    (target, draft), path = tiny_pair(40, noise=0.2), Action(1, 0, 4)
+    written = {}
+    for rule in RULES:
+        decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(path), VERIFIERS[rule])
+        written[rule] = decoder.generate(PROMPT, 60, SETTING, Rng.seeded(5)).tokens
+    alike = {
+        pair
+        for pair in combinations(RULES, 2)
+        if configuration(pair[0], path) == configuration(pair[1], path)
+    }
+    assert alike == {
+        *combinations(("naive", "naivetree", "specinfer"), 2),
+        *combinations(("bv", "traversal", "gbv"), 2),
+    }
+    assert all(written[a] == written[b] for a, b in alike)
+    assert written["nss"] != written["specinfer"] != written["traversal"] != written["nss"]
+
+
+def test_trees_and_drafters_tell_methods_apart():
+    one_path = configuration("specinfer", Action(1, 2, 2))
+    assert one_path == configuration("specinfer", Action(3, 4, 0))
+    assert one_path != configuration("specinfer", Action(1, 0, 4), "draft head")
+    two = Action(2, 0, 2)
+    assert configuration("specinfer", two) != configuration("naivetree", two)
+    assert configuration("gbv", two) != configuration("traversal", two)
+
+
 def test_a_plan_decodes_each_method_once(bench):
-    plan = bench.plan(SETTING)
-    bench.add_assisted(plan, Schedule(6), SETTING)
-    bench.add_statics(plan, ["traversal", "specinfer"], SETTING)
-    bench.add_rules(plan, SETTING)
-    bench.add_baselines(plan, "traversal", SETTING)
+    bench.rules = ("traversal", "specinfer")
+    plan = plan_methods(bench, {"selector", "rules", "baselines"})
     assert list(plan.methods) == [
         BASELINE,
         CONTROL,
-        "transformers assisted (6 tokens)",
         "Traversal (2, 0, 3)",
         "SpecInfer (1, 0, 4)",
         "BV (1, 0, 1)",
@@ -113,199 +117,165 @@ def test_a_plan_decodes_each_method_once(bench):
         "Traversal, by entropy": "Traversal (2, 0, 3)",
         "Traversal, by domain": "Traversal (2, 0, 3)",
     }
-    tokens, seconds = plan.predicted["SpecInfer (1, 0, 4)"]
-    assert tokens == 9 and seconds == pytest.approx(1.4)  # four draft passes and one of the target
+    assert plan.roles["Traversal, best static"] == "Traversal (2, 0, 3)"
+    first, second = (plan.methods[name] for name in (BASELINE, CONTROL))
+    assert first.decoder is not second.decoder  # the control does the same work in one of its own
+    assert len({str(text) for text in texts(plan, [BASELINE, CONTROL])}) == 1
 
 
-def test_a_static_export_is_named_and_not_decoded_where_it_is_there_already(bench):
-    plan, title = bench.plan(SETTING), selector_title("specinfer")
-    bench.add_statics(plan, ["specinfer"], SETTING)
-    bench.add_selector(plan, "specinfer", selector(("specinfer",), Action(1, 0, 4), False), SETTING)
-    name = "SpecInfer + selector: static (1, 0, 4)"
-    assert plan.exports == {title: name} and plan.same == {name: "SpecInfer (1, 0, 4)"}
-    assert list(plan.methods) == [BASELINE, CONTROL, "SpecInfer (1, 0, 4)"] and not plan.learned
-    both = selector(("specinfer", "traversal"), Action(2, 0, 5), False)
-    bench.add_selector(plan, "across", both, SETTING)
-    other = "Any rule + selector: static Traversal (2, 0, 5)"
-    assert (
-        plan.exports[selector_title("across")] == other
-        and list(plan.methods)[-1] == other
-        and not plan.learned
-    )
-
-
-@pytest.mark.slow
-def test_a_selector_that_chooses_is_learned_and_has_a_static_baseline_of_its_own(bench):
-    plan, title = bench.plan(SETTING), selector_title("traversal")
-    bench.add_selector(plan, "traversal", selector(("traversal",), Action(2, 0, 5), True), SETTING)
-    assert plan.learned == {title} and title in plan.methods and not plan.exports
+def test_a_selector_chooses_or_is_its_static_export(bench):
+    bench.selectors = {
+        "specinfer": selector(("specinfer",), Action(1, 0, 4), False),
+        "across": selector(("specinfer", "traversal"), Action(2, 0, 5), False),
+        "traversal": selector(("traversal",), Action(2, 0, 5), True),
+    }
+    bench.rules = ("specinfer",)
+    plan, title = plan_methods(bench, {"selector"}), selector_title("traversal")
+    exports = {
+        selector_title("specinfer"): "SpecInfer + selector: static (1, 0, 4)",
+        selector_title("across"): "Any rule + selector: static Traversal (2, 0, 5)",
+    }
+    assert plan.exports == exports and plan.learned == {title}
+    assert plan.same == {exports[selector_title("specinfer")]: "SpecInfer (1, 0, 4)"}
+    assert list(plan.methods)[2:] == [
+        "SpecInfer (1, 0, 4)",
+        exports[selector_title("across")],
+        title,
+    ]
     assert plan.static == {title: "(2, 0, 3)"}  # by the labels, whatever the selector remembers
-    record = plan.methods[title]([1, 2, 3], 0, "code")
+    record = plan.methods[title](PROMPT, 0, "code")
     assert sum(record.actions.values()) == record.steps == sum(record.accepted.values())
     assert record.cpu_seconds > 0 and record.first_seconds > 0
 
 
-def test_a_head_has_a_static_tree_and_the_selector_that_was_trained_for_it(bench):
-    head, plan = EagleDrafter(random_head(bench.target)), bench.plan(SETTING)
-    bench.add_head(plan, head, Action(1, 0, 3), "traversal", SETTING)
-    for learned, tree in (
-        (True, Action(2, 0, 5)),
-        (False, Action(2, 0, 5)),
-        (False, Action(1, 0, 3)),
-    ):
-        own = selector(("traversal",), tree, learned)
-        own.table = TABLE
-        bench.add_head_selector(plan, head, own, "traversal", SETTING)
-    chosen, title = (
-        "Traversal, TALF head + selector (NDE)",
-        "Traversal, TALF head + selector: static",
-    )
-    assert list(plan.methods)[2:] == [
-        "Traversal, TALF head (1, 0, 3)",
-        chosen,
-        f"{title} (2, 0, 5)",
-    ]
-    assert (
-        plan.same == {f"{title} (1, 0, 3)": "Traversal, TALF head (1, 0, 3)"}
-        and chosen in plan.learned
-    )
-    record = plan.methods[chosen]([1, 2, 3], 0, "code")
-    assert record.tokens >= 11 and sum(record.actions.values()) == record.steps
-
-
-def test_the_control_is_the_same_work_in_a_decoder_of_its_own(bench):
-    plan = bench.plan(SETTING)
-    first, second = (plan.methods[name] for name in (BASELINE, CONTROL))
-    assert first.decoder is not second.decoder
-    a, b = (list(method.blocks([1, 2, 3], 7)) for method in (first, second))
-    assert [x.tokens for x in a] == [x.tokens for x in b]
-
-
-def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
-    """With a clock that says how long each tree takes: a second a node, so that the shortest path
-    wins.
-    """
+def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
+    """With a clock that says how long each candidate takes."""
     tried = []
 
-    class Timed:
-        def __init__(self, name, decoder, setting, new_tokens):
-            self.action, self.new_tokens = decoder.policy.action, new_tokens
+    def candidate(seconds: int) -> Candidate:
+        def make(title, new_tokens):
+            def generate(prompt, seed, kind):
+                if new_tokens > WARM_UP:
+                    tried.append((seconds, prompt[0]))
+                return SimpleNamespace(tokens=10, seconds=float(seconds))
 
-        def __call__(self, prompt, seed, kind):
-            if self.new_tokens > WARM_UP:
-                tried.append(self.action)
-            return SimpleNamespace(tokens=10, seconds=float(self.action.nodes))
+            return generate
 
-    monkeypatch.setattr(methods, "Speculative", Timed)
-    assert bench.timed_action(
-        LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]
-    ) == Action(1, 0, 1)
-    assert (
-        len(tried) == 12 + 6 + 3
-        and tried[-3:] == sorted(methods.TIMED_ACTIONS, key=lambda action: action.nodes)[:3]
-    )
+        return Candidate(make)
 
-
-def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
-    greedy = SamplingSetting(0.0)
-    assert bench.predictions.traced(SETTING) and not bench.predictions.traced(greedy)
-    plan, prompts = bench.plan(greedy), [[1, 2, 3], [4, 5]]
-    action = bench.timed_action(LMDrafter(bench.draft), "traversal", greedy, prompts)
-    bench.add_timed(plan, "traversal", action, greedy)
-    bench.add_policy(plan, "Beam", Beam(k=3, depth=3, nodes=6), "nss", greedy)
-    bench.add_policy(plan, "DySpec at 0.3", DySpec(6), "without_replacement", greedy, "0.3")
-    assert list(plan.methods) == [
-        BASELINE,
-        CONTROL,
-        f"Traversal {tuple(action)}",
-        "Beam",
-        "DySpec at 0.3",
-    ]
-    assert action in methods.TIMED_ACTIONS and not plan.predicted.keys() - {BASELINE, CONTROL}
-    assert plan.methods["DySpec at 0.3"].decoder.draft_setting == SamplingSetting(0.3)
-    texts = [
-        [token for block in own.blocks([1, 2, 3], 7) for token in block.tokens]
-        for own in plan.methods.values()
-    ]
-    assert all(text == texts[0] for text in texts)
-    with pytest.raises(UserError, match=r"T=0 was not traced.*traces\.settings"):
-        bench.add_rules(plan, greedy)
+    tune = Tuner(tmp_path / "tuned.json", 12, [[1], [2], [3]])
+    grid = {f"takes {n} s": candidate(n) for n in range(12, 0, -1)}
+    assert tune("role", grid) == "takes 1 s"
+    counts = [[prompt for _, prompt in tried].count(n) for n in (1, 2, 3)]
+    assert counts == [12, 6, 3] and {n for n, prompt in tried if prompt == 3} == {1, 2, 3}
+    assert tune("role", grid) == "takes 1 s" and len(tried) == 21
+    assert read_json(tune.file) == {"role": "takes 1 s"}
+    del grid["takes 1 s"]
+    assert tune("role", grid) == "takes 2 s"  # another grid than the file knows
+    plan = Plan()
+    plan.add(Method("role", grid, learned=True), tune)
+    assert plan.roles == {"role": "takes 2 s"} and plan.learned == {"takes 2 s"}
 
 
-def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch):
-    """Timed like the head's trees: with a clock under which six tokens are best, and on prompts
-    that are all used.
-    """
+def test_twelve_trees_and_twenty_four_prompts_take_four_rounds():
     tried = []
 
-    def timed(name, target, draft, setting, new_tokens, schedule):
+    def make(n, tokens):
         def generate(prompt, seed, kind):
-            if new_tokens > WARM_UP:
-                tried.append((schedule, prompt[0]))
-            tokens, slow = (
-                (schedule.tokens, schedule.threshold + (schedule.kind != "constant"))
-                if schedule
-                else (20, 1)
-            )
-            return SimpleNamespace(tokens=10, seconds=1.0 + abs(tokens - 6) + slow)
+            tried.append(n)
+            return SimpleNamespace(tokens=1, seconds=n)
 
         return generate
 
-    monkeypatch.setattr(methods, "transformers_assisted", timed)
-    assert bench.assisted_schedule(SETTING, [[1], [2], [3]]) == Schedule(6)
-    assert [schedule for schedule, prompt in tried if prompt == 1] == list(SCHEDULES)
-    assert len(SCHEDULES) == len(methods.TIMED_ACTIONS) and len(tried) == 12 + 6 + 3
+    assert fastest(range(1, 13), make, 9, [[0]] * 24) == 1
+    assert len(tried) == 12 + 6 * (12 + 6 + 3 + 2)
 
 
-def test_transformers_loop_is_named_by_its_schedule(bench):
-    chosen = bench.assisted_schedule(SETTING, [[1, 2, 3], [4, 5, 6]], SCHEDULES[:3])
-    assert chosen in SCHEDULES[:3]
-    plan = bench.plan(SETTING)
-    bench.add_assisted(plan, None, SETTING)
-    title = list(plan.methods)[-1]
-    assert title == assisted_title(None) == "transformers assisted (default schedule)"
-    assert plan.methods[title]([1, 2, 3], 0, "code").method == title
+def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
+    greedy = at(
+        bench,
+        GREEDY,
+        policies={"Beam": (Beam(k=3, depth=3, nodes=6), "nss"), "DySpec": (DySpec(6), "greedy")},
+        policy_setting="0.3",
+    )
+    plan = plan_methods(greedy, {"selector", "rules", "baselines", "policies"})
+    names = list(plan.methods)
+    assert greedy.labels is None and names[:2] == [BASELINE, CONTROL]
+    assert names[2] in {f"Traversal {tuple(tree)}" for tree in UNLABELLED_TREES}
+    assert names[3:] == ["Beam", "DySpec"]
+    assert plan.methods["DySpec"].decoder.draft_setting == SamplingSetting(0.3)
+    assert len({str(text) for text in texts(plan, names)}) == 1
 
 
-def test_n_grams_and_transformers_other_loops_are_methods_like_others(bench):
-    greedy, config = SamplingSetting(0.0), NgramConfig(min_size=2)
-    plan, head = bench.plan(greedy), EagleDrafter(random_head(bench.target))
-    lookup = bench.lookup(greedy, [[1, 2, 3]])
-    bench.add_plain(plan, greedy)
-    bench.add_lookup(plan, lookup, greedy)
-    bench.add_ngram(plan, config, greedy)
-    bench.add_mixed(plan, config, None, Action(1, 0, 2), "traversal", greedy)
-    bench.add_mixed(plan, config, head, Action(1, 0, 2), "traversal", greedy)
-    names = [
-        PLAIN,
-        lookup_title(lookup),
-        "n-gram",
-        "n-gram + Traversal (1, 0, 2)",
-        "n-gram + Traversal, TALF head (1, 0, 2)",
+@pytest.mark.parametrize("setting", [SETTING, GREEDY], ids=str)
+def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
+    """Greedy, all of them write one text; sampled, each runs with a rule that takes its trees."""
+    tuned = at(bench, setting, tuned=True)
+    plain = texts(plan_methods(tuned, set()), [BASELINE])[0]
+    for method in (*parametrised(tuned), *GROUPS["ngram"](tuned)):
+        assert len(method.grid) >= 12
+        few = {t: method.grid[t] for t in list(method.grid)[:: len(method.grid) // 4]}
+        for title, candidate in few.items():
+            blocks = candidate.make(title, 12).blocks(PROMPT, 7)
+            text = [token for block in blocks for token in block.tokens]
+            assert len(text) == len(plain) and (setting != GREEDY or text == plain)
+
+
+def test_n_grams_are_mixed_with_a_tree_a_selector_and_a_head(bench):
+    head = EagleDrafter(random_head(bench.target))
+    chooses = {"traversal": selector(("traversal",), Action(2, 0, 5), True)}
+    bench = at(bench, SETTING, tuned=True, selectors=chooses, head=head)
+    bench.tune.prompts[:] = bench.tune.prompts[:1]
+    bench.kinds = ["code"]
+    methods = list(GROUPS["mixed"](bench))
+    assert [method.role for method in methods][:2] == [
+        f"{NGRAM} + Traversal, best static",
+        f"{NGRAM} + {selector_title('traversal')}",
     ]
-    assert lookup in LOOKUPS and list(plan.methods) == [BASELINE, CONTROL, *names]
-    long = {name: replace(plan.methods[name], new_tokens=60) for name in (BASELINE, *names[2:])}
-    texts = {
-        name: [token for block in own.blocks([1, 2, 3], 0) for token in block.tokens]
-        for name, own in long.items()
-    }
-    assert all(text == texts[BASELINE] for text in texts.values())
-    record = long["n-gram"]([1, 2, 3], 0, "code")
+    assert [len(method.grid) for method in methods] == [12, 12, 1]
+    assert [method.learned for method in methods] == [False, True, False]
+    assert "TALF head" in methods[2].role
+    for method in methods:
+        title, candidate = next(iter(method.grid.items()))
+        assert candidate.make(title, 12)(PROMPT, 0, "").tokens >= 11
+
+
+def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
+    greedy = at(bench, GREEDY, head=EagleDrafter(random_head(bench.target)))
+    plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram", "mixed"})
+    names = list(plan.methods)
+    assert names[3] == PLAIN and assisted_title(None) in (names[2], names[5])
+    assert plan.roles["Traversal, TALF head, best static"] in plan.learned
+    assert all(method(PROMPT, 0, "code").tokens >= 11 for method in plan.methods.values())
+    ours = [name for name in names if not name.startswith("transformers")]
+    assert len({str(text) for text in texts(plan, ours)}) == 1
+    record = replace(plan.methods[NGRAM], new_tokens=60)(PROMPT, 0, "code")
     assert sum(record.drafted_by_match.values()) == record.nodes - record.steps > 0
     assert sum(record.accepted_by_match.values()) == record.tokens - record.steps > 0
-    assert together([record, record])[0].drafted_by_match == {
-        size: 2 * n for size, n in record.drafted_by_match.items()
-    }
-    assert (
-        Record.of_line(record.line()) == record
-        and not long[BASELINE]([1, 2, 3], 0, "code").drafted_by_match
-    )
+    doubled = {size: 2 * n for size, n in record.drafted_by_match.items()}
+    assert together([record, record])[0].drafted_by_match == doubled
+    assert Record.of_line(record.line()) == record
 
 
-def test_a_target_without_a_draft_is_decoded_by_n_grams_and_by_transformers(bench):
-    alone, greedy = Bench(bench.target, None, None, None, 12), SamplingSetting(0.0)
-    plan = alone.plan(greedy)
-    alone.add_ngram(plan, NgramConfig(), greedy)
-    alone.add_plain(plan, greedy)
-    assert list(plan.methods) == [BASELINE, CONTROL, "n-gram", PLAIN] and not plan.predicted
-    assert all(own([1, 2, 1, 2], 0, "code").tokens >= 11 for own in plan.methods.values())
+def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):
+    alone = Bench(bench.target, None, GREEDY, bench.tune)
+    plan = plan_methods(alone, {"ngram", "transformers"})
+    assert [name.split(" (")[0] for name in plan.methods] == [
+        "autoregressive",
+        "autoregressive",
+        PLAIN,
+        "transformers prompt lookup",
+        NGRAM,
+    ]
+    assert assisted_title(Schedule(6)) not in plan.methods
+
+
+def test_static_trees_are_ranked_by_labels(bench):
+    """Labels: (2, 0, 3) commits 9 tokens, every other tree 1, so that among the others those of one
+    draft pass cost least.
+    """
+    ranked = bench.labels.ranked("traversal", 3)
+    assert ranked[0] == bench.best_tree("traversal") == BEST["traversal"]
+    assert len(set(ranked)) == 3 and all(tree.depth == 1 for tree in ranked[1:])
+    assert bench.labels.ranked("traversal", 1, "code") == ranked[:1]
+    assert bench.labels.ranked("traversal", 1, "tables") == []  # no roots

@@ -21,7 +21,6 @@ from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.evaluation import confidence
 from nde_talf.evaluation.confidence import LONGEST, Paths, Rule, best_stop, draw_paths
-from nde_talf.evaluation.predictions import DRAFTING
 from nde_talf.evaluation.recommend import (
     NONE,
     PATHS,
@@ -34,6 +33,7 @@ from nde_talf.evaluation.recommend import (
     sglang_config,
     vllm_config,
 )
+from nde_talf.evaluation.static_trees import DRAFTING
 from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.roots import Roots
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET

@@ -268,24 +268,6 @@ def test_a_selector_for_the_head(finished):
             "nde_talf.pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]
         ).stdout
     )
-    both = [
-        "run=both",
-        "base=default",
-        "stage=evaluate",
-        "evaluation.methods=[selector,head]",
-        "evaluation.settings=[t0.6]",
-    ]
-    both += ["evaluation.prompts=1", "evaluation.new_tokens=8"]
-    done = run(folder, *both, "evaluation.head_run=headed")
-    assert done.returncode == 0, said(done)
-    results = json.loads((folder / "checkpoints/both/report/results.json").read_text())
-    names = {row["method"] for row in results["tables"]["T=0.6"]} | results["same"]["T=0.6"].keys()
-    assert any("TALF head + selector" in name for name in names) and any(
-        name.startswith("Traversal + sel") for name in names
-    )
-    told = refused(folder, *both, "run=wrong", "evaluation.head_run=default")
-    assert "evaluation.head_run=default" in told and "another draft than this run's head" in told
-    assert "holds no selector" in refused(folder, *both, "run=none", "evaluation.head_run=nowhere")
 
 
 def test_a_head_learns_from_dialogues(finished, tmp_path):

@@ -1,11 +1,12 @@
-"""The outside references are counted like our own methods: without the pass that holds the prompt."""
+"""Transformers' loops are counted like ours: without the pass that holds the prompt."""
 
 import pytest
 
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.evaluation.assisted import (
-    GRID,
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.loops import (
+    ASSISTED,
     LOOKUP,
     PLAIN,
     SCHEDULES,
@@ -19,7 +20,6 @@ from nde_talf.evaluation.assisted import (
     transformers_lookup,
     transformers_loop,
 )
-from nde_talf.evaluation.benchmark import Record
 from tests.decoding.pairs import tiny_pair
 
 
@@ -115,14 +115,8 @@ def test_names_tell_the_schedule():
         == "transformers assisted (6 tokens, heuristic, threshold 0.4)"
     )
     assert lookup_title(Lookup(10, 2)) == "transformers prompt lookup (10 tokens, n up to 2)"
-    names = {
-        *map(assisted_title, (*SCHEDULES, *GRID)),
-        lookup_title(Lookup()),
-        PLAIN,
-        LOOKUP,
-        "transformers assisted",
-    }
-    assert len(names) == len({*SCHEDULES, *GRID}) + 4 and all(map(is_outside, names))
+    names = {*map(assisted_title, SCHEDULES), lookup_title(Lookup()), PLAIN, LOOKUP, ASSISTED}
+    assert len(names) == len(SCHEDULES) + 4 and all(map(is_outside, names))
     assert not is_outside("Traversal (1, 0, 4)") and not is_outside("n-gram")
 
 

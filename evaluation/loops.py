@@ -1,0 +1,298 @@
+"""The two loops that the benchmark times: ours, and transformers' own generation on the same models.
+
+transformers decodes plainly, with a draft model (assisted generation), or by prompt lookup, which
+needs no draft. It reads the schedule of an assisted generation in the draft's generation_config
+alone: as arguments of `generate` its keys have no effect.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from nde_talf.data.engines.transformers import sampling_options
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.ngram import statistics
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.evaluation.benchmark import Generate, Record
+from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.selector import action_at
+
+COMPARED = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
+TITLES = {rule: VERIFIERS.title(rule) for rule in COMPARED} | {"across": "Any rule"}
+"""Verification rules in tables, and "across" for a selector that chooses among several."""
+ASSISTED, LOOKUP, PLAIN = (
+    "transformers assisted",
+    "transformers prompt lookup",
+    "transformers plain",
+)
+
+
+@dataclass
+class Speculative:
+    """Our loop as a method: generates after a prompt, and records what it took."""
+
+    name: str
+    decoder: SpeculativeDecoder
+    setting: SamplingSetting
+    new_tokens: int
+
+    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
+        policy = self.decoder.policy
+        if isinstance(policy, NeuralPolicy):
+            policy.counts.clear()
+        stream = self.blocks(prompt, seed)
+        next(iter(stream))  # the prefill
+        started = time.process_time()
+        for _ in stream:
+            pass
+        record = record_of(self.name, self.setting, stream.generation)
+        record.cpu_seconds = time.process_time() - started
+        add_matches(record, self.decoder.drafting)
+        if isinstance(policy, NeuralPolicy):
+            verifiers = policy.selector.schema.verifiers
+            record.actions = {
+                action_title(index, verifiers): steps for index, steps in policy.counts.items()
+            }
+        return record
+
+    def blocks(self, prompt: list[int], seed: int) -> Stream:
+        """The same generation, block by block."""
+        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
+
+
+def action_title(index: int, verifiers: Sequence[str]) -> str:
+    """The tree of action `index` of a selector, after its rule where the selector chooses that too."""
+    rule, tree = action_at(index, verifiers)
+    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
+
+
+def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
+    """Counts and seconds of a generation of our loop, without its prompt."""
+    steps = generation.steps
+    return Record(
+        setting=str(setting),
+        method=name,
+        prompt="",
+        kind="",
+        tokens=generation.decoded,
+        steps=len(steps),
+        nodes=sum(step.nodes for step in steps),
+        seconds=generation.decode_seconds,
+        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
+        first_seconds=generation.prefill_seconds,
+        accepted={
+            str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())
+        },
+    )
+
+
+def add_matches(record: Record, drafter: Drafter | None) -> None:
+    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match."""
+    for size, tested in statistics(drafter).items():
+        record.drafted_by_match[str(size)] = tested.drafted
+        record.accepted_by_match[str(size)] = tested.accepted
+
+
+class Schedule(NamedTuple):
+    """Tokens drafted a step, by the names of transformers' generation_config.
+
+    Attributes:
+        tokens: num_assistant_tokens, of the first step.
+        kind: num_assistant_tokens_schedule: constant, or heuristic (two more after a step that
+            accepted all, else one less).
+        threshold: assistant_confidence_threshold: nothing is drafted after a token that the draft
+            holds less likely.
+    """
+
+    tokens: int
+    kind: str = "constant"
+    threshold: float = 0.0
+
+
+class Lookup(NamedTuple):
+    """prompt_lookup_num_tokens and max_matching_ngram_size."""
+
+    tokens: int = 10
+    size: int = 2
+
+
+DEFAULT = None
+"""The library's own schedule: Schedule(20, "constant", 0.4)."""
+SCHEDULES = (
+    DEFAULT,
+    *(Schedule(tokens) for tokens in (2, 4, 6, 8, 12)),
+    *(Schedule(tokens, "heuristic") for tokens in (4, 8)),
+    *(Schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
+    *(Schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
+)
+"""The grid of assisted generation: as many as there are trees for a head."""
+LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 4, 10))
+
+
+def assisted_title(schedule: Schedule | None) -> str:
+    """Name of assisted generation with its schedule."""
+    if schedule is DEFAULT:
+        return f"{ASSISTED} (default schedule)"
+    words = [f"{schedule.tokens} tokens"]
+    if schedule.kind != "constant":
+        words.append(schedule.kind)
+    if schedule.threshold:
+        words.append(f"threshold {schedule.threshold:g}")
+    return f"{ASSISTED} ({', '.join(words)})"
+
+
+def lookup_title(lookup: Lookup) -> str:
+    """Name of prompt lookup with its sizes."""
+    return f"{LOOKUP} ({lookup.tokens} tokens, n up to {lookup.size})"
+
+
+def is_outside(method: str) -> bool:
+    """True of the names of transformers' loops, with a schedule in them or not."""
+    return method.split(" (")[0] in (ASSISTED, LOOKUP, PLAIN)
+
+
+@contextmanager
+def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
+    """Give the draft's generation_config a schedule, and put it back: transformers writes there
+    what it has adapted.
+    """
+    module, before = draft.module, draft.module.generation_config
+    module.generation_config = config = deepcopy(before)
+    if schedule is not DEFAULT:
+        config.num_assistant_tokens = schedule.tokens
+        config.num_assistant_tokens_schedule = schedule.kind
+        config.assistant_confidence_threshold = schedule.threshold
+    try:
+        yield
+    finally:
+        module.generation_config = before
+
+
+def transformers_assisted(
+    name: str,
+    target: CausalModel,
+    draft: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    schedule: Schedule | None = DEFAULT,
+) -> Generate:
+    """`target.generate(assistant_model=draft)` with a schedule."""
+    around = partial(scheduled, draft, schedule)
+    return transformers_loop(
+        name, target, setting, new_tokens, around, assistant_model=draft.module
+    )
+
+
+def transformers_lookup(
+    name: str,
+    target: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    lookup: Lookup = Lookup(),
+) -> Generate:
+    """`target.generate(prompt_lookup_num_tokens=..., max_matching_ngram_size=...)`."""
+    options = {"prompt_lookup_num_tokens": lookup.tokens, "max_matching_ngram_size": lookup.size}
+    return transformers_loop(name, target, setting, new_tokens, **options)
+
+
+class PassClock:
+    """Watches the target's passes: when the first one ended, and what every later one held."""
+
+    def __init__(self, target: CausalModel):
+        self.target = target
+        self.seconds = self.cpu = 0.0  # clocks when the first pass ended
+        self.cached: list[int] = []  # tokens in the cache before every pass
+        self.given: list[int] = []  # tokens given to every pass
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count the passes made inside."""
+        body = self.target.body
+        hooks = [
+            body.register_forward_pre_hook(self._before, with_kwargs=True),
+            body.register_forward_hook(self._after),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def now(self) -> float:
+        """Read the wall clock when the device is done."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
+
+    def _before(self, module: Any, args: tuple, kwargs: dict) -> None:
+        cache = kwargs.get("past_key_values")
+        rows = kwargs.get("input_ids", args[0] if args else None)
+        self.cached.append(cache.get_seq_length() if cache is not None else 0)
+        self.given.append((rows if rows is not None else kwargs["inputs_embeds"]).shape[1])
+
+    def _after(self, *_: Any) -> None:
+        if len(self.cached) == 1:
+            self.seconds, self.cpu = self.now(), time.process_time()
+
+
+def transformers_loop(
+    name: str,
+    target: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    around: Any = nullcontext,
+    **options: Any,
+) -> Generate:
+    """`target.generate(**options)` inside `around()`; plain decoding without options.
+
+    Its first target pass holds the prompt, and a first draft where one comes before it. As for our
+    own methods, that pass and the tokens it gives are not counted: the clocks start when it ends,
+    and what was committed is read off the cache before every later pass.
+    """
+
+    def generate(prompt: list[int], seed: int, kind: str) -> Record:
+        ids, passes = torch.tensor([prompt], device=target.device), PassClock(target)
+        isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
+        with passes.watching(), torch.inference_mode(), isolated, around():
+            begun = passes.now()
+            torch.manual_seed(seed)
+            out = target.module.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                **sampling_options(setting),
+                **options,
+            )
+            seconds = passes.now() - passes.seconds
+            cpu = time.process_time() - passes.cpu
+        # All committed tokens but the last are in the cache when a pass begins.
+        committed = [length + 1 for length in passes.cached[1:]] + [out.shape[1]]
+        accepted = Counter(end - start - 1 for start, end in pairwise(committed))
+        return Record(
+            setting=str(setting),
+            method=name,
+            prompt="",
+            kind="",
+            tokens=out.shape[1] - committed[0],
+            steps=len(passes.cached) - 1,
+            nodes=sum(passes.given[1:]),
+            seconds=seconds,
+            cpu_seconds=cpu,
+            first_seconds=passes.seconds - begun,
+            accepted={str(count): steps for count, steps in sorted(accepted.items())},
+        )
+
+    return generate

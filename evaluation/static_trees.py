@@ -1,0 +1,77 @@
+"""The best static trees of a rule by labels and prices, before anything is decoded."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.selector.baselines import MIN_ROOTS
+from nde_talf.selector.latency import LatencyTable, context_counts
+from nde_talf.selector.roots import PricedRoots, Roots
+
+SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
+DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
+STATIC = {
+    **{
+        rule: (rule, DRAFTING)
+        for rule in ("specinfer", "traversal", "naivetree", "nss", "spectr", "khisti", "gbv")
+    },
+    "naive": ("naivetree", SINGLE_PATH),
+    "bv": ("traversal", SINGLE_PATH),
+}
+"""The labels that give a rule its static tree, and the trees allowed. Rules on trees come first: of
+equal methods the first one is decoded.
+"""
+
+
+@dataclass
+class StaticTrees:
+    """Labels of the training roots under one sampling setting, with the prices of all trees.
+
+    Attributes:
+        roots: of all settings, with the labels of all rules.
+        table: prices the trees.
+        index: of the setting among those of the roots.
+    """
+
+    roots: Roots
+    table: LatencyTable
+    index: int
+    _priced: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, roots: Roots | None, table: LatencyTable | None, setting: SamplingSetting
+    ) -> "StaticTrees | None":
+        """None for a setting that was not traced."""
+        pair = torch.tensor([setting.temperature, setting.top_p])
+        for index, traced in enumerate(roots.settings if roots else ()):
+            if torch.allclose(torch.tensor(traced), pair):
+                return cls(roots, table, index)
+        return None
+
+    def ranked(self, rule: str, count: int, kind: str | None = None) -> list[Action]:
+        """The `count` trees with the most tokens per second, best first.
+
+        kind: on the roots of one domain alone, where drafting nothing is a choice as well; none
+        where that has too few roots.
+        """
+        labels, allowed = STATIC[rule]
+        priced, here = self.priced(labels), (self.roots.setting == self.index).nonzero()[:, 0]
+        if kind is not None:
+            here = here[torch.tensor([self.roots.kind[i] == kind for i in here.tolist()])]
+            if len(here) < MIN_ROOTS:
+                return []
+        seconds = priced.costs[0].mean(context_counts(priced.roots.context[here]))
+        pace: Tensor = seconds / priced.mean_tokens(here)
+        usable = allowed if kind is not None else allowed & DRAFTING
+        best = pace.masked_fill(~usable, float("inf")).topk(count, largest=False).indices
+        return [TREES[i] for i in best.tolist()]
+
+    def priced(self, labels: str) -> PricedRoots:
+        """The roots with the labels of a rule, made once."""
+        if labels not in self._priced:
+            self._priced[labels] = PricedRoots.of(self.roots, [labels], [self.table])
+        return self._priced[labels]
