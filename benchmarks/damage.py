@@ -32,7 +32,7 @@ from nde_talf.draft_training.export import NOTE, load_head
 from nde_talf.evaluation.benchmark import read_records
 from nde_talf.pipelines.manifest import MANIFEST, faults, read_manifest
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 ABSURD = (None, "text", [], {}, -1, 10**12, 10**30, True, float("nan"))
 """What a JSON value becomes."""

@@ -64,8 +64,8 @@ from nde_talf.evaluation.methods import NGRAM, UNLABELLED_TREES, fastest
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
 from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 
 COLUMNS = [
     "setting",

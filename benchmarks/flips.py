@@ -37,7 +37,7 @@ from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 from tests.pipelines import micro
 
 RESUMED = re.compile(r"(last|best|before)\.ckpt|result\.json|labels/")

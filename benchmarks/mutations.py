@@ -461,7 +461,7 @@ FAULTS = [
                 "in tokens[:-1]:",
                 "in tokens:",
             ),
-            ("features of the target", "selector/selector.py", "self.scale[OF_TARGET] = 0", "pass"),
+            ("features of the target", "selector/network.py", "self.scale[OF_TARGET] = 0", "pass"),
             (
                 "drafts of a batch cost one",
                 "selector/chains.py",

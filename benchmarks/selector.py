@@ -1,8 +1,7 @@
 """What selectors win over everything that could be run in their place, from the files of finished
 runs.
 
-`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN] [--out
-FOLDER]`. The commands that make the committed pages' runs are in PAGES. --online: runs with
+`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--out FOLDER]`. The commands that make the committed pages' runs are in PAGES. --online: runs with
 `evaluation=campaign`, of other settings or seeds, that are reported together; without it all
 evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have
 come. Writes results/selector.md and docs/selector.png, or both into --out.
@@ -26,14 +25,14 @@ from nde_talf.evaluation.plots import selector_ratios
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, MEAN, speed_ratios
 from nde_talf.evaluation.table import row
-from nde_talf.evaluation.text import ablation_table, markdown
+from nde_talf.evaluation.text import markdown
 from nde_talf.pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAPER = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
 R="$R traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
-for stage in pair latency traces selector ablations; do python -m pipelines.run $R $S run=paper stage=$stage; done
+for stage in pair latency traces selector; do python -m pipelines.run $R $S run=paper stage=$stage; done
 for s in t0.2 t0.6 t1.0 p0.9; do
   python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s] \
     evaluation.new_tokens=32
@@ -42,7 +41,7 @@ G="run=paper-t0 base=paper traces.settings=[t0] traces.train_prompts=120 selecto
 G="$G evaluation.settings=[t0] evaluation.new_tokens=32"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
 python -m pipelines.run $R $G stage=evaluate evaluation=campaign
-python -m benchmarks.selector --run checkpoints/paper --ablations checkpoints/paper"""
+python -m benchmarks.selector --run checkpoints/paper"""
 SECOND = """R="model=testbed2 traces=testbed selector=small model.threads=1 traces.settings=[t0.6,t1.0]"
 R="$R traces.train_prompts=110 traces.validation_prompts=24 traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
@@ -101,9 +100,6 @@ train, and whether to choose at all, comes from folds of the training prompts; t
 chooses by the labels themselves, in hindsight: between scoring on other super-trees than were chosen by (too low: labels are
 noisy) and on the same (too high). "Of the way" is how much of that gain the selector gets, against the higher and against the
 lower of the two."""
-ABLATIONS_NOTE = """\
-The main selector, trained on three folds of the training prompts while the fourth says when to stop. "Eq. 12" stands for the
-whole loss of the NDE paper."""
 OFFLINE = {
     "selector": "NDE",
     "static_domain": "best static by domain",
@@ -123,7 +119,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/paper"))
     parser.add_argument("--online", type=Path, nargs="+")
-    parser.add_argument("--ablations", type=Path)
     parser.add_argument(
         "--out", type=Path, help="a folder for both files in place of the committed ones"
     )
@@ -138,11 +133,8 @@ def main() -> None:
             f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign."
         )
     offline = read_json(options.run / "selector" / "offline.json")
-    ablations = (
-        read_json(options.ablations / "ablations" / "ablations.json") if options.ablations else {}
-    )
     page = PAGES.get(options.run.name, ("The run's pair", "", ""))
-    text = "\n\n".join(_sections(page, offline, online, ablations)) + "\n"
+    text = "\n\n".join(_sections(page, offline, online)) + "\n"
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
     ((options.out or RESULTS) / "selector.md").write_text(text)
@@ -247,9 +239,7 @@ class Campaign(NamedTuple):
         return self.over(ours, dict.fromkeys(self.records, theirs))
 
 
-def _sections(
-    page: tuple[str, str, str], offline: dict, runs: list[Decoded], ablations: dict
-) -> Iterator[str]:
+def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded]) -> Iterator[str]:
     results = next(
         (run.report / "results.json" for run in runs if (run.report / "results.json").exists()),
         None,
@@ -281,10 +271,6 @@ def _sections(
         "worst 5 %",
     ]
     yield markdown(columns, rows)
-    if ablations:
-        yield "## Ablations"
-        yield ABLATIONS_NOTE
-        yield ablation_table(ablations).strip()
 
 
 def _online(runs: list[Decoded]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.protocol import NOT_TRUSTED
 from nde_talf.in_vllm import KEY, Options, for_vllm
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 GREEDY, GROUP, LENGTHS, DRAFTED = SamplingSetting(0.0), 4, (2, 4, 8), 4
 PLAIN, OURS = "vLLM, no speculation", "our proposer"

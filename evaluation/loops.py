@@ -25,8 +25,8 @@ from nde_talf.decoding.ngram import statistics
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.evaluation.benchmark import Generate, Record
+from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import action_at
 
 COMPARED = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
 TITLES = {rule: VERIFIERS.title(rule) for rule in COMPARED} | {"across": "Any rule"}

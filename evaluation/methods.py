@@ -59,11 +59,11 @@ from nde_talf.evaluation.loops import (
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import STATIC, StaticTrees
-from nde_talf.selector.baselines import EntropyRule, best_by_domain
+from nde_talf.selector.evaluate import EntropyRule, best_by_domain
 from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots, Roots
-from nde_talf.selector.selector import Selector, action_at
 
 LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 BEST_STATIC = "best static"

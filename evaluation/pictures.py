@@ -88,9 +88,6 @@ def _pictures(data: ReportData) -> Iterator[Picture]:
         for setting in next(iter(tables.values()))["settings"]
     }
     yield Picture("entropy", "selector", plots.choice_by_entropy, choosing, entropy)
-    ablations = {"": data.ablations} if data.ablations else {}
-    yield Picture("learning", "selector", plots.learning_curves, data.ablations, ablations)
-    yield Picture("tail", "selector", plots.tails, data.ablations, ablations)
     yield each("acceptance", "solvers", plots.acceptance_curves, data.acceptance)
     losses = {name: series for name, series in data.curves.items() if plots.losses_of(series)}
     yield each("curves", "training", plots.loss_curves, losses)

@@ -19,7 +19,6 @@ from nde_talf.evaluation.loops import TITLES, is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.table import Row, control_of
 from nde_talf.evaluation.text import ordinal
-from nde_talf.selector.ablation import FULL, NO_TAIL
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
@@ -420,46 +419,4 @@ def acceptance_curves(rates: dict[str, dict[str, list[float]]], width: float = W
             axis.plot(values, marker="o", label=name, **style)
         axis.set_xlabel("depth on the draft's path")
     axes[0].set_ylabel("acceptance rate, four draws")
-    return legend(figure, axes)
-
-
-@styled
-def learning_curves(ablations: dict[str, dict]) -> Figure:
-    """Held-out tokens/s by number of training roots and by super-trees a root, one line a latency
-    table.
-    """
-    figure, axes = new_figure(1, 2, 3.2, sharey=True)
-    full = ablations[FULL]
-    for axis, group, name in zip(
-        axes, ("prompts", "super-trees"), ("training roots", "super-trees a root"), strict=True
-    ):
-        points = [r for r in ablations.values() if r["group"] == group] + (
-            [full] if group == "prompts" else []
-        )
-        x = [r["training_roots"] if group == "prompts" else r["value"] for r in points]
-        for table in full["tables"]:
-            y = [r["tables"][table]["selector"] for r in points]
-            axis.errorbar(x, [v[0] for v in y], yerr=whiskers(y), marker="o", label=table)
-        axis.axhline(1, color=INK, lw=0.8, ls=":")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(x, [f"{v:.0f}" for v in x])
-        axis.minorticks_off()
-        axis.set_xlabel(name)
-    axes[0].set_ylabel("held-out tokens/s against best static")
-    return legend(figure, axes)
-
-
-@styled
-def tails(ablations: dict[str, dict]) -> Figure:
-    """Quantiles over roots of throughput against the best static action, with and without the tail
-    term.
-    """
-    shown = {name: ablations[name]["tables"] for name in (FULL, NO_TAIL) if name in ablations}
-    figure, axes = new_figure(1, len(shown[FULL]), 2.8, sharey=True)
-    for axis, table in zip(axes, shown[FULL], strict=True):
-        for name, tables in shown.items():
-            axis.plot(QUANTILES, tables[table]["worst_quantiles"], marker="o", label=name)
-        axis.axhline(1, color=INK, lw=0.8, ls=":")
-        axis.set(xlabel="quantile of held-out roots", title=table)
-    axes[0].set_ylabel("tokens/s against best static")
     return legend(figure, axes)

@@ -22,7 +22,7 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH
-from nde_talf.selector.baselines import MIN_ROOTS
+from nde_talf.selector.evaluate import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.objective import mean_step
 from nde_talf.selector.roots import PricedRoots, Roots

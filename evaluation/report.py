@@ -49,7 +49,6 @@ class ReportData:
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.evaluate`.
         head: held-out figures of the draft head.
-        ablations: of stage=ablations.
         acceptance: by setting and solver, rates by depth.
         curves: by training, its series.
         stages: seconds by stage.
@@ -74,7 +73,6 @@ class ReportData:
     pair: dict = field(default_factory=dict)
     offline: dict = field(default_factory=dict)
     head: dict = field(default_factory=dict)
-    ablations: dict[str, dict] = field(default_factory=dict)
     acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)

@@ -6,8 +6,6 @@ A figure that has no name here keeps its key, so that none is lost.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from nde_talf.decoding.common.bootstrap import shown
-
 
 def percent(fraction: float) -> str:
     """ "76.1 %"."""
@@ -122,16 +120,3 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of text in Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def ablation_table(ablations: dict[str, dict]) -> str:
-    """Markdown: held-out tokens/s against the best static actions under every latency table, and
-    the worst 5 % of the roots, by variant of `nde_talf.selector.ablation`.
-    """
-    rows = []
-    for name, result in ablations.items():
-        tables = result["tables"]
-        worst = sum(own["worst_5_percent"] for own in tables.values()) / len(tables)
-        speeds = (shown(own["selector"], 3) for own in tables.values())
-        rows.append([name, str(result["training_roots"]), *speeds, f"{worst:.3f}"])
-    return markdown(["variant", "training roots", *tables, "worst 5 % of roots"], rows) + "\n"

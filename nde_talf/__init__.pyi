@@ -43,7 +43,7 @@ from nde_talf.in_transformers import speculate as speculate
 from nde_talf.in_vllm import for_vllm as for_vllm
 from nde_talf.saved import generate_from as generate_from
 from nde_talf.selector.latency import LatencyTable as LatencyTable
+from nde_talf.selector.network import Selector as Selector
 from nde_talf.selector.policy import NeuralPolicy as NeuralPolicy
-from nde_talf.selector.selector import Selector as Selector
 
 __version__: str

@@ -39,8 +39,8 @@ from nde_talf.decoding.stats import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.prepared import Row, RowProcess, apply, check, check_rows, of_generate, rows_of, split
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 
 NGRAM = "ngram"
 RULES = {

@@ -35,7 +35,7 @@ from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
 from nde_talf.proposals import Fixed, Lengths, Proposals
 from nde_talf.selector.chains import PathLengths
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 KEY = "nde_talf"
 """Under which vLLM's `additional_config` holds our options."""

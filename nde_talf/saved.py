@@ -20,7 +20,7 @@ from nde_talf.decoding.common.files import write_atomically, write_sealed
 from nde_talf.decoding.common.formats import Format
 from nde_talf.in_transformers import NGRAM, Speculation, is_head, speculate
 from nde_talf.prepared import of_generate
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 
 class Settings(TypedDict):

@@ -68,7 +68,7 @@ def check_machine(config: Config) -> None:
     """
     from nde_talf.pipelines.policy_table import make_policy
     from nde_talf.selector.latency import LatencyTable
-    from nde_talf.selector.selector import selectable
+    from nde_talf.selector.network import selectable
 
     check_devices(config.model)
     check_parts(config.model)

@@ -30,10 +30,8 @@ from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
-OF_DRAFT_MODEL = ("latency", "traces", "selector", "ablations")
+OF_DRAFT_MODEL = ("latency", "traces", "selector")
 """Stages that need a draft model."""
-OPTIONAL_STAGES = ("ablations",)
-"""Stages that stage=all leaves out."""
 METHODS = (
     "rules",
     "selector",
@@ -247,8 +245,8 @@ class Config:
 
     run: str = "default"
     """Name of the run, which is its folder under paths.checkpoints."""
-    stage: str = choice("all", ("all", *STAGES, *OPTIONAL_STAGES))
-    """all, pair, latency, traces, selector, draft, evaluate or ablations."""
+    stage: str = choice("all", ("all", *STAGES))
+    """all, pair, latency, traces, selector, draft or evaluate."""
     force: bool = False
     """Redo a finished stage."""
     verify: bool = False

@@ -174,7 +174,6 @@ def report_data(
         "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
     )
     tables, by_method = tabulate(records), by_setting(records)
-    ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
         tables=tables,
@@ -190,7 +189,6 @@ def report_data(
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"] if "selector" in manifests else {},
         head=_head(manifests["draft"]) if "draft" in manifests else {},
-        ablations=read_json(ablations) if ablations.exists() else {},
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(model.device, model.dtype, used),

@@ -16,7 +16,7 @@ from nde_talf.pipelines.sharding import parts
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE
-from nde_talf.selector.profile import MAX_BATCHES, ROOM, measure_latency
+from nde_talf.selector.measure import MAX_BATCHES, ROOM, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:

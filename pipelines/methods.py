@@ -14,7 +14,7 @@ from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.pipelines.selector import roots_of, selectors
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 
 def benches(

@@ -50,7 +50,7 @@ def run(config: Config) -> None:
     check_machine(config)
     # Imported here, after the checks: they take seconds.
     from nde_talf.draft_training.families import NoHead
-    from nde_talf.pipelines import ablations, draft, evaluate, latency, pair, selector, traces
+    from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
     from nde_talf.pipelines.machine import threads
     from nde_talf.pipelines.stage import locate, run_stage
@@ -58,8 +58,7 @@ def run(config: Config) -> None:
     if config.verify:
         return traces.verify(locate(traces.STAGE, config))
     stages = {
-        own.STAGE.name: own.STAGE
-        for own in (pair, latency, traces, selector, draft, evaluate, ablations)
+        own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate)
     }
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run

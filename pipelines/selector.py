@@ -18,12 +18,12 @@ from nde_talf.pipelines.latency import accepts_noise
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.crossfit import train_selector
 from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from nde_talf.selector.rows import columns
+from nde_talf.selector.train import train_selector
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"

@@ -35,8 +35,8 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 
 if TYPE_CHECKING:
     from nde_talf.pipelines.generate import GenerateConfig

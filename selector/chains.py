@@ -20,7 +20,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import SamplingSetting, feature_setting
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 LONGEST_PATH = L1_MAX + L2_MAX
 """Tokens of the longest path that a selector knows."""

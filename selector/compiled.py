@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nde_talf.decoding.features import FLOOR, FROM_PRODUCTS
 from nde_talf.selector.latency import StepCosts
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 _SUMS = {"reassoc", "contract"}  # sums may be taken in any order, so that they are vectorised
 _F = np.float32

@@ -27,7 +27,7 @@ from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
-from nde_talf.selector.selector import Selector, selectable
+from nde_talf.selector.network import Selector, selectable
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -149,7 +149,7 @@ class NeuralPolicy(TreePolicy):
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """The most probable option of pi(. | root features); see
-        `nde_talf.selector.selector.action_at`.
+        `nde_talf.selector.network.action_at`.
         """
         opening = state.memory.get(self) or state.memory.setdefault(
             self, self._open(state, drafter)

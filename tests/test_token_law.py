@@ -20,8 +20,8 @@ from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import Verdict
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 from tests.decoding.tiny_loop import (
     DRAFT,
     HEAD,

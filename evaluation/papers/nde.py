@@ -41,9 +41,9 @@ from nde_talf.evaluation.papers.resampled import Samples, as_interval, as_text, 
 from nde_talf.evaluation.protocol import CONTROL
 from nde_talf.evaluation.solver_acceptance import OPTIMAL
 from nde_talf.selector.evaluate import probabilities
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots
-from nde_talf.selector.selector import Selector
 
 OT = ("khisti", "naivetree", "nss", "specinfer", "spectr")
 RULES = ("nss", "bv", "khisti", "naivetree", "naive", "specinfer", "spectr", "traversal", "gbv")

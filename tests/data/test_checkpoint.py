@@ -21,7 +21,7 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
-from nde_talf.selector.training import SelectorModule, fit_selector
+from nde_talf.selector.train import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
 from tests.selector.examples import CONFIG, priced
 
@@ -113,7 +113,7 @@ def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):
-    monkeypatch.setattr("nde_talf.selector.training.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("nde_talf.selector.train.CHECKPOINT_SECONDS", 0.0)
     training, validation, config = priced(120, 0), priced(60, 1), replace(CONFIG, epochs=5)
     undisturbed, _ = fit_selector(
         training, validation, config, tmp_path / "undisturbed", progress=False

@@ -14,9 +14,9 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.selector.baselines import EntropyRule
+from nde_talf.selector.evaluate import EntropyRule
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.selector.examples import TABLE, schema

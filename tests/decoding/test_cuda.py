@@ -19,8 +19,8 @@ from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import CudaGraphs, StaticShapes
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 

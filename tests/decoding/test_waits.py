@@ -16,9 +16,9 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, search_on_device
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.selector.baselines import EntropyRule
+from nde_talf.selector.evaluate import EntropyRule
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, moved_pass, pretend
 from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair

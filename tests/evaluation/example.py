@@ -11,19 +11,6 @@ from nde_talf.evaluation.table import by_setting, histogram, latencies, tabulate
 from nde_talf.evaluation.verdict import verdicts
 
 SETTING = SamplingSetting(0.6)
-OWN = {
-    "selector": [1.02, 1.0, 1.04],
-    "worst_5_percent": 0.8,
-    "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1],
-}
-ABLATIONS = {
-    name: {"group": group, "value": value, "training_roots": roots, "tables": {"measured": OWN}}
-    for name, group, value, roots in (
-        ("full", "", 0, 90),
-        ("s = 1", "super-trees", 1, 90),
-        ("half", "prompts", 0.5, 45),
-    )
-}
 PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]
 NDE, STATIC = "Traversal + selector (NDE)", "Traversal (1, 0, 4)"
 
@@ -133,7 +120,6 @@ def everything(found: list[Record], **more) -> ReportData:
         "curves": {"target": {"loss": [(0, 3.0), (10, 2.0)]}},
         "acceptance": {setting: {"nss": [0.5, 0.4], "optimal (α*)": [0.8, 0.7]}},
         "stages": {"pair": 12.0},
-        "ablations": ABLATIONS,
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},
     }
     return ReportData(run="<run & co>", tables=tables, **(parts | more))

@@ -35,7 +35,7 @@ from nde_talf.evaluation.methods import (
     selector_title,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.selector.selector import Selector, SelectorSchema
+from nde_talf.selector.network import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots

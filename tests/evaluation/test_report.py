@@ -136,8 +136,6 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
         "positions",
         "actions",
         "curves",
-        "learning",
-        "tail",
         "selector",
         "entropy",
         "acceptance",

@@ -19,7 +19,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.in_vllm import KEY, for_vllm
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process

@@ -23,10 +23,10 @@ from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
 from nde_talf.proposals import Fixed, Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots, draft_only
-from nde_talf.selector.selector import Selector
-from nde_talf.selector.training import new_selector
+from nde_talf.selector.train import new_selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.selector.examples import CONFIG, DEPTH, TABLE, roots, schema

@@ -14,7 +14,7 @@ from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.draft_training.export import save_head
 from nde_talf.in_transformers import Speculation
 from nde_talf.saved import load
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET
 from tests.selector.examples import TABLE, schema
 

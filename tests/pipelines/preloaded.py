@@ -18,7 +18,6 @@ import nde_talf.pipelines.quiet  # isort: skip (before torch)
 import matplotlib.backends.backend_agg
 import wandb.sdk.launch.inputs.internal
 
-import nde_talf.pipelines.ablations
 import nde_talf.pipelines.checks
 import nde_talf.pipelines.cli
 import nde_talf.pipelines.evaluate

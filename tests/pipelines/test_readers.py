@@ -35,7 +35,7 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 
 HERE = Path(__file__).parents[1] / "fixtures"
 

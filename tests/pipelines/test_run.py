@@ -27,7 +27,7 @@ from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.manifest import read_manifest, write_manifest
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
+from nde_talf.selector.network import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
 from tests.pipelines.micro import command

@@ -5,10 +5,10 @@ between.
 import torch
 
 from nde_talf.decoding.actions import TREES
-from nde_talf.selector.baselines import ENTROPY
+from nde_talf.selector.evaluate import ENTROPY
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import SelectorSchema
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
-from nde_talf.selector.selector import SelectorSchema
 from nde_talf.selector.settings import SelectorConfig
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)

@@ -10,6 +10,7 @@ from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
+from nde_talf.selector.measure import measure_latency
 from nde_talf.selector.objective import (
     best_static,
     deviance,
@@ -19,7 +20,6 @@ from nde_talf.selector.objective import (
     split_half_choice,
     visits,
 )
-from nde_talf.selector.profile import measure_latency
 from tests.decoding.pairs import tiny_pair
 
 
@@ -186,7 +186,7 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
 @pytest.mark.slow
 @pytest.mark.parametrize("on_a_device", [False, True])
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
-    monkeypatch.setattr("nde_talf.selector.profile.asynchronous", lambda _: on_a_device)
+    monkeypatch.setattr("nde_talf.selector.measure.asynchronous", lambda _: on_a_device)
     target, draft = tiny_pair(16)
     static = StaticShapes(128) if on_a_device else None
     measured = measure_latency(

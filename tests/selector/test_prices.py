@@ -18,12 +18,11 @@ from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.measure import PROBES, Probed, fit_table, measure_latency, rising
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.profile import measure_latency
 from nde_talf.selector.roots import PricedRoots
-from nde_talf.selector.selector import Selector
-from nde_talf.selector.step_parts import PROBES, Probed, fit_table, rising
-from nde_talf.selector.training import new_selector
+from nde_talf.selector.train import new_selector
 from tests.decoding.pairs import tiny_model, tiny_pair
 from tests.selector.examples import CONFIG, TABLE, roots, schema
 

@@ -19,9 +19,9 @@ from nde_talf.decoding.common.files import remove_temporaries
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector import roots as module
 from nde_talf.selector import rows as files
-from nde_talf.selector.crossfit import train_selector
 from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces
 from nde_talf.selector.rows import columns
+from nde_talf.selector.train import train_selector
 from tests.selector.examples import CONFIG, TABLE, roots
 
 NAMES = ("h_p_previous", "h_q_previous", "h_q_root")

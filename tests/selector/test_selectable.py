@@ -12,8 +12,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.config import Config
+from nde_talf.selector.network import Selector, selectable
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.selector import Selector, selectable
 from tests.selector.examples import TABLE, schema
 
 REFUSED = (

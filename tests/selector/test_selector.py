@@ -14,18 +14,28 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from nde_talf.selector.compiled import CompiledSelector
-from nde_talf.selector.crossfit import cross_fit, prompt_folds, train_selector
-from nde_talf.selector.evaluate import evaluate_offline, probabilities
+from nde_talf.selector.evaluate import (
+    ENTROPY,
+    EntropyRule,
+    evaluate_offline,
+    probabilities,
+    static_by_domain,
+)
 from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy, Opening
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
-from nde_talf.selector.selector import Selector, action_at
 from nde_talf.selector.settings import NDE_PAPER
-from nde_talf.selector.training import SelectorModule, fit_selector, new_selector
+from nde_talf.selector.train import (
+    SelectorModule,
+    cross_fit,
+    fit_selector,
+    new_selector,
+    prompt_folds,
+    train_selector,
+)
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
@@ -122,7 +132,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
         if module.current_epoch == 4:
             raise Killed
 
-    monkeypatch.setattr("nde_talf.selector.training.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("nde_talf.selector.train.CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(SelectorModule, "on_train_epoch_start", kill)
         fit("killed")
@@ -327,20 +337,17 @@ def test_selector_of_another_pair_is_refused():
 def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch):
     target, draft = tiny_pair(16)
     used: list[str] = []
-    for name in ("specinfer", "gbv"):
-        rule = VERIFIERS[name]
-        monkeypatch.setitem(
-            VERIFIERS,
-            name,
-            replace(
-                rule, rule=lambda tree, rng, own=rule: used.append(own.name) or own.rule(tree, rng)
-            ),
-        )
     torch.manual_seed(1)
     selector = Selector(schema(16, 16, ("specinfer", "gbv")))
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
     policy = NeuralPolicy(selector, TABLE)
+    policy.rules = [
+        replace(
+            rule, rule=lambda tree, rng, rule=rule: used.append(rule.name) or rule.rule(tree, rng)
+        )
+        for rule in policy.rules
+    ]
     chosen: list[str] = []
     choose = policy.choose
 

@@ -4,7 +4,7 @@ import pytest
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.selector.settings import SelectorConfig
-from nde_talf.selector.training import cosine
+from nde_talf.selector.train import cosine
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ from nde_talf.evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing
 from nde_talf.evaluation.papers.page import write_page
 from nde_talf.evaluation.papers.resampled import Prompts, as_interval, as_text
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import ROOT_SCALARS, Roots
-from nde_talf.selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import schema
 

@@ -91,7 +91,7 @@ class SelectorSchema:
         pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
         draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is;
             empty: not known.
-        pair: fingerprints of the models, "target" and "draft", see `nde_talf.selector.fingerprint`;
+        pair: fingerprints of the models, "target" and "draft", see `nde_talf.selector.export`;
             empty: not known.
     """
 
