@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.data.traces.budget import size
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
 from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.common.units import size
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import fingerprint
 from nde_talf.draft_training.losses import TopProbabilities

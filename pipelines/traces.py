@@ -3,6 +3,7 @@ from super-trees.
 """
 
 import importlib.util
+import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.budget import Budget, check_disk, predicted
 from nde_talf.data.traces.store import ELSEWHERE, TraceStore, elsewhere
 from nde_talf.data.traces.worker import Tracer, Unit, units
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, write_json
 from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.common.units import size
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import SUCCESSOR, Stage
@@ -78,12 +79,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 make, workers, config.ray.address, _gpus_of_a_worker(config, engine)
             ) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
-                of = prompts, [everything[i] for i in todo], workers, model.tensor_parallel
-                ((_, budget),) = pool.map(_budget, [of], 1)
-                console.print(f"{engine.name}: {budget}")
-                tracker.log({"predicted": asdict(budget)})
-                if not elsewhere:
-                    check_disk(folder, budget)
+                of = prompts, [everything[i] for i in todo], None if elsewhere else folder
+                ((_, needs),) = pool.map(_check_needs, [of], 1)
+                console.print(f"{engine.name}: {needs}")
                 for kind in stores:
                     own = [i for i in missing[kind] if i in todo]
                     items = ((kind, everything[i], i, len(everything)) for i in own)
@@ -113,7 +111,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _place(config: Config, folder: Path) -> str:
-    """Where the shards go: the stage's own folder, or traces.store, which the folder then names.
+    """Return where the shards go: the stage's folder, or traces.store, which the folder then names.
 
     Without it, a stage that was begun elsewhere goes on there. With force=true the shards that this
     stage wrote there before are deleted.
@@ -121,23 +119,19 @@ def _place(config: Config, folder: Path) -> str:
     Raises:
         UserError: traces.store holds the shards of something else.
     """
-    url, owner = (
-        config.traces.store,
-        str(folder.with_name(folder.name.removesuffix(SUCCESSOR)).resolve()),
-    )
-    begun = elsewhere(folder)
+    url, begun = config.traces.store, elsewhere(folder)
     if url is None:
         return begun or str(folder)
     store = TraceStore(url)
     if url != begun and store.shards:
-        if not config.force or store.owner != owner:
+        finished = folder.with_name(folder.name.removesuffix(SUCCESSOR))
+        if not config.force or elsewhere(finished) != url:
             raise UserError(
                 f"traces.store={url}: there are traces in it that this stage did not begin. Give"
                 " another URL, or delete them."
             )
         for each in (store, *(TraceStore(f"{url}/drawn/{kind}", kind) for kind in DRAWN)):
             each.clear()
-    store.begin(owner)
     write_json(folder / ELSEWHERE, {"url": url})
     return url
 
@@ -154,14 +148,22 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     ]
 
 
-def _budget(
-    tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int, ranks: int
-) -> Budget:
-    """What the work needs. Raises UserError for prompts that do not fit the models."""
+def _check_needs(
+    tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path | None
+) -> str:
+    """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
-    return predicted(tracer, work, workers, ranks)
+    roots, most = tracer.most_roots(work)
+    if folder is not None and most > (free := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"{folder}: the traces need about {size(most)} and its disk has {size(free)} left. Free"
+            " some space, set paths.checkpoints to another disk, or ask for less"
+            " (traces.train_prompts, traces.settings, traces.stride, traces.samples,"
+            " traces.verifiers)."
+        )
+    return f"up to {roots:,} roots, about {size(most)} of disk"
 
 
 def _finish(store: TraceStore, count: int) -> None:

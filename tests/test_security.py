@@ -112,7 +112,7 @@ def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
     store = TraceStore(tmp_path / "traces")
     store.write(store.name(0, 1), {"split": ["train"]})
     store.shards[name] = {"rows": 1, "sha256": "0"}
-    store._put_json(INDEX, {"shards": store.shards})
+    store._put_index(INDEX, store.shards)
     with pytest.raises(UserError, match=re.escape(INDEX)):
         TraceStore(tmp_path / "traces").clear()
     assert (tmp_path / "pair/pair.json").exists()

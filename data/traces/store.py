@@ -1,15 +1,13 @@
-"""The trace store: Parquet shards and their entries, in a folder or at an fsspec URL.
-
-It knows nothing of models.
+"""The trace store: Parquet shards and an index, in a folder or at an fsspec URL.
 
 Several processes may write shards of one store at the same time. Each shard gets an entry, a small
 JSON file beside it with its rows, split and checksum, so that nothing is rewritten as the store
 grows. `finish` gathers the entries in `shards.json`:
 
     traces-00000-of-00002.parquet   columns of the roots of one unit of work
-    traces-00000-of-00002.json      {"format": 3, "shard": {"rows": 64, "split": "train", "sha256":
-    ...}}; gone after `finish` shards.json                     {"format": 3, "shards":
-    {"traces-00000-of-00002.parquet": {"rows": 64, ...}, ...}}
+    traces-00000-of-00002.json      its entry, written like the index; gone after `finish`
+    shards.json                     {"format": 1, "shards": {"traces-00000-of-00002.parquet":
+                                    {"rows": 64, "split": "train", "sha256": ...}, ...}}
 
 `datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads the shards.
 """
@@ -20,7 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +31,7 @@ from nde_talf.decoding.common.files import (
     SEAL,
     content_digest,
     read_json,
-    unreadable,
+    reading,
     write_atomically,
 )
 from nde_talf.decoding.common.formats import Format
@@ -42,29 +40,26 @@ INDEX = "shards.json"
 
 
 class Shard(TypedDict):
-    """The entry of a shard. rows: 0 where it has no file, and then no sha256 either."""
+    """The entry of a shard. One without rows has no file, no sha256 and no split."""
 
     rows: int
     sha256: str | None
-    split: NotRequired[str]
+    split: str | None
 
 
-class Content(TypedDict):
-    """Content of `shards.json` (shards), or of the file beside a shard (shard)."""
+class Index(TypedDict):
+    """Content of `shards.json`, and of the file beside a shard."""
 
-    shard: NotRequired[Shard]
-    shards: NotRequired[dict[str, Shard]]
+    shards: dict[str, Shard]
 
 
-FORMAT = Format("trace store", "make the traces again with stage=traces force=true", Content)
+FORMAT = Format("trace store", "make the traces again with stage=traces force=true", Index)
 ELSEWHERE = "store.json"
 """The file of a folder whose shards are at a URL: {"url": ...}."""
-OWNER = "owner.json"
-"""The file of a store elsewhere that says which folder names it: {"owner": ...}."""
 
 
 class RemotePath:
-    """What a store needs of a `Path`, for a file or folder on an fsspec file system.
+    """The part of `Path` that a store needs, on an fsspec file system.
 
     Raises UserError for a URL of an unknown kind, or of one whose library is not installed.
     """
@@ -95,7 +90,7 @@ class RemotePath:
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
         self.fs.invalidate_cache()
-        return (self / found.rpartition("/")[2] for found in self.fs.glob(f"{self.path}/{pattern}"))
+        return (self / path.rpartition("/")[2] for path in self.fs.glob(f"{self.path}/{pattern}"))
 
     def open(self, mode: str) -> Any:
         return self.fs.open(self.path, mode)
@@ -103,8 +98,8 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         return self.fs.cat_file(self.path)
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
+    def write_bytes(self, data: bytes) -> None:
+        self.fs.pipe_file(self.path, data)
 
     def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.exists():
@@ -112,7 +107,7 @@ class RemotePath:
 
 
 class TraceStore:
-    """Reads and writes shards.
+    """Read and write shards.
 
     Entries that other processes write after this was made are not seen by it.
 
@@ -138,52 +133,41 @@ class TraceStore:
         return sum(shard["rows"] for shard in self.shards.values())
 
     def holds(self, name: str) -> bool:
-        """Whether a shard is finished and undamaged."""
+        """Tell whether a shard is finished and undamaged."""
         return name in self.shards and self.fault(name) is None
 
     def fault(self, name: str) -> str | None:
-        """What is wrong with a shard that has an entry, in words; None if nothing.
-
-        One without rows has no file.
-        """
-        entry, path = self.shards[name], self.folder / name
-        if not entry["rows"]:
+        """Say in words how a shard with an entry differs from what was written; None if not."""
+        if not self.shards[name]["rows"]:
             return None
-        if not path.exists():
+        if not (self.folder / name).exists():
             return "the file is missing"
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        data = (self.folder / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.shards[name]["sha256"]:
             return "its checksum is not the one it was written with"
-        try:
-            rows = pq.read_metadata(pa.BufferReader(data)).num_rows
-        except (OSError, pa.ArrowException) as error:
-            return f"it is no Parquet file ({error})"
-        if rows != entry["rows"]:
-            return f"it has {rows} rows instead of {entry['rows']}"
         self._intact.add(name)
         return None
 
     def faults(self) -> dict[str, str]:
-        """Every shard that is not as it was written, and why."""
+        """Find every shard that is not as it was written, and why."""
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
     def write(self, name: str, columns: dict[str, list | Tensor]) -> int:
-        """Write one shard, then its entry.
+        """Write one shard, then its entry. Returns its rows.
 
-        A shard without columns gets only the entry. Returns its rows.
+        A shard without columns gets only the entry.
         """
         table, file = arrow_table(columns), io.BytesIO()
-        entry = {"rows": table.num_rows, "sha256": None}
+        entry = Shard(rows=table.num_rows, sha256=None, split=None)
         if columns:
+            # A dictionary of numbers triples the time.
             text = [name for name, column in columns.items() if isinstance(column, list)]
-            pq.write_table(
-                table, file, compression="zstd", use_dictionary=text
-            )  # a third of the time for numbers
+            pq.write_table(table, file, compression="zstd", use_dictionary=text)
             entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
             self._put(name, file.getvalue())
         if "split" in columns:
             entry["split"] = columns["split"][0]  # a shard is of one split
-        self._put_json(_entry_name(name), {"shard": entry})
+        self._put_index(_entry_name(name), {name: entry})
         self.shards[name] = entry
         return table.num_rows
 
@@ -195,19 +179,9 @@ class TraceStore:
         if not list(self.folder.glob(f"{self.kind}-*.json")):
             return
         self.shards = self._entries()
-        self._put_json(INDEX, {"shards": dict(sorted(self.shards.items()))})
+        self._put_index(INDEX, dict(sorted(self.shards.items())))
         for name in self.shards:
             (self.folder / _entry_name(name)).unlink(missing_ok=True)
-
-    @property
-    def owner(self) -> str | None:
-        """Who began this store; None: nobody did."""
-        path = self.folder / OWNER
-        return read_json(path).get("owner") if path.exists() else None
-
-    def begin(self, owner: str) -> None:
-        """Note who writes this store."""
-        self._put_json(OWNER, {"owner": owner})
 
     def clear(self) -> None:
         """Delete all shards."""
@@ -216,92 +190,70 @@ class TraceStore:
         self.shards = {}
 
     def lists(self, name: str) -> dict[str, list]:
-        """One shard as plain lists."""
+        """Read one shard as plain lists."""
         return self._table(name).to_pydict()
 
     def read(self, split: str, columns: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """The shards of one split as columns (all, or those named): strings [R], numbers [R],
-        features [R, H], labels [R, s, A].
+        """Read the shards of one split as columns (all, or those named).
 
-        Empty if it has no roots. Only files of this split are opened and checked.
+        Strings and numbers are [R], features [R, H], labels [R, s, A]; empty if there are no roots.
+        Only files of this split are opened and checked.
         """
         batches = list(self.batches(split, columns))
-        return {
-            name: np.concatenate([batch[name] for batch in batches])
-            for name in (batches[0] if batches else ())
-        }
+        names = batches[0] if batches else ()
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
 
     def batches(
         self, split: str, columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """`read`, one shard after the other."""
-        names = sorted(name for name, shard in self.shards.items() if shard["rows"])
-        if not names:
+        """Read one shard after the other, each as `read` does."""
+        if not self.roots:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
-        for name in names:
-            entry = self.shards[name]
-            if "split" not in entry:  # up to format 2
-                entry["split"] = self._table(name, ["split"])["split"][0].as_py()
-            if entry["split"] == split:
+        for name, entry in sorted(self.shards.items()):
+            if entry["rows"] and entry["split"] == split:
                 table = self._table(name, columns)
-                yield {
-                    column: _values(table[column].combine_chunks()) for column in table.column_names
-                }
+                yield {key: _values(table[key].combine_chunks()) for key in table.column_names}
 
     def _table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The shard, or some of its columns. Its checksum is looked at the first time."""
+        """Read a shard, or some of its columns. Its checksum is looked at the first time."""
         if name not in self._intact and (fault := self.fault(name)):
             raise UserError(
                 f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is"
                 " made anew."
             )
-        try:
-            with (self.folder / name).open("rb") as file:
-                return pq.read_table(file, columns=columns and list(columns))
-        except (OSError, pa.ArrowException) as error:
-            raise unreadable(self.folder / name, error, "delete it and run stage=traces") from error
+        path = self.folder / name
+        with reading(path, "delete it and run stage=traces"), path.open("rb") as file:
+            return pq.read_table(file, columns=columns and list(columns))
 
-    def _entries(self) -> dict[str, dict]:
-        """The entries of `shards.json`, and those written since."""
-        found: dict[str, Shard] = (
-            self._loaded(INDEX)["shards"] if (self.folder / INDEX).exists() else {}
-        )
-        for path in self.folder.glob(f"{self.kind}-*.json"):
-            found[path.name.removesuffix(".json") + ".parquet"] = self._loaded(path.name)["shard"]
-        for name in found:  # files of these names are read, written and deleted
+    def _entries(self) -> dict[str, Shard]:
+        """Read the entries of `shards.json`, and those written since."""
+        entries: dict[str, Shard] = {}
+        index = [self.folder / INDEX] if (self.folder / INDEX).exists() else []
+        for path in (*index, *self.folder.glob(f"{self.kind}-*.json")):
+            entries |= FORMAT.load(path)["shards"]
+        for name in entries:  # files of these names are read, written and deleted
             if not re.fullmatch(rf"{re.escape(self.kind)}-[A-Za-z0-9_-]+\.parquet", name):
                 raise UserError(
                     f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or"
                     f" {FORMAT.again}."
                 )
-        return found
+        return entries
 
-    def _loaded(self, name: str) -> Content:
-        """The content of one JSON file: the index, or the entry of a shard."""
-        content = FORMAT.load(self.folder / name)
-        if (key := "shards" if name == INDEX else "shard") not in content:
-            raise UserError(
-                f"{self.folder / name}: its key {key!r} is missing. Take a good copy, or"
-                f" {FORMAT.again}."
-            )
-        return content
-
-    def _put_json(self, name: str, content: dict[str, Any]) -> None:
-        content = {"format": FORMAT.number, **content}
-        self._put(
-            name, (json.dumps({**content, SEAL: content_digest(content)}, indent=2) + "\n").encode()
-        )
+    def _put_index(self, name: str, shards: dict[str, Shard]) -> None:
+        content = {"format": FORMAT.number, "shards": shards}
+        sealed = {**content, SEAL: content_digest(content)}
+        self._put(name, (json.dumps(sealed, indent=2) + "\n").encode())
 
     def _put(self, name: str, data: bytes) -> None:
         path = self.folder / name
         if isinstance(path, Path):
             write_atomically(path, lambda temporary: temporary.write_bytes(data))
         else:
-            path.fs.pipe_file(path.path, data)
+            path.write_bytes(data)
 
 
 def elsewhere(folder: Path) -> str | None:
-    """The URL that a folder stands for; None if its shards are its own.
+    """Return the URL that a folder stands for; None if its shards are its own.
 
     Raises UserError if its `store.json` names none.
     """
@@ -321,14 +273,15 @@ def _entry_name(name: str) -> str:
 
 
 def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:
-    """Lists, and tensors [R, ...], as columns."""
+    """Make a table of lists, and of tensors [R, ...]."""
     return pa.table({key: _array(value) for key, value in columns.items()})
 
 
 def _array(column: list | Tensor) -> pa.Array:
-    """A list or tensor [R, ...] as an Arrow column: of fixed-size lists of its last dimension, in
-    lists of those between, whose sizes (super-trees a root) may differ from split to split of one
-    table.
+    """Make an Arrow column of a list or tensor [R, ...].
+
+    A tensor's last dimension becomes fixed-size lists; those between become lists, whose sizes
+    (super-trees a root) may differ from split to split of one table.
     """
     if isinstance(column, list):
         return pa.array(column)
@@ -343,7 +296,7 @@ def _array(column: list | Tensor) -> pa.Array:
 
 
 def _values(column: pa.Array) -> np.ndarray:
-    """The array [R, ...] of a column whose lists of one level are equally long."""
+    """Make an array [R, ...] of a column whose lists of one level are equally long."""
     shape = [len(column)]
     while pa.types.is_nested(column.type):
         values = column.flatten()

@@ -8,6 +8,7 @@ another machine. It writes its shards itself, to a store that every worker reach
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import mul
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.super_trees import Draft, tree_rollouts
 from nde_talf.data.traces.trace import draft_setting, root_positions, trace_trajectories
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.common.progress import console
@@ -145,6 +147,16 @@ class Tracer:
             kind
         ]
         return self.stores[kind].write(self.stores[kind].name(shard, shards), make(unit, *inputs))
+
+    def most_roots(self, work: list[Unit]) -> tuple[int, int]:
+        """Count the most roots that units can have, and the bytes of their columns."""
+        target, draft = self.models
+        each = -(-self.config.new_tokens // self.config.stride)
+        states = 2 * (target.hidden_size + 2 * draft.hidden_size)  # bytes in half precision
+        labels = 4 * len(TREES) * len(self.config.verifiers)
+        roots = [each * len(unit.prompts) * len(unit.settings) for unit in work]
+        per_root = [states + unit.samples * labels for unit in work]
+        return sum(roots), sum(map(mul, roots, per_root))
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes
