@@ -111,7 +111,7 @@ def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
     (tmp_path / "pair/pair.json").write_text("{}")
     store = TraceStore(tmp_path / "traces")
     store.write(store.name(0, 1), {"split": ["train"]})
-    store.shards[name] = {"rows": 1, "sha256": "0"}
+    store.shards[name] = {"rows": 1, "sha256": "0", "split": None}
     store._put_index(INDEX, store.shards)
     with pytest.raises(UserError, match=re.escape(INDEX)):
         TraceStore(tmp_path / "traces").clear()
