@@ -4,7 +4,7 @@ fixed ones and n-grams.
 Also vLLM without speculation, and with its own draft_model and ngram.
 
 `python -m benchmarks.vllm_proposer [--run checkpoints/default]`, after `python -m pipelines.run`
-with a selector of draft features (docs/vllm.md). An engine is a process, one at a time, and engines
+with a selector of draft features (docs/serving.md). An engine is a process, one at a time, and engines
 take turns, round by round. All methods of our proposer share one engine, where they take turns by
 group of prompts.
 """

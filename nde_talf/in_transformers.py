@@ -7,7 +7,7 @@
     temperature=0.6)
 
 `generate` prepares everything and calls a `Speculation` in the place of its own loop. What it
-returns has the law, or at greedy search the tokens, of `generate` without it. docs/transformers.md
+returns has the law, or at greedy search the tokens, of `generate` without it. docs/serving.md
 says what is possible.
 """
 

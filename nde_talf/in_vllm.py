@@ -9,7 +9,7 @@ step.
 vLLM's V1 runner imports `Proposer` by name, as speculative_config={"method": "custom_class", ...}
 asks, and hands our options to it in `additional_config`. vLLM does not ask for the draft's
 probabilities: it verifies each drafted token as if the draft had given it probability 1. It says
-neither which request a row belongs to nor what the target's hidden states are. docs/vllm.md says
+neither which request a row belongs to nor what the target's hidden states are. docs/serving.md says
 what has run.
 """
 
