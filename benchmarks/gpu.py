@@ -12,9 +12,6 @@ standard library's. Each part prints a table, and writes it to benchmarks/result
 - decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and
   one tree in float32. tokens/s, the time of a step outside kernels and how often the host waits for
   the device, by torch's profiler; peak memory.
-- graphs: a step with static shapes, with levels of drafting and verification launched one operation
-  at a time and recorded in CUDA graphs (`nde_talf.decoding.captured`; forward passes are graphs in
-  both). The columns are those of part decode.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 - attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
   parts, by context and rows. The context from which on two parts are faster is `OPEN` of
@@ -59,7 +56,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import MARGIN, StaticShapes, unrecorded
+from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
@@ -69,7 +66,7 @@ from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
 
-PARTS = ("pair", "traces", "decode", "graphs", "heads", "attention")
+PARTS = ("pair", "traces", "decode", "heads", "attention")
 SETTING = SamplingSetting(0.6)
 TREES = (
     ("traversal", Action(1, 0, 7)),
@@ -140,7 +137,6 @@ def main(arguments: list[str] | None = None) -> None:
             "pair": pair,
             "traces": traces,
             "decode": decode,
-            "graphs": graphs,
             "heads": heads,
             "attention": attention,
         }
@@ -344,31 +340,6 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
     rule, tree = TREES[0]
     add(f"{VERIFIERS[rule].name} {tuple(tree)}, float32", wide, tree, rule, None)
     _decoded("decode", made, prompts, options, size, device, command)
-
-
-def graphs(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
-    target, draft = _load(options, device)
-    prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
-    context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    every = {
-        "one by one": StaticShapes(context, ROWS, record=unrecorded),
-        "recorded": StaticShapes(context, ROWS),
-    }
-    made = {}
-    for name in (BASELINE, CONTROL):
-        decoder = SpeculativeDecoder(
-            target, None, Autoregressive(), "nss", static=every["recorded"]
-        )
-        made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
-    for (rule, tree), (how, static) in product(TREES, every.items()):
-        name, own = (
-            f"{VERIFIERS[rule].name} {tuple(tree)}, {how}",
-            (LMDrafter(draft, static), Delayed(tree), rule),
-        )
-        # On a CPU trees would stay on the host.
-        decoder = SpeculativeDecoder(target, *own, static=static, device=True)
-        made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
-    _decoded("graphs", made, prompts, options, size, device, command)
 
 
 def _decoded(

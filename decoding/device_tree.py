@@ -45,7 +45,6 @@ class DeviceTree:
     """
 
     on_device: ClassVar[Literal[True]] = True
-    captured: ClassVar[bool] = False  # whether levels are recorded (`nde_talf.decoding.captured`)
 
     def __init__(self, root: int, q: Tensor):
         self.root = root
@@ -87,10 +86,6 @@ class DeviceTree:
         self._filled = nodes, rows
         for node, row in zip(nodes, rows.unbind(), strict=True):
             self.q[node] = row
-
-    def reached(self, hidden: Tensor) -> None:
-        """Of a tree whose levels are recorded: the draft's hidden states [n, H] at the tips."""
-        raise NotImplementedError
 
     def q_at(self, nodes: list[int]) -> Tensor:
         """Q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
@@ -234,7 +229,6 @@ class DeviceAccepted(NamedTuple):
         nodes: [D + 1]. From the root to the last accepted node.
         tokens: [D + 1]. Those of nodes[1:], and the target's own at index `root`.
         root: [1]. Index of the next root in `tokens`, which is the number of accepted nodes.
-        row: [1, V]. The target's row at `end` as features look at it, where it is there already.
     """
 
     tree: DeviceTree
@@ -244,7 +238,6 @@ class DeviceAccepted(NamedTuple):
     tokens: Tensor
     root: Tensor
     path: Sequence[int] = ()  # the host knows none of the accepted nodes yet
-    row: Tensor | None = None
 
     def of(self, states: Tensor) -> Tensor:
         """See `Accepted.of`: [D + 1, ...]."""
@@ -252,13 +245,8 @@ class DeviceAccepted(NamedTuple):
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Accepted.last`."""
-        rows = self.row
-        if rows is None:
-            rows = (
-                self.tree.p.index_select(0, self.end)
-                if self.tree.logits is None
-                else warp(self.tree.logits, RAW)
-            )
+        unwarped = self.tree.logits
+        rows = self.tree.p.index_select(0, self.end) if unwarped is None else warp(unwarped, RAW)
         return rows[0], hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":
@@ -273,22 +261,13 @@ class DeviceAccepted(NamedTuple):
         )
         return cut if room else None
 
-    def read(self, choice: Tensor | None = None) -> Committed:
+    def read(self) -> Committed:
         """Wait for the device, once; see `Accepted.read`."""
         tree = self.tree
         nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(
             0, keepdim=True
         )
-        parts = [
-            self.nodes,
-            self.tokens,
-            self.root,
-            self.token,
-            nodes,
-            *([] if choice is None else [choice]),
-        ]
-        numbers = torch.cat(parts).tolist()
+        numbers = torch.cat([self.nodes, self.tokens, self.root, self.token, nodes]).tolist()
         deep = len(self.nodes)
-        tau, token, count, *chosen = numbers[2 * deep :]
-        tokens = [*numbers[deep : deep + tau], token]
-        return Committed(numbers[: tau + 1], tokens, count, chosen[0] if chosen else None)
+        tau, token, count = numbers[2 * deep :]
+        return Committed(numbers[: tau + 1], [*numbers[deep : deep + tau], token], count)

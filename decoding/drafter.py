@@ -159,9 +159,6 @@ class SessionDrafter(Drafter):
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
-        if isinstance(tree, DeviceTree) and tree.captured:
-            tree.reached(hidden)
-            return
         texts = [] if self.processed is None else self.processed.texts(tree, nodes)
         tree.fill(nodes, self._distribution(hidden, texts))
 
@@ -234,14 +231,6 @@ class SessionDrafter(Drafter):
             self.previous = DraftPoint(lambda: hidden[-2], lambda: q(-2))
         elif before is not None:
             self.previous = before
-
-    def distribution(self) -> Callable[[Tensor], Tensor]:
-        """The function from hidden states [n, H] to q [n, V] under the setting of now.
-
-        Nothing of the sequence is in it, so it is not for drafters whose logits change by the text.
-        """
-        logits, setting = self._logits, self.setting
-        return lambda hidden: warp(logits(hidden), setting)
 
     def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
         """Q [n, V] of hidden states [n, H], after `texts` where these change logits."""

@@ -185,7 +185,5 @@ class Mixed(TreePolicy):
 class RuleOfTree(Verifier):
     """Applies the verifier that a tree came with, or else its own rule."""
 
-    of_tree = True
-
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)

@@ -57,6 +57,14 @@ class Processed:
             tuple[int, ...], Tensor | None
         ] = {}  # by text; None where it was not asked
 
+    def for_draft(self) -> "Processed":
+        """Return the same process and text for the draft's own rows."""
+        return Processed(self.process, self.text)
+
+    def of(self, tree: DraftTree | DeviceTree, logits: Tensor) -> Tensor:
+        """Process `logits` [N, V] of all nodes of `tree`."""
+        return self(self.texts(tree, range(len(tree))), logits)
+
     def append(self, tokens: list[int] | Tensor) -> None:
         """Tokens that were committed, the new root last."""
         if not self.textless:
@@ -98,3 +106,11 @@ class Processed:
             return True
         row = self._rows[before]
         return row is not None and float(row[text[-1]]) > -torch.inf
+
+
+def begin_processing(
+    process: LogitsProcess, prompt: list[int], logits: Tensor
+) -> tuple[Processed, Tensor]:
+    """Begin a sequence: what processes it, and its first row [V] processed."""
+    processed = Processed(process, [*prompt])
+    return processed, processed([prompt], logits[None])[0]

@@ -9,7 +9,7 @@ that no later pass has to wait for that.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, RLock
 from typing import Any
@@ -23,11 +23,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
-Function = Callable[..., Sequence[Tensor]]
-Record = Callable[[Function, Sequence[Tensor]], Function]
-"""(function, inputs at fixed addresses) -> what does the same on what these hold by then; see
-`nde_talf.decoding.captured`.
-"""
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
 _GRAPHS = 256  # of one function: a size each, of every model
@@ -52,67 +47,11 @@ def uncompiled(function: Callable) -> Callable:
     return function
 
 
-class CudaGraphs:
-    """A `Record`: functions as CUDA graphs of one device.
-
-    Not run on a GPU yet.
-
-    The graphs share memory for what they compute on the way, since only one of them runs at a time.
-    Verification of 64 rows at V = 150,000 takes some 0.5 GB of it, and there is a graph for every
-    rule, setting and bucket of trees.
-    """
-
-    _lock = Lock()  # of recordings and replays of all threads: torch makes one graph at a time
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def __call__(self, function: Function, inputs: Sequence[Tensor]) -> Function:
-        """See `Record`. The device is that of the inputs, which need not be the current one."""
-        with self._lock, torch.cuda.device(inputs[0].device):
-            if self._pool is None:
-                self._pool, self._side, self._stream = (
-                    torch.cuda.graph_pool_handle(),
-                    torch.cuda.Stream(),
-                    torch.cuda.Stream(),
-                )
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(
-                self._side
-            ):  # libraries set themselves up in the first calls, which no graph may hold
-                for _ in range(2):
-                    function(*inputs)
-            torch.cuda.current_stream().wait_stream(self._side)
-            # cuBLAS takes its workspace from the graphs' memory then, as in torch's own graphs,
-            # which free any other.
-            torch._C._cuda_clearCublasWorkspaces()
-            graph = torch.cuda.CUDAGraph()
-            # Other threads may go on using the device.
-            with torch.cuda.graph(
-                graph, self._pool, self._stream, capture_error_mode="thread_local"
-            ):
-                outputs = function(*inputs)
-
-        def replay(*_: Tensor) -> Sequence[Tensor]:
-            with self._lock:
-                graph.replay()
-                return [
-                    output.clone() for output in outputs
-                ]  # the next replay writes to the same memory
-
-        return replay
-
-
-def unrecorded(function: Function, inputs: Sequence[Tensor]) -> Function:
-    return function
-
-
 class StaticShapes:
     """For sequences of up to `context` tokens, with up to `rows` rows of a tree after them.
 
     compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
-    record: likewise to a level of drafting and to verification (`nde_talf.decoding.captured`), by
-    default `CudaGraphs` there. Models keep their cache and their graphs here from one session to
+    Models keep their cache and their graphs here from one session to
     the next; a model holds one sequence at a time, the one that was begun last.
     """
 
@@ -121,12 +60,11 @@ class StaticShapes:
         context: int,
         rows: int = 128,
         compile: Compile | None = None,
-        record: Record | None = None,
     ):
         for name, value in (("context", context), ("rows", rows)):
             if value < 1:
                 raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
-        self.context, self.rows, self.compile, self.record = context, rows, compile, record
+        self.context, self.rows, self.compile = context, rows, compile
         doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
         # More than 128 rows: eight sizes, each the same multiple of the one before.
         even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})

@@ -203,14 +203,12 @@ class Committed(NamedTuple):
 
     rows: the tree's rows from the root to the last accepted node. tokens: of the accepted nodes,
     then the target's own.
-    nodes: how many the tree has, repeated draws counted once. choice: the policy's for the next
-    step.
+    nodes: how many the tree has, repeated draws counted once.
     """
 
     rows: list[int]
     tokens: list[int]
     nodes: int
-    choice: int | None
 
 
 class Accepted(NamedTuple):
@@ -246,11 +244,9 @@ class Accepted(NamedTuple):
         """
         return self if len(self.tokens) <= room else None
 
-    def read(self, choice: Tensor | None = None) -> Committed:
-        """The numbers of the step; `choice` [1] is read with them."""
-        return Committed(
-            [0, *self.path], self.tokens, len(self.tree), None if choice is None else int(choice)
-        )
+    def read(self) -> Committed:
+        """Return the numbers of the step."""
+        return Committed([0, *self.path], self.tokens, len(self.tree))
 
 
 class Verdict(NamedTuple):

@@ -19,11 +19,13 @@ import torch
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
+from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import statistics
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.stats import PHASES, Generation
+from nde_talf.decoding.streams import Stream
 from nde_talf.evaluation.benchmark import Generate, Record
 from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy

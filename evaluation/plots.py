@@ -14,7 +14,7 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nde_talf.decoding.loop import PHASES
+from nde_talf.decoding.stats import PHASES
 from nde_talf.evaluation.loops import TITLES, is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.table import Row, control_of

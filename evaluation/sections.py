@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nde_talf.decoding.common.bootstrap import shown, times
-from nde_talf.decoding.loop import PHASES
+from nde_talf.decoding.stats import PHASES
 from nde_talf.evaluation.loops import ASSISTED, SCHEDULES, is_outside
 from nde_talf.evaluation.methods import NGRAM
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED

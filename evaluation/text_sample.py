@@ -4,7 +4,7 @@ itself.
 
 from collections.abc import Iterable, Iterator
 
-from nde_talf.decoding.loop import Block
+from nde_talf.decoding.streams import Block
 
 PROMPT, DRAFTED, CORRECTED = "prompt", "drafted", "corrected"
 CONTEXT = 8  # tokens of the text before, with which a token's own text is found

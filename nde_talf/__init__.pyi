@@ -4,9 +4,7 @@ from nde_talf.decoding.actions import Action as Action
 from nde_talf.decoding.common.errors import UserError as UserError
 from nde_talf.decoding.drafter import Drafter as Drafter
 from nde_talf.decoding.drafter import LMDrafter as LMDrafter
-from nde_talf.decoding.loop import Block as Block
 from nde_talf.decoding.loop import SpeculativeDecoder as SpeculativeDecoder
-from nde_talf.decoding.loop import Stream as Stream
 from nde_talf.decoding.mixed import Mixed as Mixed
 from nde_talf.decoding.mixed import MixedDrafter as MixedDrafter
 from nde_talf.decoding.model import CausalModel as CausalModel
@@ -34,6 +32,8 @@ from nde_talf.decoding.setting import SamplingSetting as SamplingSetting
 from nde_talf.decoding.static import StaticShapes as StaticShapes
 from nde_talf.decoding.stats import Generation as Generation
 from nde_talf.decoding.stats import Step as Step
+from nde_talf.decoding.streams import Block as Block
+from nde_talf.decoding.streams import Stream as Stream
 from nde_talf.decoding.tree import DraftTree as DraftTree
 from nde_talf.decoding.verifier import Verifier as Verifier
 from nde_talf.decoding.verifier import verifier as verifier

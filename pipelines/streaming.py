@@ -13,7 +13,7 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.drafter import Drafter, LMDrafter
-from nde_talf.decoding.loop import Generation, SpeculativeDecoder
+from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
@@ -25,6 +25,7 @@ from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.stats import Generation
 from nde_talf.decoding.verifier import Verifier, verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.text_sample import pieces

@@ -14,7 +14,7 @@ from nde_talf.decoding.device import upload
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import draft_rows
-from nde_talf.decoding.policies.base import DecodingState, Outlook, TreePolicy
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
@@ -101,13 +101,9 @@ class EntropyRule(TreePolicy):
         return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[self._bins(entropy)]
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        chosen = int(self.choice(None, drafter)) if state.choice is None else state.choice
-        return draft_delayed(self.chosen_trees[chosen], state, drafter, rng)
-
-    def choice(self, outlook: Outlook | None, drafter: Drafter) -> Tensor:
-        """See `Chooser.choice`: index [1] of a bin, by the draft alone."""
         q = draft_rows(drafter)[1]
-        return self._bins(-torch.xlogy(q, q).sum(-1, keepdim=True))
+        chosen = int(self._bins(-torch.xlogy(q, q).sum(-1, keepdim=True)))
+        return draft_delayed(self.chosen_trees[chosen], state, drafter, rng)
 
     def _bins(self, entropy: Tensor) -> Tensor:
         return torch.bucketize(

@@ -19,7 +19,7 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import draft_rows, scalar_features
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.base import DecodingState, Outlook, TreePolicy
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import DELAYED
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -83,7 +83,6 @@ class NeuralPolicy(TreePolicy):
         self._openings: dict[tuple, Opening] = {}
         self.rules = selectable(selector.schema.verifiers, "selector")
         self.verifier = self.rules[0] if len(self.rules) == 1 else OfTheStep(self.rules[0])
-        self.shapes = TREES
 
     @property
     def draft_setting(self) -> SamplingSetting | None:
@@ -130,7 +129,7 @@ class NeuralPolicy(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         started = time.perf_counter()
-        index = self.choose(state, drafter) if state.choice is None else state.choice
+        index = self.choose(state, drafter)
         with self._counting:
             self.counts[index] += 1
         self.seconds = time.perf_counter() - started
@@ -156,13 +155,6 @@ class NeuralPolicy(TreePolicy):
         )
         return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
-    def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
-        """The same as a tensor [1], before the host knows the root; None where there is nothing to
-        choose.
-        """
-        opening = self._open(outlook, drafter)
-        return self._on_device(outlook, drafter, opening) if opening.static is None else None
-
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             setting = state.setting
@@ -171,9 +163,7 @@ class NeuralPolicy(TreePolicy):
             )
         return int(self._on_device(state, drafter, opening))
 
-    def _on_device(
-        self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening"
-    ) -> Tensor:
+    def _on_device(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> Tensor:
         device, setting, at = state.p_previous.device, state.setting, state.context
         context = at if isinstance(at, Tensor) else upload(torch.tensor([at]), device)
         return self._forward(
@@ -198,7 +188,7 @@ class NeuralPolicy(TreePolicy):
             *(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)
         ).argmax(-1)
 
-    def _inputs(self, state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
+    def _inputs(self, state: DecodingState, drafter: Drafter) -> tuple[Triple, Triple]:
         """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
         seen = state.h_previous[: self.selector.schema.target_hidden]
         return (seen, drafter.previous.hidden, drafter.root.hidden), (
@@ -206,7 +196,7 @@ class NeuralPolicy(TreePolicy):
             *draft_rows(drafter),
         )
 
-    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "Opening":
+    def _open(self, state: DecodingState, drafter: Drafter) -> "Opening":
         """What stays the same for a sampling setting on a device, after a look whether the models
         are the selector's.
         """
@@ -233,8 +223,6 @@ class NeuralPolicy(TreePolicy):
 
 class OfTheStep(Verifier):
     """Applies the verifier that was chosen with the tree, or else the `first`."""
-
-    of_tree = True
 
     def __init__(self, first: Verifier):
         super().__init__("chosen", first.rule, DELAYED, first.on_device)

@@ -1,25 +1,18 @@
 """The base class of policies, and the state of a generation that a policy may look at before it drafts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
-from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.processing import Processed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.tree import DraftTree
 
-
-class Recording(Protocol):
-    """What `nde_talf.decoding.captured.Captures` is for those that it is given to."""
-
-    def tree(self, root: int, hidden: Tensor) -> DeviceTree: ...
-    def verified(self, tree: Any, logits: Tensor, rule: Any, rng: Any) -> DeviceAccepted | None: ...
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceTree
 
 
 @dataclass
@@ -36,9 +29,6 @@ class DecodingState:
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
         device: whether the decoder takes a `DeviceTree` too.
-        choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
-        captures: `nde_talf.decoding.captured.Captures`, whose recorded levels a `DeviceTree` grows
-            by; None: it grows one operation at a time.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the
             first. A policy serves several sequences in turn, so what it learns of one belongs here
             and not on itself.
@@ -53,30 +43,28 @@ class DecodingState:
     h_previous: Tensor
     tau: int | None = None
     device: bool = False
-    choice: int | None = None
-    captures: "Recording | None" = None
     memory: dict[Any, Any] = field(default_factory=dict)
-    processed: Processed | None = None
+    processed: Any = None
 
-    def rooted(self, drafter: Drafter) -> DraftTree | DeviceTree:
-        """The tree of the root alone, on the device where the decoder takes that."""
-        if self.captures:
-            return self.captures.tree(self.root, drafter.root.hidden)
-        q = drafter.root.q
-        return DeviceTree(self.root, q) if self.device else DraftTree.rooted(self.root, q)
+    def rooted(self, drafter: Any) -> "DraftTree | DeviceTree":
+        """Return the tree of the root alone, on the device where the decoder takes that."""
+        if self.device:
+            from nde_talf.decoding.device_tree import DeviceTree
 
+            return DeviceTree(self.root, drafter.root.q)
+        return DraftTree.rooted(self.root, drafter.root.q)
 
-class Outlook(NamedTuple):
-    """What the device knows of the next root before the host does.
-
-    The drafter is at that root already. context: number of committed tokens, root included, [1], or
-    an int where the host knows it. The others are as in `DecodingState`.
-    """
-
-    context: Tensor | int
-    setting: SamplingSetting
-    p_previous: Tensor
-    h_previous: Tensor
+    def after(self, tokens: list[int], p_previous: Tensor, h_previous: Tensor) -> "DecodingState":
+        """Return the state once `tokens` are committed, the last of which is the new root."""
+        return replace(
+            self,
+            root=tokens[-1],
+            context=self.context + len(tokens),
+            room=self.room - len(tokens),
+            p_previous=p_previous,
+            h_previous=h_previous,
+            tau=len(tokens) - 1,
+        )
 
 
 class TreePolicy:
@@ -91,29 +79,17 @@ class TreePolicy:
         draft_setting: what the draft's distributions are warped with where the decoder says "auto";
             None: what the target's are.
         seconds: how long its last choice took, for the record.
-        shapes: all trees that a policy of delayed trees may draft.
     """
 
     trees: str
     draft_setting: SamplingSetting | str | None = AUTO
     seconds: float = 0.0
-    shapes: tuple[Any, ...] = ()
 
-    def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
+    def check_decoder(self, target: Any, drafter: Any, draft_setting: Any) -> None:
         """Raise UserError, or warn, where a decoder's models do not fit the policy."""
 
-    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> "DraftTree | DeviceTree":
         """Build the tree of one step, with the root as its node 0."""
-        raise NotImplementedError
-
-
-class Chooser(TreePolicy):
-    """A policy whose next tree depends on what the device knows at the end of a step: it is asked
-    there, so that its choice comes to the host with the step's tokens, as `DecodingState.choice`.
-    """
-
-    def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
-        """[1], an integer that the policy understands; None where there is nothing to choose."""
         raise NotImplementedError
 
 

@@ -53,7 +53,6 @@ class Delayed(TreePolicy):
         require_at_least(0, l1=action.l1, l2=action.l2)
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
-        self.shapes = (action,)
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         return draft_delayed(self.action, state, drafter, rng)
@@ -69,7 +68,6 @@ class FollowTau(TreePolicy):
     def __init__(self, k: int, l2: int, l1_max: int):
         require_positive(k=k, l2=l2, l1_max=l1_max)
         self.k, self.l2, self.l1_max = k, l2, l1_max
-        self.shapes = tuple(Action(k, l1, l2) for l1 in range(l1_max + 1))
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)

@@ -8,10 +8,12 @@ of a wrong output law. Trees on a device are not checked.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.tree import DraftTree
 
@@ -271,3 +273,19 @@ def _check_node(name: str, node: int, row: Tensor, vocabulary: int) -> None:
         check_rows(name, row)
     except ValueError as error:
         raise ValueError(str(error).replace("the distribution", f"node {node}")) from None
+
+
+def check_policys_tree(policy: Any, tree: DraftTree, state: Any, vocabulary: int) -> None:
+    """Raise UserError for a tree that a policy should not have drafted at `state`.
+
+    Of a sequence's first tree the distributions are looked at too.
+    """
+    try:
+        check_drafted(tree, policy.trees, state.root, state.room, vocabulary)
+        if state.tau is None:
+            check_draws(tree, vocabulary, drawn=policy.trees != "top_k")
+    except ValueError as error:
+        raise UserError(
+            f"policy {type(policy).__name__} drafted a tree of kind '{policy.trees}' that no"
+            f" verifier can take: {error} See docs/write_a_policy.md."
+        ) from error

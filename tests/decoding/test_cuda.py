@@ -18,11 +18,8 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTa
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import CudaGraphs, StaticShapes
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.decoding.static import StaticShapes
 from tests.decoding.pairs import tiny_pair
-from tests.selector.examples import TABLE, schema
 
 pytestmark = [
     pytest.mark.cuda,
@@ -146,27 +143,6 @@ def test_graphs_on_a_gpu_that_is_not_the_current_one():
         )
         found.append(decoder.generate(PROMPT, 60, SamplingSetting(0.7), Rng.seeded(0)).tokens)
     assert found[0] == found[1]
-
-
-def test_graphs_share_memory_and_follow_their_inputs():
-    record = CudaGraphs()
-    values = torch.zeros(8, device="cuda")
-    each = [record(lambda own, factor=factor: [own * factor + 1], [values]) for factor in (2, 3)]
-    for number in range(3):
-        values.fill_(number)
-        assert [float(function(values)[0][0]) for function in each] == [
-            2 * number + 1,
-            3 * number + 1,
-        ]
-
-
-def test_a_selector_waits_no_more(pair):
-    target, draft = pair
-    chosen = NeuralPolicy(Selector(schema(32, 32, ("specinfer", "gbv"))), TABLE)
-    one_wait_a_step(
-        SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier),
-        SamplingSetting(0.7, 0.9),
-    )
 
 
 def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> None:

@@ -238,8 +238,8 @@ def test_what_is_committed_is_what_is_read(policy):
                 *map(int, theirs.last(states))
             ] == [10 + node, node]
             assert len(ours.nodes) == len(ours.tokens) == tree.depth + 1
-            read, expected = ours.read(torch.tensor([7])), theirs.read(torch.tensor([7]))
-            assert (read.tokens, read.nodes, read.choice) == (expected.tokens, expected.nodes, 7)
+            read, expected = ours.read(), theirs.read()
+            assert (read.tokens, read.nodes) == (expected.tokens, expected.nodes)
             assert read.rows == ours.nodes[: tau + 1].tolist() and expected.rows == [
                 0,
                 *theirs.path,

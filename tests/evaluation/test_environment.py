@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from nde_talf.decoding.loop import Block
+from nde_talf.decoding.streams import Block
 from nde_talf.evaluation.environment import code, command, conditions, environment
 from nde_talf.evaluation.text_sample import coloured
 

@@ -30,7 +30,7 @@ from nde_talf.decoding.common.files import (
 from nde_talf.decoding.common.tensors import Like, likes, read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.prompt import token_ids
+from nde_talf.decoding.streams import token_ids
 from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
