@@ -25,12 +25,11 @@ from nde_talf.data.traces.trace import root_positions
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.rules.branching import BRANCHING
-from nde_talf.decoding.rules.bundles import Bundle
-from nde_talf.decoding.rules.gains import (
+from nde_talf.decoding.rules.acceptance import SOLVERS
+from nde_talf.decoding.rules.labels import (
+    Bundle,
     branch_gains,
     expected_block_efficiency,
-    trunk_paths,
     trunk_reach,
 )
 from nde_talf.decoding.sampling import SamplingSetting, warp
@@ -67,7 +66,9 @@ def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> 
         nodes = (layout.parents[paths] + tree * rows).flatten(0, 1)
         return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
 
-    reach, trunk = trunk_reach(bundle(trunk_paths(layout)), count, VERIFIER)
+    reach, trunk = trunk_reach(
+        bundle(torch.arange(1, layout.l1 + 1).view(-1, 1, 1)), count, VERIFIER
+    )
     if not layout.l2:
         return 1 + trunk[:, -1]
     return reach.sum(-1) + branch_gains(bundle(layout.paths), reach[:, -1], VERIFIER)[:, -1, -1]
@@ -242,7 +243,7 @@ def noise(
     values = {
         (name, exact): []
         for name in LABELLED
-        for exact in ((False, True) if name in BRANCHING else (True,))
+        for exact in ((False, True) if name in SOLVERS else (True,))
     }
     for trees in trajectory_trees(target, draft, prompts, setting, setting, layout, samples, 32):
         p, q = trees.distributions(target, draft, setting, setting)
@@ -260,7 +261,7 @@ def noise(
     for name in LABELLED:
         exact = torch.cat(values[name, True])  # [roots, samples, A]
         row: list = [name, float(exact.mean()), float(exact.var(1).mean().sqrt())]
-        if name in BRANCHING:
+        if name in SOLVERS:
             sampled = torch.cat(values[name, False])
             difference = (exact - sampled).mean(-1).flatten()
             error = float(difference.std() / len(difference) ** 0.5)

@@ -36,7 +36,7 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree

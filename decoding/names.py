@@ -8,7 +8,7 @@ DEVICE = Allowed(pattern=r"cpu|cuda(:[0-9]{1,3})?", words="cpu, cuda or cuda:N",
 """Devices that a configuration may name."""
 
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
-"""Rules for which `nde_talf.decoding.rules.gains` estimates E[tau + 1] of every tree."""
+"""Rules for which `nde_talf.decoding.rules.labels` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""

@@ -122,16 +122,16 @@ def _table(module: str, **lines: tuple[str, str]) -> dict[str, Listed]:
 VERIFIERS = Registry(
     "verifier",
     {
+        **_table("decoding.rules.nss", nss=("NSS", "NSS")),
         **_table(
-            "decoding.rules.rules",
-            nss=("NSS", "NSS"),
-            naive=("Naive", "Naive"),
-            naivetree=("Naive", "NaiveTree"),
+            "decoding.rules.naive", naive=("Naive", "Naive"), naivetree=("Naive", "NaiveTree")
         ),
         **_table("decoding.rules.spectr", spectr=("SpecTr", "SpecTr")),
-        **_table("decoding.rules.rules", specinfer=("SpecInfer", "SpecInfer")),
+        **_table("decoding.rules.specinfer", specinfer=("SpecInfer", "SpecInfer")),
         **_table(
-            "decoding.rules.khisti", khisti=("Khisti", "Khisti"), khisti_lp=("Khisti", "Khisti LP")
+            "decoding.rules.khisti",
+            khisti=("Khisti", "Khisti"),
+            khisti_lp=("KhistiProgram", "Khisti LP"),
         ),
         **_table(
             "decoding.rules.traversal",
@@ -141,13 +141,17 @@ VERIFIERS = Registry(
         ),
         **_table("decoding.rules.gbv", gbv=("gbv", "GBV"), gbv_exact=("gbv", "GBV, exact")),
         **_table(
-            "decoding.rules.rules", without_replacement=("SpecInfer", "SpecInfer, no replacement")
+            "decoding.rules.specinfer",
+            without_replacement=("SpecInfer", "SpecInfer, no replacement"),
         ),
         **_table(
             "decoding.rules.traversal",
-            traversal_without_replacement=("traversal", "Traversal, no replacement"),
+            traversal_without_replacement=(
+                "traversal_without_replacement",
+                "Traversal, no replacement",
+            ),
         ),
-        **_table("decoding.rules.rules", greedy=("Greedy", "Greedy")),
+        **_table("decoding.rules.nss", greedy=("Greedy", "Greedy")),
     },
 )
 """Verification rules, each a `nde_talf.decoding.verifier.Verifier`."""
@@ -241,7 +245,8 @@ def rule(
         trees: kinds of tree on which it is lossless and meant to be used: PATHS, DELAYED, IID,
             DISTINCT or EVERY.
         on_device: the function for trees on a device; a `Rule` class needs none.
-        labels: what estimates E[tau + 1] of every tree for it; None: it has no labels.
+        labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
+            so itself, a function (levels, start) for others; None: it has no labels.
         options: arguments of the class, or of both functions.
     """
 

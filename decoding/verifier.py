@@ -12,8 +12,8 @@ from nde_talf.decoding.tree import DraftTree, Verdict
 
 if TYPE_CHECKING:
     from nde_talf.decoding.device_tree import DeviceTree
-    from nde_talf.decoding.rules.rules import Rule
-    from nde_talf.decoding.rules.trees import Trees
+    from nde_talf.decoding.rules.batch import Trees
+    from nde_talf.decoding.rules.walk import Rule
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Verifier:
             PATHS, DELAYED, IID, DISTINCT or EVERY of `nde_talf.decoding.registry`; greedy only at
             temperature 0.
         on_device: the rule for B trees on a device; None where there is none.
-        labels: what estimates E[tau + 1] for it; None where nothing does.
+        labels: what estimates E[tau + 1] for it (`rules.labels.labels_of`); None: nothing does.
 
     Raises:
         ValueError: for a kind of tree that there is not.
@@ -50,15 +50,20 @@ class Verifier:
 
     @classmethod
     def of_rule(
-        cls, name: str, rule: "Rule", trees: frozenset[str], labels: Any = None
+        cls, name: str, rule: "Rule", trees: frozenset[str], labels: bool = False
     ) -> "Verifier":
-        """The top-down walk with a rule, for example `Verifier.of_rule("mine", Mine(), IID)`."""
-        from nde_talf.decoding.rules.walk import walk, walk_trees
+        """Make the top-down walk with a rule, for example `Verifier.of_rule("mine", Mine(), IID)`.
+
+        labels: whether the rule's own branching probabilities make labels.
+        """
+        from nde_talf.decoding.rules.batch import walk_trees
+        from nde_talf.decoding.rules.walk import walk
 
         # A tree of kind top_k has no masses to look at, whatever the rule.
         masses = "without_replacement" in trees and "iid" not in trees
         host = partial(walk, rule, without_replacement=masses)
-        return cls(name, host, trees, partial(walk_trees, rule), labels)
+        device = None if rule.host_only else partial(walk_trees, rule)
+        return cls(name, host, trees, device, rule if labels else None)
 
     def __call__(self, tree: "DraftTree | DeviceTree", rng: Rng) -> Verdict:
         if isinstance(tree, DraftTree):
@@ -67,7 +72,7 @@ class Verifier:
             raise UserError(
                 f"verifier={self.name}: it takes trees on the host only. Switch on_device off."
             )
-        from nde_talf.decoding.rules.trees import trees_of
+        from nde_talf.decoding.rules.batch import trees_of
 
         end, token = self.on_device(trees_of(tree), rng)
         return Verdict(end, token)

@@ -20,8 +20,7 @@ from nde_talf.data.traces.super_trees import (
 )
 from nde_talf.data.traces.trace import root_positions
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.rules.acceptance import acceptance, optimal_acceptance
-from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 
@@ -86,9 +85,7 @@ def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:
 
     Khisti's is the bound sum min(p, r).
     """
-    solvers = {name: partial(acceptance, name) for name in BRANCHING} | {
-        OPTIMAL: optimal_acceptance
-    }
+    solvers = {name: partial(acceptance, name) for name in SOLVERS} | {OPTIMAL: optimal_acceptance}
     return {
         name: [float(rate(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])]
         for name, rate in solvers.items()

@@ -14,8 +14,13 @@ from torch import Tensor
 from nde_talf.data.traces.super_trees import Draft, SuperTrees
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.names import ON_PATHS
-from nde_talf.decoding.rules.bundles import Bundle
-from nde_talf.decoding.rules.gains import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.decoding.rules.labels import (
+    Bundle,
+    branch_gains,
+    of_first_path,
+    pooled,
+    trunk_reach,
+)
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 

@@ -1,6 +1,4 @@
-"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the
-best possible rate.
-"""
+"""Acceptance rates and branching probabilities of the solvers at many nodes, and the best rate."""
 
 from typing import Any
 
@@ -8,46 +6,43 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.rules.branching import BRANCHING
-from nde_talf.decoding.rules.bundles import Bundle, Level, levels
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_pair_of_rows
+from nde_talf.decoding.rules.labels import Bundle, Level, levels
 from nde_talf.decoding.rules.ranking import order_of
+
+SOLVERS = ("nss", "naivetree", "spectr", "specinfer", "khisti")
 
 
 def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
-    """[R, k]: what each of `drafted` [R, k] (token ids, in draft order) adds to the branching
-    probability of its token at nodes with p, q [R, V]; B(f, X, t) is the sum over the draws equal
-    to t.
+    """Return [R, k]: what each of `drafted` [R, k] adds to its token's branching probability.
+
+    p, q: [R, V]; drafted: token ids in draft order. B(f, X, t) is the sum over the draws equal to t.
 
     Raises ValueError for rows that are no distributions or tokens that are no draws from q,
     UserError for an unknown solver.
     """
     rule, level = _at_rows(solver, p, q, drafted)
-    return rule.contributions(level)[:, 0]
+    return rule.parts(level)[0][:, 0]
 
 
 def acceptance(solver: str, p: Tensor, q: Tensor, k: int) -> Tensor:
-    """alpha(f_{p,q,k}) [R] at nodes with p, q [R, V]: the probability that a solver returns one of
-    k i.i.d. draws from q.
+    """Return alpha(f_{p,q,k}) [R], the probability that a solver returns one of k i.i.d. draws.
 
-    Algorithms 6 to 9, NDE paper; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as
-    for `branching`; k < 1 is a ValueError.
+    Algorithms 6 to 9, NDE paper; for Khisti Algorithm 10, sum min(p, r), a lower bound. p, q: [R,
+    V]. Errors as for `branching`; k < 1 is a ValueError.
     """
     _check_k(k)
-    if solver == "khisti":  # the part of it that has a closed form
-        drafted = q.argmax(-1)[:, None].expand(-1, k)
-        rule, level = _at_rows(solver, p, q, drafted)
-        rule.contributions(level)
-        return rule.covered[:, k]
     rule, level = _at_rows(solver, p, q, q.argmax(-1)[:, None].expand(-1, k))
-    return rule.last(level)[:, 0].sum(-1)
+    _, expected = rule.parts(level)
+    return rule.covered[:, k] if solver == "khisti" else expected[:, 0].sum(-1)
 
 
 def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
-    """alpha* [R]: the highest acceptance rate of any OTLP solver with k i.i.d. draws, 1 + min_H
-    p(H) - q(H)^k over prefixes H of the tokens in increasing order of p / q. p, q [R, V].
+    """Return alpha* [R]: the highest acceptance rate of any solver with k i.i.d. draws.
 
-    Raises ValueError as `acceptance` does.
+    It is 1 + min_H p(H) - q(H)^k over prefixes H of the tokens in increasing order of p / q. p, q:
+    [R, V]. Raises ValueError as `acceptance` does.
     """
     _check_k(k)
     check_pair_of_rows(p, q)
@@ -57,10 +52,10 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
 
 
 def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, Level]:
-    if solver not in BRANCHING:
+    if solver not in SOLVERS:
         raise UserError(
             f"solver={solver}: there is no OTLP solver of that name; choose one of"
-            f" {', '.join(BRANCHING)}."
+            f" {', '.join(SOLVERS)}."
         )
     if p.dim() != 2:
         raise ValueError(f"p: its shape is {tuple(p.shape)}; expected [nodes, V].")
@@ -71,14 +66,15 @@ def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, L
         raise ValueError(
             f"drafted: expected [{len(p)}, k] token ids below {p.shape[-1]}, one row a node."
         )
-    if not bool((q.gather(-1, drafted) > 0).all()):
-        node = int((q.gather(-1, drafted) <= 0).any(-1).nonzero()[0])
+    massless = (q.gather(-1, drafted) <= 0).any(-1)
+    if bool(massless.any()):
         raise ValueError(
-            f"drafted: node {node} has a token that q gives no mass, so it cannot have been drawn."
+            f"drafted: node {int(massless.nonzero()[0])} has a token that q gives no mass, so it"
+            " cannot have been drawn."
         )
     nodes = torch.arange(rows, device=p.device)
     bundle = Bundle(p, q, drafted[..., None], nodes[:, None, None].expand(-1, k, 1))
-    rule = BRANCHING[solver](p, q, torch.full((rows,), k, device=p.device))
+    rule = VERIFIERS[solver].labels.branching(p, q, torch.full((rows,), k, device=p.device))
     return rule, next(levels(bundle, torch.ones(1, k, dtype=torch.bool, device=p.device)))
 
 

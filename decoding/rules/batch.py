@@ -1,154 +1,233 @@
-"""Verification of many sequences' trees at once, for engines that decode in batches."""
+"""Draft trees on a device, many at once, walked without a look at the numbers by the host.
+
+Node 0 is the root, and parents precede their children. The host does not know where a walk ends, so
+it goes down all levels with a pointer to the current node of each tree: depth + 1 nodes are solved.
+"""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.trees import Rows, Trees
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.rules.residual import EMPTY, excess
+from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import Verdict
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.verifier import Verifier
+Rows = Callable[[Tensor], Tensor]
+"""Node numbers [B] -> rows [B, V] of a distribution there."""
 
 
-class Verified(NamedTuple):
-    """What `verify_batch` found for B trees.
+@dataclass
+class Trees:
+    """B draft trees, padded to one number of nodes.
 
     Attributes:
-        end: [B]. The last accepted node, 0 for the root.
-        token: [B]. The token after it; -1 where a distribution had no positive, finite sum.
-        tokens: [B, depth + 1]. The accepted tokens, then `token`, then -1.
-        length: [B]. How many of `tokens` count: tau + 1.
+        tokens: [B, N] token ids.
+        parents: [B, N]. The first node of the parent's token; -1 for the root, -2 for padding.
+        p, q: rows of the target and of the draft at one node of each tree. q is asked for at nodes
+            with children only.
+        depth: the largest depth that a node can have.
+        max_draws: the largest number of draws that a node can have.
+        left: [B, N], float64, the mass of q each node was drawn from; None for i.i.d. draws.
     """
 
-    end: Tensor
-    token: Tensor
     tokens: Tensor
-    length: Tensor
+    parents: Tensor
+    p: Rows
+    q: Rows
+    depth: int
+    max_draws: int
+    left: Tensor | None = None
 
+    def children(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the draws at `node` [B]: tokens and `left` [B, n] in draft order, and their count.
 
-def verify_batch(
-    verifier: "Verifier",
-    tokens: Tensor,
-    parents: Tensor,
-    p: Tensor | Rows,
-    q: Tensor | Rows,
-    rng: Rng,
-    left: Tensor | None = None,
-    depth: int | None = None,
-    max_draws: int | None = None,
-) -> Verified:
-    """Verify B trees of different shapes, padded to N nodes.
+        The first count [B] of the n are the node's own.
+        """
+        under = self.parents == node[:, None]
+        order = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        order = order[:, : self.max_draws]
+        left = None if self.left is None else self.left.gather(1, order)
+        return self.tokens.gather(1, order), under.sum(1), left
 
-    Nothing is read back from the device if depth and max_draws are given. Every tree's output has
-    the target's law, as with the verifier on one tree.
-
-    For example two trees, a path of two tokens and a root with three draws, of which one repeats
-    another:
-
-        verify_batch(
-            verifier("specinfer"),
-            tokens=torch.tensor([[5, 8, 2, 0], [7, 1, 4, 1]]),
-            parents=torch.tensor([[-1, 0, 1, -2], [-1, 0, 0, 0]]),
-            p=rows_of(target_logits, setting),
-            q=rows_of(draft_logits, draft_setting),
-            rng=Rng.seeded(0),
+    def first(self) -> Tensor:
+        """Return [B, N]: the first node that is the same draw under the same parent."""
+        same = (self.parents[:, :, None] == self.parents[:, None]) & (
+            self.tokens[:, :, None] == self.tokens[:, None]
         )
+        return same.to(torch.uint8).argmax(-1)
+
+    def ancestors(self) -> Tensor:
+        """Return [B, N, N]: whether node a is node n or above it, at [b, n, a]."""
+        nodes = torch.arange(self.parents.shape[1], device=self.parents.device)
+        sees = (nodes == nodes[:, None]).expand(len(self.parents), -1, -1).clone()
+        above = self.parents
+        for _ in range(self.depth):
+            real = above >= 0
+            sees |= (nodes == above[..., None]) & real[..., None]
+            above = torch.where(real, self.parents.gather(1, above.clamp(min=0)), above)
+        return sees
+
+    def before(self) -> Tensor:
+        """Return [B, N, N]: whether node m comes before node n, at [b, n, m].
+
+        Children come before their parent, and siblings in draft order.
+        """
+        sees = self.ancestors().float()
+        nodes = torch.arange(self.parents.shape[1], device=self.parents.device)
+        siblings = self.parents[:, :, None] == self.parents[:, None]
+        siblings = siblings & (nodes[:, None] > nodes)  # [b, later, earlier]
+        apart = sees @ siblings.float() @ sees.mT > 0  # below the later one, below the earlier one
+        return apart | ((sees.mT > 0) & (nodes != nodes[:, None]))
+
+
+def trees_of(tree: DeviceTree) -> Trees:
+    """Return one tree as a batch of one."""
+    inner = torch.stack(
+        [q for q in tree.q if q is not None] or [tree.p[0]]
+    )  # a root alone needs none
+    return Trees(
+        tree.tokens[None],
+        tree.parents[None],
+        lambda at: tree.p.index_select(0, at),
+        lambda at: inner.index_select(0, at.clamp(max=len(inner) - 1)),
+        tree.depth,
+        tree.max_draws,
+        None if tree.left is None else tree.left[None],
+    )
+
+
+class Nodes:
+    """A node in each of B trees.
 
     Args:
-        verifier: of `nde_talf.decoding.verifier.verifier(name)`, fitting to how the children were
-            drawn.
-        tokens: [B, N] token ids; node 0 is the root, the last committed token.
-        parents: [B, N]; parents precede their children, the root has -1, padding -2. Siblings are
-            in draft order. A token that was drawn again is another node, which may have children
-            too.
-        p: the target's distributions [B, N, V], or a function that gives the rows [B, V] at one
-            node [B] of each tree (`rows_of`). Top-down rules ask for depth + 1 rows of each tree,
-            bottom-up rules for one a draw.
-        q: the draft's, in the same form. They are asked for at nodes with children only.
-        left: [B, N] float64, for draws without replacement the mass of q that each was drawn from.
-        depth: the largest depth of a node. None: found from `parents`, which waits for the device.
-        max_draws: the largest number of draws at a node. None: likewise.
-
-    Raises:
-        ValueError: shapes that do not fit; where depth or max_draws is None also parents that do
-            not precede their children.
+        p, q: [B, V]; q may be a function that makes the rows when they are first asked for.
+        draws: [B, n] token ids in draft order, of which the first `count` [B] are the node's own.
+        left: float64 [B, n], or None for i.i.d. draws.
     """
-    if tokens.dim() != 2 or tokens.shape != parents.shape or not tokens.shape[1]:
-        raise ValueError(
-            f"tokens, parents: their shapes are {tuple(tokens.shape)} and {tuple(parents.shape)};"
-            " expected [B, N]."
-        )
-    if left is not None and left.shape != tokens.shape:
-        raise ValueError(f"left: its shape is {tuple(left.shape)}; expected {tuple(tokens.shape)}.")
-    if verifier.on_device is None:
-        raise ValueError(f"verifier={verifier.name} verifies one tree at a time, on the host.")
-    if depth is None or max_draws is None:
-        found = _sizes(parents)
-        depth, max_draws = (
-            own if own is not None else read
-            for own, read in zip((depth, max_draws), found, strict=True)
-        )
-    p = _full(p, "p", tokens) if isinstance(p, Tensor) else p
-    q = _full(q, "q", tokens) if isinstance(q, Tensor) else q
-    tokens = torch.where(parents >= -1, tokens, 0)  # padding may hold any number
-    trees = Trees(tokens, parents, p, q, depth, max_draws, left)
-    for _ in range(depth):  # what hangs from a repeated draw hangs from its first
-        trees.parents = torch.where(
-            trees.parents >= 0, trees.first().gather(1, trees.parents.clamp(min=0)), trees.parents
-        )
-    end, token = verifier.on_device(trees, rng)
-    return Verified(end, token, *_committed(trees, end, token))
+
+    def __init__(
+        self,
+        p: Tensor,
+        q: Tensor | Callable[[], Tensor],
+        draws: Tensor,
+        count: Tensor,
+        left: Tensor | None = None,
+    ):
+        self.p, self._q, self.draws, self.count, self.left = p, q, draws, count, left
+
+    @property
+    def q(self) -> Tensor:
+        if not isinstance(self._q, Tensor):
+            self._q = self._q()
+        return self._q
+
+    def px(self, draw: int) -> Tensor:
+        """Return p [B] of a draw."""
+        return self.p.gather(-1, self.draws[:, draw, None])[:, 0].double()
+
+    def qx(self, draw: int) -> Tensor:
+        """Return q [B] of a draw."""
+        return self.q.gather(-1, self.draws[:, draw, None])[:, 0].double()
+
+    def mass(self, c: Any, w0: Any = 1.0) -> Tensor:
+        """Return sum_t (w0 p(t) - c q(t))_+, [B]."""
+        return excess(self.p, self.q, c, w0).sum(-1, dtype=torch.float64)
+
+    def rest(self, c: Any) -> Tensor:
+        """Return (p - c q)_+, [B, V]."""
+        return excess(self.p, self.q, c)
 
 
-def rows_of(logits: Tensor | Callable[[Tensor], Tensor], setting: SamplingSetting) -> Rows:
-    """Rows of warp(logits), made when they are asked for: so [B, N, V] probabilities are never
-    held. logits: [B, N, V], or a function of nodes [B] that gives [B, V].
+def walk_trees(rule: Rule, trees: Trees, rng: Rng) -> Verdict:
+    """Walk B trees as `walk.walk` does one: end, token [B]."""
+    end = torch.zeros_like(trees.tokens[:, 0])
+    alive = torch.ones_like(end, dtype=torch.bool)
+    token = torch.full_like(end, -1)
+    for level in range(trees.depth + 1):
+        p = trees.p(end)
+        if level == trees.depth:
+            drawn = correction(rule.target(p), alive, rng)
+        else:
+            draws = trees.children(end) if rule.offered != 0 else (trees.tokens[:, :0], 0 * end)
+            drawn = solve_rows(rule, Nodes(p, partial(trees.q, end), *draws), alive, rng)
+        token = torch.where(alive, drawn, token)
+        match = (trees.parents == end[:, None]) & (trees.tokens == drawn[:, None]) & alive[:, None]
+        alive = match.any(1)
+        end = torch.where(alive, match.to(torch.uint8).argmax(1), end)
+    return Verdict(end, token)
+
+
+def solve_rows(rule: Rule, node: Nodes, alive: Tensor, rng: Rng) -> Tensor:
+    """Return a token [B] for every node that is `alive` [B]; its law is that of `walk.solve`.
+
+    -1 where a row had no positive, finite sum.
     """
-    if not isinstance(logits, Tensor):
-        return lambda at: warp(logits(at), setting)
-    every = torch.arange(len(logits), device=logits.device)
-    return lambda at: warp(logits[every, at], setting)
+    node = rule.select_rows(node, rng)
+    law, state = accept_law(rule, node)
+    most = law.shape[1] - 1
+    first = rng.categorical(only(law, alive)) if most else torch.zeros_like(node.count)
+    accepted = first < most
+    weights = rule.residual(node, state)
+    if rule.offered != 0:
+        weights = or_target(weights, node.p, node.count == 0)
+    token = correction(weights, alive & ~accepted, rng)
+    if most:
+        chosen = node.draws.gather(-1, first.clamp(max=most - 1)[:, None])[:, 0]
+        token = torch.where(accepted, chosen, token)
+    return torch.where(law.isfinite().all(-1), token, -1)
 
 
-def _full(rows: Tensor, name: str, tokens: Tensor) -> Rows:
-    if rows.dim() != 3 or rows.shape[:2] != tokens.shape:
-        raise ValueError(
-            f"{name}: its shape is {tuple(rows.shape)}; expected {[*tokens.shape]} and the"
-            " vocabulary."
-        )
-    every = torch.arange(len(rows), device=rows.device)
-    return lambda at: rows[every, at]
+def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
+    """Return how probable each draw is to be accepted first, and none to be, [B, n + 1].
+
+    With it the state after all of a node's draws.
+    """
+    most, count = node.draws.shape[1], node.count
+    if rule.offered is not None:
+        most, count = min(rule.offered, most), count.clamp(max=rule.offered)
+    states, chances = [rule.start(node)], []
+    for draw in range(most):
+        left = None if node.left is None else node.left[:, draw]
+        chance = rule.chance(node.px(draw), node.qx(draw), states[-1], left)
+        chances.append(chance * (draw < count))
+        states.append(rule.reject(node, states[-1], left))
+    one = torch.ones(len(node.p), dtype=torch.float64, device=node.p.device)
+    if not chances:
+        return one[:, None], states[0]
+    accept = torch.stack(chances, -1)
+    missed = torch.cat([one[:, None], (1 - accept).cumprod(-1)], -1)
+    fields = []
+    for values in zip(*states, strict=True):
+        column = torch.stack([x if isinstance(x, Tensor) else one * x for x in values], -1)
+        fields.append(column.gather(-1, count[:, None])[:, 0])
+    law = torch.cat([accept * missed[:, :-1], missed[:, -1:]], -1)
+    return law, type(states[0])(*fields)
 
 
-def _sizes(parents: Tensor) -> tuple[int, int]:
-    """The largest depth, and the largest number of draws at a node and its repeats together."""
-    deepest, most = 0, 0
-    for tree, line in enumerate(parents.tolist()):
-        depth: list[int] = []
-        for node, parent in enumerate(line):
-            if not (parent == -1 if node == 0 else parent == -2 or 0 <= parent < node):
-                raise ValueError(
-                    f"parents: node {node} of tree {tree} has parent {parent}; parents precede"
-                    " their children."
-                )
-            depth.append(depth[parent] + 1 if parent >= 0 else 0)
-        deepest = max(deepest, *depth)
-        most = max(most, *(depth.count(level) for level in range(1, len(line) + 1)))
-    return deepest, most
+def or_target(residual: Tensor, p: Tensor, leaf: Tensor) -> Tensor:
+    """Return `residual` [B, V], but p at a `leaf` [B], or where rounding left no mass."""
+    empty = residual.sum(-1, dtype=torch.float64) <= EMPTY
+    return torch.where((leaf | empty)[:, None], p, residual)
 
 
-def _committed(trees: Trees, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    every = torch.arange(len(end), device=end.device)
-    taken = trees.ancestors()[every, end]
-    taken[:, :1] = False
-    tau = taken.sum(1)
-    order = taken.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    tokens = torch.cat([trees.tokens.gather(1, order), token[:, None]], 1)[:, : trees.depth + 1]
-    place = torch.arange(tokens.shape[1], device=end.device)
-    tokens = torch.where(
-        place < tau[:, None], tokens, torch.where(place == tau[:, None], token[:, None], -1)
-    )
-    return tokens, tau + 1
+def only(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return `weights` [B, n] where `rows` [B]; elsewhere all on the first, so nothing is decided."""
+    certain = torch.zeros_like(weights)
+    certain[:, 0] = 1
+    return torch.where(rows[:, None], weights, certain)
+
+
+def correction(weights: Tensor, rows: Tensor, rng: Rng) -> Tensor:
+    """Draw a token [B] from each row of `weights` [B, V] where `rows` [B].
+
+    -1 where it has no positive, finite sum.
+    """
+    total = weights.sum(-1)
+    sound = (total > 0) & torch.isfinite(total)
+    return torch.where(sound | ~rows, rng.categorical(only(weights, rows & sound)), -1)

@@ -6,161 +6,32 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import number
-from nde_talf.decoding.rules.bundles import Level, none_before
-from nde_talf.decoding.rules.reduce import Scratch, positive_sums, total
-from nde_talf.decoding.rules.rules import (
-    EMPTY,
-    Node,
-    Nodes,
-    Residual,
-    Scaled,
-    accept,
-    excess,
-    ratio,
-    reject,
-    scaled,
-)
-from nde_talf.decoding.rules.trees import Trees
-from nde_talf.decoding.rules.walk import correction, or_target
-from nde_talf.decoding.sampling import Rng, unnormalised
-from nde_talf.decoding.tree import DraftTree, Verdict, WarpedRows
+from nde_talf.decoding.registry import DISTINCT, IID, PATHS, rule
+from nde_talf.decoding.rules.batch import Nodes, Trees, correction, or_target
+from nde_talf.decoding.rules.residual import Residual, accept, excess, ratio, reject
+from nde_talf.decoding.rules.sums import positive_sums
+from nde_talf.decoding.rules.walk import Node
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree, Verdict
 
-_PATH, _REST = Scratch(), Scratch()  # p of a path; what is left of p at a node
-
-
-def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
-    """Verify `tree` by visiting children before their parent; a repeated draw only changes what is
-    left of p.
-    """
-    if not without_replacement and tree.depth[-1] == sum(map(len, tree.children)):
-        return block(*_along(tree), tree.q[:-1], tree.tokens[1:], rng)
-    verdict = _visit(tree, 0, 1.0, rng, without_replacement)
-    assert verdict is not None  # the root is accepted with probability 1
-    return verdict
-
-
-def _visit(
-    tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool
-) -> Verdict | None:
-    """What is accepted of node `number`, reached with the weight w0, and of what is below it; None
-    if nothing is.
-    """
-    children, masses = tree.children[number], tree.masses(number) if without_replacement else None
-    node = Node(
-        tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], masses
-    )
-    seen: set[int] = set()
-    state, keep = Residual(0.0, w0, 1.0), w0
-    for draw, child in enumerate(children):
-        left, last = node.left[draw] if node.left else None, draw == len(children) - 1
-        if child not in seen:
-            seen.add(child)
-            weight = accept(node.px(draw), node.qx(draw), state, w0, left)
-            # A child of weight 0 would be rejected with certainty, and everything below it.
-            verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
-            if verdict is not None:
-                return verdict
-        bound = None
-        if w0 < 1 and last:
-            # The final probability of acceptance is at most this one: most nodes are rejected here,
-            # without a reduction.
-            bound = state.z / state.d
-            if not rng.bernoulli(bound):
-                return None
-        state = reject(node, state, w0, left, last and w0 == 1)
-        if bound is not None:
-            keep = state.z / state.d / bound
-    # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
-    if not rng.bernoulli(keep):
-        return None
-    weights = node.rest(state.c, w0) if state.c else node.p
-    empty = state.c and w0 * total(weights) <= EMPTY
-    return Verdict(number, rng.categorical(node.p if empty else weights))
-
-
-def block(
-    px: Iterable[float],
-    p: Callable[[int], Scaled],
-    q: Sequence[Any],
-    tokens: Sequence[int],
-    rng: Rng,
-) -> Verdict:
-    """Block verification of a path of `tokens` [n] below the root: the same as visiting its nodes
-    (Eq. 4 to 7, GBV paper).
-
-    1. The weight of node i is w_i = min(1, w_{i-1} p(x_i) / q(x_i)).
-    2. From the last node up, node i is accepted with z / (z + 1 - w_i), where z = sum_t (w_i p(t) -
-       q(t))_+; the last one with w_i. Neither exceeds w_i, so w_i is tried first: most nodes are
-       rejected without a look at z.
-    3. The token after the accepted node is drawn from (w_i p - q)_+, after the last one from p.
-
-    Args:
-        px: [n] p of the tokens, looked at up to the first of weight 0.
-        p: gives at node 0 to n a row [V] and what it has to be divided by.
-        q: [n] the laws of the tokens: rows [V], or what gives one token's probability and the row
-            by `dense()`.
-    """
-    weights = [
-        1.0
-    ]  # of the root, where something is always accepted (also where rounding left z = 0)
-    for above, law, token in zip(px, q, tokens, strict=False):
-        weight = ratio(weights[-1] * above, number(law, token))
-        if not weight > 0:  # rejected with certainty, and everything after it
-            break
-        weights.append(weight)
-    for end in reversed(range(len(weights))):
-        w0 = weights[end]
-        if (w0 < 1 or end == len(q)) and not rng.bernoulli(w0):
-            continue
-        row, scale = p(end)
-        if end == len(q):
-            return Verdict(end, rng.categorical(row))
-        law = q[end] if isinstance(q[end], Tensor) else q[end].dense()
-        spare = _REST.rows(1, row)[0] if row.is_cpu else None
-        left = torch.sub(row, law, alpha=min(1 / w0, 1e37) * scale, out=spare).clamp_(min=0)
-        mass = w0 * total(left)
-        z = mass / scale
-        if rng.bernoulli(z / (z + 1 - w0) / w0 if w0 < 1 else 1.0):
-            return Verdict(end, rng.categorical(left if mass > EMPTY else row))
-    raise AssertionError("the root is accepted with probability 1")
-
-
-def _along(tree: DraftTree) -> tuple[Iterable[float], Callable[[int], Scaled]]:
-    """Px and p of a path, as `block` takes them."""
-    p, tokens = tree.p, tree.tokens[1:]
-    if isinstance(p, WarpedRows) and (dense := p.dense()) is not None and dense.is_cpu:
-        px = [float(row[token]) for row, token in zip(dense.numpy(), tokens, strict=False)]
-        return px, lambda node: (dense[node], 1.0)
-    if not isinstance(p, WarpedRows) or not p.positive:
-        rows = list(map(tree.p_at, range(len(tree))))
-        return map(number, rows, tokens), lambda node: scaled(rows[node])
-    # No weight will be 0, so that all rows before tokens are looked at.
-    logits = p.logits[:-1]
-    probs, totals = unnormalised(logits, p.setting, _PATH.rows(len(tokens), logits))
-    divisors = [1.0] * len(tokens) if totals is None else totals[:, 0].tolist()
-    px = [
-        float(row[token]) / divisor
-        for row, token, divisor in zip(probs.numpy(), tokens, divisors, strict=True)
-    ]
-    return (
-        px,
-        lambda node: (probs[node], divisors[node]) if node < len(tokens) else scaled(p.row(node)),
-    )
+if TYPE_CHECKING:
+    from nde_talf.decoding.rules.labels import Level
 
 
 @dataclass
 class Weights:
-    """Of all nodes [B, N], float64. w0: the weight that a node is reached with; c: of what is left
-    of p after all its children; keep: the probability that it is accepted after these were
-    rejected.
+    """Weights of all nodes [B, N] of B trees, float64.
+
+    Attributes:
+        w0: the weight that a node is reached with.
+        c: the residual's coefficient after all its children.
+        keep: the probability that it is accepted after these were rejected.
     """
 
     w0: Tensor
@@ -169,9 +40,7 @@ class Weights:
 
 
 def weights_of(trees: Trees) -> Weights:
-    """No node's weight depends on what is accepted: they are computed one draw of every tree at a
-    time.
-    """
+    """Compute all weights, one draw of every tree at a time: none depends on what is accepted."""
     first, count = trees.first(), trees.tokens.shape[1]
     w0 = torch.ones_like(trees.tokens, dtype=torch.float64)
     c, z, d = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
@@ -179,20 +48,20 @@ def weights_of(trees: Trees) -> Weights:
     for draw in range(1, count):
         above, real = trees.parents[:, draw].clamp(min=0), trees.parents[:, draw] >= 0
         node = Nodes(trees.p(above), trees.q(above), trees.tokens[:, draw, None], real)
-        state, own = Residual(c[every, above], z[every, above], d[every, above]), w0[every, above]
+        state = Residual(c[every, above], z[every, above], d[every, above])
+        reached = w0[every, above]
         left = None if trees.left is None else trees.left[:, draw]
-        weight = accept(node.px(0), node.qx(0), state, own, left)
+        weight = accept(node.px(0), node.qx(0), state, reached, left)
         w0[:, draw] = z[:, draw] = torch.where(real & (first[:, draw] == draw), weight, 0.0)
-        after = reject(node, state, own, left)
+        after = reject(node, state, reached, left)
         for field, value, before in zip((c, z, d), after, state, strict=True):
             field[every, above] = torch.where(real, value, before)
     return Weights(w0, c, torch.where(w0 < 1, z / d, w0))
 
 
 def traversal_trees(trees: Trees, rng: Rng) -> Verdict:
-    """The same for B trees on a device.
+    """Verify B trees on a device.
 
-    A node's weight does not depend on earlier decisions, so the weights of all nodes come first.
     The accepted node is the first that is kept in the order of the visits, children before parents.
     Its law over the nodes is one categorical draw.
     """
@@ -206,41 +75,22 @@ def traversal_trees(trees: Trees, rng: Rng) -> Verdict:
     return Verdict(end, torch.where(law.isfinite().all(-1), token, -1))
 
 
-def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
-    """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels: 1 + sum over nodes u
-    of visit(u) w(u) is unbiased, where w(u) is the weight u is reached with and visit(u) the
-    probability that no earlier sibling on the way was accepted.
+def traversal_gains(levels: "list[Level]", start: Tensor) -> Tensor:
+    """Return cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels.
 
-    What lies below u is integrated out, so there is less noise than in E[tau + 1 | tree].
+    1 + sum over nodes u of visit(u) w(u) is unbiased, where w(u) is the weight u is reached with
+    and visit(u) the probability that no earlier sibling on the way was accepted. What lies below u
+    is integrated out, so there is less noise than in E[tau + 1 | tree].
 
-    `start` [B] is the weight of the node that the bundle hangs from. K = 1 is block verification.
+    start: [B], the weight of the node that the bundle hangs from.
     """
     member = levels[0].member
     w0 = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     visit = torch.ones_like(w0)
     totals = [torch.zeros_like(w0[..., 0])]
     for level in levels:
-        earlier = level.earlier
-        c, d = torch.zeros_like(w0), torch.ones_like(w0)
-        node = level.node[:, None].expand_as(earlier)
-        for rejected in range(1, member.shape[1]):
-            at = (earlier >= rejected) & level.member & (w0 > 0)
-            if not bool(at.any()):
-                break
-            c[at] += d[at]
-            # Many subsets arrive at a node with the same state.
-            states, index = torch.stack([node[at].double(), w0[at], c[at]], -1).unique(
-                dim=0, return_inverse=True
-            )
-            d[at] = (
-                positive_sums(level.p, level.q, states[:, 0].long(), states[:, 1], states[:, 2])[
-                    index
-                ]
-                + 1
-                - w0[at]
-            )
-        weight = accept(level.px, level.qx, Residual(c, None, d), w0) * level.member
-        visited = visit * none_before(weight, level.siblings)
+        weight = accept(level.px, level.qx, _residuals(level, w0), w0) * level.member
+        visited = visit * level.none_before(weight)
         totals.append(totals[-1] + (visited * weight).sum(-1))
         # A path's node is entered through the first member draw of its token.
         first = (level.same_next & level.member[None, :, None, :]).to(torch.uint8).argmax(-1)
@@ -248,11 +98,92 @@ def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
+def _residuals(level: "Level", w0: Tensor) -> Residual:
+    """Return what is left of p [B, S, K] before each draw, at nodes reached with w0."""
+    c, d = torch.zeros_like(w0), torch.ones_like(w0)
+    node = level.node[:, None].expand_as(w0)
+    for rejected in range(1, w0.shape[-1]):
+        at = (level.earlier >= rejected) & level.member & (w0 > 0)
+        if not bool(at.any()):
+            break
+        c[at] += d[at]
+        # Many subsets arrive at a node with the same state.
+        states = torch.stack([node[at].double(), w0[at], c[at]], -1)
+        states, index = states.unique(dim=0, return_inverse=True)
+        sums = positive_sums(level.p, level.q, states[:, 0].long(), states[:, 1], states[:, 2])
+        d[at] = sums[index] + 1 - w0[at]
+    return Residual(c, None, d)
+
+
 def path_weights(px: Tensor, qx: Tensor) -> Tensor:
-    """Weights [T, L + 1] of T single paths with probabilities px, qx [T, L]: w_i = min(1, w_{i-1} p
-    / q) (Eq. 4, GBV paper).
+    """Return the weights [T, L + 1] of T single paths: w_i = min(1, w_{i-1} p / q) (Eq. 4).
+
+    px, qx: [T, L] probabilities of their tokens.
     """
     weights = [torch.ones_like(px[:, 0])]
     for level in range(px.shape[1]):
         weights.append(ratio(weights[-1] * px[:, level], qx[:, level]))
     return torch.stack(weights, -1)
+
+
+# Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that
+# block verification has.
+@rule("tv", PATHS, on_device=traversal_trees)
+@rule("bv", PATHS, on_device=traversal_trees)
+@rule("traversal", IID, on_device=traversal_trees, labels=traversal_gains)
+def traversal(tree: DraftTree, rng: Rng) -> Verdict:
+    """Verify `tree`, whose children are i.i.d. draws."""
+    verdict = _visit(tree, 0, 1.0, rng, False)
+    assert verdict is not None  # the root is accepted with probability 1
+    return verdict
+
+
+@rule("traversal_without_replacement", DISTINCT, on_device=traversal_trees)
+def traversal_without_replacement(tree: DraftTree, rng: Rng) -> Verdict:
+    """Verify `tree`, whose children were drawn without replacement."""
+    verdict = _visit(tree, 0, 1.0, rng, True)
+    assert verdict is not None
+    return verdict
+
+
+def _visit(
+    tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool
+) -> Verdict | None:
+    """Return what is accepted of node `number` and of what is below it; None if nothing is.
+
+    w0: the weight that the node is reached with. Children are visited before their parent; a
+    repeated draw only changes what is left of p.
+    """
+    children, masses = tree.children[number], tree.masses(number) if without_replacement else None
+    drafted = [tree.tokens[child] for child in children]
+    node, state, left = (
+        Node(tree.p_at(number), tree.q[number], drafted, masses),
+        Residual(0.0, w0),
+        None,
+    )
+    for draw, child in enumerate(children):
+        if draw:
+            state = reject(node, state, w0, left)
+        left = masses[draw] if masses else None
+        if child in children[:draw]:
+            continue
+        weight = accept(node.px(draw), node.qx(draw), state, w0, left)
+        # A child of weight 0 would be rejected with certainty, and everything below it.
+        verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
+        if verdict is not None:
+            return verdict
+    keep = w0
+    if children and w0 < 1:
+        # The final probability of acceptance is at most this one: most nodes are rejected here,
+        # without a reduction.
+        bound = state.z / state.d
+        if not rng.bernoulli(bound):
+            return None
+        state = reject(node, state, w0, left)
+        keep = state.z / state.d / bound
+    elif children:
+        # The root, or a node like it: something is always accepted, also where rounding left z = 0.
+        state = reject(node, state, w0, left, last=True)
+    if not rng.bernoulli(keep):
+        return None
+    return Verdict(number, node.draw(node.rest(state.c, w0) if state.c else node.p, rng, w0))

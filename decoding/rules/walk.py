@@ -1,25 +1,198 @@
-"""Drivers of the top-down rules: on the host, and for B trees on a device (section 3.2, NDE paper).
+"""The top-down walk that solvers of optimal transport share (section 3.2, NDE paper).
 
-Both start at the root, ask the rule for a token, and follow it while it was drafted. The host stops
-at the first rejection. A device goes down all levels with a pointer to the current node of each
-tree, so that the host does not wait for it: depth + 1 nodes of a tree are solved.
+A rule is a solver f(p, q, X) of optimal transport with list information: given the draws X of a
+node it returns a token whose law is p, and which is one of X as often as possible. It tries the
+draws one after another. `chance` is the probability that the next one is accepted, `reject` gives
+the state after its rejection, and `residual` is what the token is drawn from when none was
+accepted:
+
+    state = rule.start(node)
+    for each draw x in draft order:
+        accept x with probability rule.chance(p(x), q(x), state)
+        state = rule.reject(node, state)
+    otherwise draw from rule.residual(node, state)
+
+Three drivers use these four methods: `walk` here, `batch.walk_trees` for many trees on a device,
+and `labels.Branching` for the branching probabilities that labels are made of. So all three use
+the same formulas.
 """
 
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.reduce import total
-from nde_talf.decoding.rules.rules import EMPTY, Node, Nodes, Rule
-from nde_talf.decoding.rules.trees import Trees
+from nde_talf.decoding.device import number
+from nde_talf.decoding.rules.residual import EMPTY, Residual, excess
+from nde_talf.decoding.rules.sums import positive_sums, total
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
 
+class Rule:
+    """A solver, one draw after another.
+
+    Attributes:
+        offered: how many draws are offered at most; None: all of them.
+        by_count: the state depends on how many draws a node has, and not on how many were rejected.
+        can_hit_draft: a token that is drawn from the residual may be one of the node's draws, where
+            all of them were offered. Labels count such hits.
+        host_only: there is no form for trees on a device.
+    """
+
+    offered: ClassVar[int | None] = None
+    by_count: ClassVar[bool] = False
+    can_hit_draft: ClassVar[bool] = True
+    host_only: ClassVar[bool] = False
+
+    def target(self, p: Tensor) -> Tensor:
+        """Return what the token is drawn from at a leaf: p. `Greedy` checks it here."""
+        return p
+
+    def select(self, node: Any, rng: Rng) -> Any:
+        """Return the node to be solved: Khisti first turns its draws into one."""
+        return node
+
+    def start(self, node: Any) -> Any:
+        """Return the state before the first draw."""
+        return Residual()
+
+    def chance(self, px: Any, qx: Any, state: Any, left: Any = None) -> Any:
+        """Return the probability that the next draw x is accepted if all before it were rejected.
+
+        Args:
+            px, qx: p(x) and q(x); numbers on the host, [B] on a device, [B, S, K] for labels.
+            state: what the rejections so far have left, as `start` and `reject` return it.
+            left: for a draw without replacement, the mass of q that it was drawn from.
+        """
+        raise NotImplementedError
+
+    def reject(self, node: Any, state: Any, left: Any = None, last: bool = False) -> Any:
+        """Return the state after one more rejected draw.
+
+        last: no draw follows, so what only the next one needs can be left out.
+        """
+        return state
+
+    def residual(self, node: Any, state: Any) -> Any:
+        """Return the weights of the token when no draw was accepted, not normalised.
+
+        They have the shape of node.p, which is a row [V], rows [B, V] or numbers at single tokens.
+        """
+        raise NotImplementedError
+
+    def select_rows(self, node: Any, rng: Rng) -> Any:
+        """Return the nodes to be solved on a device; see `select`."""
+        return node
+
+    def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Any) -> Tensor:
+        """Return acceptance rates [R, max(draws) + 1] by row of p, q [R, V] and number of draws."""
+        raise NotImplementedError
+
+    def table(self, p: Tensor, q: Tensor, draws: Tensor) -> Any:
+        """Return the states at rows of p, q [R, V] that have up to draws [R] draws.
+
+        Each field is a tensor [R, n], of which column j is the state after j rejections
+        (`by_count`: with j draws).
+        """
+        turns = int(draws.max()) if self.offered is None else min(self.offered, int(draws.max()))
+        first = self.start(None)
+        fields = [p.new_full((len(p), turns + 1), value, dtype=torch.float64) for value in first]
+        for turn in range(1, turns + 1):
+            rows = (draws >= turn).nonzero()[:, 0]
+            before = type(first)(*(field[rows, turn - 1] for field in fields))
+            after = self.reject(_LabelRows(p, q, rows), before)
+            for field, value in zip(fields, after, strict=True):
+                field[rows, turn] = value
+        return type(first)(*fields)
+
+    def branching(self, p: Tensor, q: Tensor, draws: Tensor) -> Any:
+        """Return the branching probabilities at rows of p, q [R, V] with up to draws [R] draws."""
+        from nde_talf.decoding.rules.labels import Branching
+
+        return Branching(self, p, q, draws)
+
+
+@dataclass
+class _LabelRows:
+    """Rows number `rows` [M] of p, q [R, V], of which a chunk is held at a time."""
+
+    p: Tensor
+    q: Tensor
+    rows: Tensor
+
+    def mass(self, c: Tensor, w0: float) -> Tensor:
+        """Return sum_t (p(t) - c q(t))_+, [M]; w0 is 1."""
+        return positive_sums(self.p, self.q, self.rows, torch.ones_like(c), c)
+
+
+class Node:
+    """One node on the host.
+
+    Args:
+        p, q: rows [V], or what gives a probability by token and the row by `dense()` (`WarpedRow`,
+            `gbv.TiltedRow`).
+        drafted: its draws in draft order, with repeats.
+        left: for draws without replacement, the mass of q that each was drawn from
+            (`DraftTree.masses`).
+    """
+
+    def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
+        self._p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
+        self._rest: tuple[float, Tensor, float] | None = None
+
+    @property
+    def p(self) -> Tensor:
+        return self._p if isinstance(self._p, Tensor) else self._p.dense()
+
+    @property
+    def q(self) -> Any:
+        return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
+
+    def px(self, draw: int) -> float:
+        """Return p of a draw."""
+        return number(self._p, self.drafted[draw])
+
+    def qx(self, draw: int) -> float:
+        """Return q of a draw."""
+        return number(self._q, self.drafted[draw])
+
+    def mass(self, c: float, w0: float = 1.0) -> float:
+        """Return sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
+        _, rest, scale = self._remember(c, w0)
+        return w0 * total(rest) / scale
+
+    def rest(self, c: float, w0: float = 1.0) -> Tensor:
+        """Return weights [V] in proportion to (w0 p - c q)_+.
+
+        Where c / w0 is no float32 number there are none, to its rounding.
+        """
+        return self._remember(c, w0)[1]
+
+    def _remember(self, c: float, w0: float) -> tuple[float, Tensor, float]:
+        """Keep the last weights: a node's mass is asked for before a token is drawn from them.
+
+        A row of p that is not normalised stays so: with sum t it gives t times these weights.
+        """
+        fraction = min(c / w0, 1e37)
+        if self._rest is None or self._rest[0] != fraction:
+            row, scale = self._weights()
+            self._rest = fraction, excess(row, self.q, fraction * scale), scale
+        return self._rest
+
+    def draw(self, weights: Tensor, rng: Rng, w0: float = 1.0) -> int:
+        """Draw a token from `weights`, or from p where w0 times these are rounding noise."""
+        noise = weights is not self._weights()[0] and w0 * total(weights) <= EMPTY
+        return rng.categorical(self.p if noise else weights)
+
+    def _weights(self) -> tuple[Tensor, float]:
+        """Return p as far as it is made, and what it has to be divided by."""
+        return (self._p, 1.0) if isinstance(self._p, Tensor) else self._p.weights()
+
+
 def solve(rule: Rule, node: Node, rng: Rng) -> int:
-    """One token of law p, given draws from q. Stops at the first draw that is accepted."""
+    """Return a token of law p, given draws from q. Stops at the first draw that is accepted."""
     node = rule.select(node, rng)
     state = rule.start(node)
     offered = node.drafted[: rule.offered]
@@ -28,14 +201,11 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
         if rng.bernoulli(rule.chance(node.px(draw), node.qx(draw), state, left)):
             return token
         state = rule.reject(node, state, left, draw + 1 == len(offered))
-    weights = rule.residual(node, state)
-    if node.is_p(weights) or total(weights) > EMPTY:
-        return rng.categorical(weights)
-    return rng.categorical(node.p)
+    return node.draw(rule.residual(node, state), rng)
 
 
 def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
-    """The last accepted node of `tree`, 0 for the root, and the token after it."""
+    """Return the last accepted node of `tree`, 0 for the root, and the token after it."""
     end = 0
     while children := tree.children[end]:
         drafted = [tree.tokens[child] for child in children]
@@ -45,96 +215,3 @@ def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = Fals
             return Verdict(end, token)
         end = children[drafted.index(token)]
     return Verdict(end, rng.categorical(rule.target(tree.p[end])))
-
-
-def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
-    """Probabilities [B, n + 1] that each draw is the first to be accepted, and that none is; and
-    the state after all of a node's draws.
-    """
-    count = node.count if rule.offered is None else node.count.clamp(max=rule.offered)
-    state = rule.start(node)
-    states, chances = [state], []
-    for draw in range(
-        node.draws.shape[1] if rule.offered is None else min(rule.offered, node.draws.shape[1])
-    ):
-        left = None if node.left is None else node.left[:, draw]
-        chances.append(rule.chance(node.px(draw), node.qx(draw), state, left) * (draw < count))
-        state = rule.reject(node, state, left)
-        states.append(state)
-    none = torch.ones(len(node.p), 1, dtype=torch.float64, device=node.p.device)
-    if not chances:
-        return none, state
-    accept = torch.stack(chances, -1)
-    missed = torch.cat([none, (1 - accept).cumprod(-1)], -1)
-    one = none[:, 0]
-    columns = (
-        [x if isinstance(x, Tensor) else torch.full_like(one, x) for x in field]
-        for field in zip(*states, strict=True)
-    )
-    fields = [torch.stack(column, -1) for column in columns]
-    after = type(state)(*(field.gather(-1, count[:, None])[:, 0] for field in fields))
-    return torch.cat([accept * missed[:, :-1], missed[:, -1:]], -1), after
-
-
-def solve_rows(rule: Rule, node: Nodes, alive: Tensor, rng: Rng) -> Tensor:
-    """A token [B] for every node that is `alive` [B]; the same law as `solve`. -1 where a row had
-    no positive, finite sum.
-    """
-    node = rule.select(node, rng)
-    law, state = accept_law(rule, node)
-    first = rng.categorical(only(law, alive)) if law.shape[1] > 1 else torch.zeros_like(node.count)
-    accepted = first < law.shape[1] - 1
-    weights = rule.residual(node, state)
-    if rule.offered != 0:
-        weights = or_target(weights, node.p, node.count == 0)
-    other = correction(weights, alive & ~accepted, rng)
-    if law.shape[1] == 1:
-        return other
-    token = torch.where(
-        accepted, node.draws.gather(-1, first.clamp(max=law.shape[1] - 2)[:, None])[:, 0], other
-    )
-    return torch.where(law.isfinite().all(-1), token, -1)
-
-
-def or_target(residual: Tensor, p: Tensor, leaf: Tensor) -> Tensor:
-    """`residual` [B, V], but p at a leaf [B], or where rounding left no mass."""
-    return torch.where(
-        (leaf | (residual.sum(-1, dtype=torch.float64) <= EMPTY))[:, None], p, residual
-    )
-
-
-def only(weights: Tensor, wanted: Tensor) -> Tensor:
-    """`weights` [B, n] where `wanted` [B]; elsewhere all on the first, so that nothing is decided
-    there.
-    """
-    certain = torch.zeros_like(weights)
-    certain[:, 0] = 1
-    return torch.where(wanted[:, None], weights, certain)
-
-
-def correction(weights: Tensor, wanted: Tensor, rng: Rng) -> Tensor:
-    """A token [B] of each row of `weights` [B, V] that is `wanted` [B]; -1 where it has no
-    positive, finite sum.
-    """
-    total = weights.sum(-1)
-    sound = (total > 0) & torch.isfinite(total)
-    return torch.where(sound | ~wanted, rng.categorical(only(weights, wanted & sound)), -1)
-
-
-def walk_trees(rule: Rule, trees: Trees, rng: Rng) -> Verdict:
-    """The same for B trees on a device: end, token [B]. Reads nothing back."""
-    end = torch.zeros_like(trees.tokens[:, 0])
-    alive = torch.ones_like(end, dtype=torch.bool)
-    token = torch.full_like(end, -1)
-    for level in range(trees.depth + 1):
-        p = trees.p(end)
-        if level < trees.depth:
-            node = Nodes(p, partial(trees.q, end), *trees.children(end, rule.offered != 0))
-            drawn = solve_rows(rule, node, alive, rng)
-        else:
-            drawn = correction(rule.target(p), alive, rng)
-        token = torch.where(alive, drawn, token)
-        match = (trees.parents == end[:, None]) & (trees.tokens == drawn[:, None]) & alive[:, None]
-        alive = match.any(1)
-        end = torch.where(alive, match.to(torch.uint8).argmax(1), end)
-    return Verdict(end, token)

@@ -22,7 +22,7 @@ from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.gains import pooled
+from nde_talf.decoding.rules.labels import pooled
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
 from nde_talf.decoding.super_tree import super_tree_layout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.batch import rows_of, verify_batch
+from nde_talf.decoding.rules.verify_batch import rows_of, verify_batch
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import DraftTree

@@ -11,10 +11,9 @@ from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.rules import Nodes, SpecInfer
+from nde_talf.decoding.rules.batch import Nodes, accept_law, trees_of
+from nde_talf.decoding.rules.specinfer import SpecInfer
 from nde_talf.decoding.rules.traversal import weights_of
-from nde_talf.decoding.rules.trees import trees_of
-from nde_talf.decoding.rules.walk import accept_law
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.laws import distance, target_law, tokens_law

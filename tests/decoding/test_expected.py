@@ -11,7 +11,7 @@ from nde_talf.decoding.actions import ACTIONS, TREES, Action, action_space, tree
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import expectation

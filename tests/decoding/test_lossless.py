@@ -3,7 +3,6 @@ of the code that the decode loop calls.
 """
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -13,7 +12,6 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed, FollowTau
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.reduce import Scratch
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import check_compatible
@@ -148,11 +146,3 @@ def test_a_path_is_verified_as_any_tree_is(vocabulary, setting):
             assert verdict == VERIFIERS["bv"](tree, Rng.seeded(seed))
         ends.add(verdict.end)
     assert {0} < ends
-
-
-def test_threads_do_not_share_memory():
-    scratch, like = Scratch(), torch.zeros(2, 300)
-    rows = scratch.rows(2, like)
-    assert rows.data_ptr() == scratch.rows(1, like).data_ptr()
-    with ThreadPoolExecutor(1) as executor:
-        assert executor.submit(lambda: scratch.rows(1, like).data_ptr()).result() != rows.data_ptr()

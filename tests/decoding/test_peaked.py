@@ -13,7 +13,7 @@ from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.rules import Residual, accept
+from nde_talf.decoding.rules.residual import Residual, accept
 from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import DraftTree
 from tests.decoding.peaked import KINDS, PeakedTables, step_error

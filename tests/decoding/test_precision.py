@@ -6,10 +6,9 @@ import torch
 from nde_talf.decoding.actions import action_space
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.acceptance import acceptance, optimal_acceptance
-from nde_talf.decoding.rules.branching import BRANCHING
-from nde_talf.decoding.rules.gains import expected_block_efficiency
+from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
+from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree
@@ -36,7 +35,7 @@ def test_labels_in_float32_are_those_of_float64(name, kind):
     )[0]
     depth = torch.tensor([tree.depth for tree in action_space(*SIZE)[1]])
     assert torch.isfinite(single).all() and (single >= 1 - 1e-6).all()
-    if name in BRANCHING:
+    if name in SOLVERS:
         assert (single <= depth + 1 + 1e-4).all()
     # GBV and the ratio of near-ties: float32 may rank two tokens of equal p / q the other way
     # round.
@@ -49,7 +48,7 @@ def test_rates_are_probabilities_and_no_more_than_the_optimum(kind):
     for k in (1, 4):
         best = optimal_acceptance(p, q, k)
         assert ((best >= 0) & (best <= 1 + 1e-6)).all()
-        for name in BRANCHING:
+        for name in SOLVERS:
             rate = acceptance(name, p, q, k)
             assert (
                 torch.isfinite(rate).all() and (rate >= -1e-6).all() and (rate <= best + 1e-5).all()

@@ -12,7 +12,7 @@ from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import acceptance, branching
 from nde_talf.decoding.rules.gbv import TiltedRow
-from nde_talf.decoding.rules.tournament import PAPER, play
+from nde_talf.decoding.rules.tournament import CORE, play_program
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables, one_step
@@ -176,9 +176,9 @@ def truncated_program(p, a, q, s: int) -> float:
 def test_every_stage_of_khisti_lp_covers_as_much_as_the_truncated_program(kind):
     for seed in range(5):
         p, q = Tables(kind, seed=seed, vocabulary=8)(())
-        _, laws = play(p, q, 4, PAPER)
+        _, laws = play_program(p, q, 4)
         for before, after in pairwise(laws):
-            best = truncated_program(p.tolist(), before.tolist(), q.tolist(), PAPER.core)
+            best = truncated_program(p.tolist(), before.tolist(), q.tolist(), CORE)
             assert float(torch.minimum(p, after).sum()) == pytest.approx(best, abs=1e-7)
 
 

@@ -7,7 +7,7 @@ import pytest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
-from nde_talf.decoding.rules.branching import BRANCHING
+from nde_talf.decoding.rules.acceptance import SOLVERS
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.cli import explained, nearest
 from nde_talf.pipelines.config import Config
@@ -90,7 +90,7 @@ def test_an_old_driver_is_not_called_a_missing_gpu():
 
 
 def test_names_that_are_checked_without_torch_are_the_names_there_are():
-    assert set(LABELLED) == {*BRANCHING, "traversal", "gbv"}
+    assert set(LABELLED) == {*SOLVERS, "traversal", "gbv"}
 
 
 def test_an_option_of_another_type_is_told_with_what_the_policy_takes():

@@ -14,19 +14,19 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
-from nde_talf.decoding.rules.branching import BRANCHING, OfRule
-from nde_talf.decoding.rules.bundles import Bundle, levels
+from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
-from nde_talf.decoding.rules.khisti import Khisti, KhistiBranching
+from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
+from nde_talf.decoding.rules.labels import Bundle, levels
 from nde_talf.decoding.rules.ranking import advantage, mass_below, order_by, order_of, rank_key
-from nde_talf.decoding.rules.rules import Node, SpecInfer
+from nde_talf.decoding.rules.specinfer import SpecInfer
 from nde_talf.decoding.rules.spectr import partial_sums, threshold
-from nde_talf.decoding.rules.tournament import Tournament, play, share_out
-from nde_talf.decoding.rules.walk import solve, walk
+from nde_talf.decoding.rules.tournament import play, play_program, share_out
+from nde_talf.decoding.rules.walk import walk
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import Verifier, check_compatible
+from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls
@@ -64,7 +64,7 @@ def every_draw(q, k: int):
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows(), st.integers(1, 3), st.sampled_from(sorted(BRANCHING)))
+@given(rows(), st.integers(1, 3), st.sampled_from(SOLVERS))
 def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     p, q = pair
     total = 0.0
@@ -96,7 +96,7 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", sorted(BRANCHING))
+@pytest.mark.parametrize("name", SOLVERS)
 def test_alpha_is_the_enumerated_acceptance(name, k, kind):
     for vocabulary in (2, 3):
         p, q = (row[None] for row in Tables(kind, seed=11, vocabulary=vocabulary)(()))
@@ -116,7 +116,7 @@ def test_alpha_is_the_enumerated_acceptance(name, k, kind):
 @given(rows(4), st.integers(1, 5))
 def test_orders_of_acceptance_rates(pair, k):
     p, q = pair
-    rate = {name: float(acceptance(name, p, q, k)) for name in BRANCHING}
+    rate = {name: float(acceptance(name, p, q, k)) for name in SOLVERS}
     best, single = float(optimal_acceptance(p, q, k)), float(acceptance("naivetree", p, q, 1))
     assert best + 1e-7 >= rate["spectr"] >= rate["specinfer"] - 1e-7
     assert rate["specinfer"] + 1e-7 >= rate["naivetree"] >= max(rate["nss"], single) - 1e-7
@@ -161,10 +161,8 @@ def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
     p, q = pair
     best = best_transport(p[0], q[0])
     assert float(optimal_acceptance(p, q, 2)) == pytest.approx(best, abs=1e-7)
-    full = Tournament(4, "score", guard=False)  # four tokens: all are in the core
-    assert float(torch.minimum(p[0], play(p[0], q[0], 2, full)[1][-1]).sum()) == pytest.approx(
-        best, abs=1e-7
-    )
+    _, laws = play_program(p[0], q[0], 2)  # four tokens: the program has them all
+    assert float(torch.minimum(p[0], laws[-1]).sum()) == pytest.approx(best, abs=1e-7)
 
 
 @settings(max_examples=100, deadline=None)
@@ -205,21 +203,16 @@ def test_sharing_out_is_optimal(flat, demands):
     assert met == pytest.approx(best, abs=1e-7)
 
 
-TOURNAMENTS = [
-    Tournament(core, order, guard)
-    for core in (0, 2, 5)
-    for order in ("score", "ratio")
-    for guard in (False, True)
-]
+TOURNAMENTS = (Khisti(), KhistiProgram())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
+@pytest.mark.parametrize("rule", TOURNAMENTS, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_law_of_a_tournaments_winner_and_its_output(kind, how):
-    p, q = Tables(kind, seed=2, vocabulary=4)(())
-    _, laws = play(p, q, 3, how)
-    stages = play(p, q, 3, how)[0]
+@pytest.mark.parametrize("vocabulary", [4, 6])
+def test_law_of_a_tournaments_winner_and_its_output(vocabulary, kind, rule):
+    p, q = Tables(kind, seed=2, vocabulary=vocabulary)(())
+    stages, laws = rule.play(p, q, 3)
 
     def winner(rng):
         token = rng.categorical(q)
@@ -228,58 +221,59 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
             token = token if token == rival or rng.bernoulli(stage.keeps(token, rival)) else rival
         return token
 
-    law = exact_law(winner)
-    assert all(float(laws[-1][t]) == pytest.approx(law.get(t, 0.0), abs=1e-12) for t in range(4))
-
     def emitted(rng):
         tree = depth_one(p, q, [rng.categorical(q) for _ in range(3)])
-        verdict = walk(Khisti(how), tree, rng)
+        verdict = walk(rule, tree, rng)
         return tree.tokens[verdict.end] if verdict.end else verdict.token
 
-    law = exact_law(emitted)
-    assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (
-        1e-7 if kind == "close" else 1e-9
+    assert distance(exact_law(winner), dict(enumerate(laws[-1].tolist()))) < 1e-12
+    tolerance = 1e-7 if kind == "close" else 1e-9
+    assert distance(exact_law(emitted), dict(enumerate(p.tolist()))) < tolerance
+
+
+def level_of(p, q, drafted):
+    """The level of one node with these draws, and no subset of them."""
+    bundle = Bundle(
+        p[None], q[None], torch.tensor([drafted])[..., None], torch.zeros(1, len(drafted), 1).long()
     )
+    return next(levels(bundle, torch.ones(1, len(drafted)).bool()))
+
+
+def check_branching(rule, p, q, drafted, tolerance) -> float:
+    """Compare a rule's branching probabilities with the law of its walk; returns their sum."""
+    tree = depth_one(p, q, drafted)
+    law = exact_law(lambda rng: tuple(tree.path(walk(rule, tree, rng).end)))
+    parts, _ = rule.branching(p[None], q[None], torch.tensor([len(drafted)])).parts(
+        level_of(p, q, drafted)
+    )
+    for token in set(drafted):
+        expected = sum(
+            chance for path, chance in law.items() if path and tree.tokens[path[0]] == token
+        )
+        found = sum(x for x, t in zip(parts[0, 0].tolist(), drafted, strict=True) if t == token)
+        assert found == pytest.approx(expected, abs=tolerance)
+    return float(parts.sum())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
-def test_branching_of_truncated_tournaments(how):
+@pytest.mark.parametrize("rule", TOURNAMENTS, ids=lambda rule: type(rule).__name__)
+def test_branching_of_tournaments(rule):
     p, q = Tables("random", seed=12, vocabulary=4)(())
     for drafted in product(range(4), repeat=3):
-        tree = depth_one(p, q, drafted)
-        law = exact_law(lambda rng, tree=tree: tuple(tree.path(walk(Khisti(how), tree, rng).end)))
-        nodes = torch.zeros(1, 3, 1, dtype=torch.long)
-        level = next(
-            levels(
-                Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes),
-                torch.ones(1, 3).bool(),
-            )
-        )
-        parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]
-        for token in set(drafted):
-            expected = sum(
-                chance for path, chance in law.items() if path and tree.tokens[path[0]] == token
-            )
-            assert sum(
-                float(x) for x, t in zip(parts, drafted, strict=True) if t == token
-            ) == pytest.approx(expected, abs=1e-9)
+        check_branching(rule, p, q, drafted, 1e-9)
 
 
 def test_the_guard_never_covers_less_than_a_single_draft():
-    p = torch.tensor([0.202, 0.165, 0.117, 0.275, 0.082, 0.158], dtype=torch.float64)
-    q = torch.tensor([0.222, 0.159, 0.110, 0.289, 0.075, 0.145], dtype=torch.float64)
+    """p and q are close: the tournament alone covers less than one draft does, ours does not."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(40, generator=generator, dtype=torch.float64)
+    q = p * (1 + 0.1 * torch.rand(40, generator=generator, dtype=torch.float64))
     p, q = p / p.sum(), q / q.sum()
-
-    def covered(how) -> float:
-        return float(torch.minimum(p, play(p, q, 2, how)[1][-1]).sum())
-
-    alone = float(torch.minimum(p, q).sum())
-    assert covered(Tournament(2, "score", False)) < alone - 0.2
-    assert (
-        covered(Tournament(2, "score", True)) >= alone - 1e-12
-        and covered(Tournament()) >= alone - 1e-12
+    single, guarded, program = (
+        float(torch.minimum(p, law).sum())
+        for law in (q, play(p, q, 2)[1][-1], play_program(p, q, 2)[1][-1])
     )
+    assert guarded >= single - 1e-12 and program < single - 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -345,9 +339,7 @@ def test_block_efficiencies_keep_their_order(kind):
 
 def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
     p, q = torch.tensor([[0.45, 0.35, 0.2]]).double(), torch.tensor([[0.1, 0.3, 0.6]]).double()
-    rho, covered = threshold(
-        partial_sums(p[0], q[0], torch.empty_like(p[0])), 2.0, p.dtype == torch.float64
-    )
+    rho, covered = threshold(partial_sums(p[0], q[0]), 2.0, exact=True)
     assert 1 < rho < 2 and 1 - (1 - covered / rho) ** 2 <= covered
     below = rho - 1e-6
     mass = float(torch.minimum(p, below * q).sum())
@@ -422,27 +414,13 @@ class FirstTwo(SpecInfer):
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_labels_of_a_rule_of_ones_own_are_its_law(kind, k):
     p, q = Tables(kind, seed=9)(())
-    rule, mean = FirstTwo(), 0.0
-    branching = OfRule(rule, p[None], q[None], torch.tensor([k]))
-    for drafted, probability in every_draw(q, k):
-        law = exact_law(lambda rng, drafted=drafted: solve(rule, Node(p, q, drafted), rng))
-        nodes = torch.zeros(1, k, 1, dtype=torch.long)
-        level = next(
-            levels(
-                Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes),
-                torch.ones(1, k).bool(),
-            )
-        )
-        parts = branching.contributions(level)[0, 0].tolist()
-        for token in set(drafted):
-            found = sum(part for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
-            assert found == pytest.approx(
-                law.get(token, 0.0), abs=1e-7 if kind == "close" else 1e-9
-            )
-        mean += probability * sum(parts)
-    assert float(branching.alpha[0, k]) == pytest.approx(
-        mean, abs=1e-7 if kind == "close" else 1e-9
+    rule, tolerance = FirstTwo(), 1e-7 if kind == "close" else 1e-9
+    mean = sum(
+        probability * check_branching(rule, p, q, drafted, tolerance)
+        for drafted, probability in every_draw(q, k)
     )
+    alpha = rule.branching(p[None], q[None], torch.tensor([k])).alpha
+    assert float(alpha[0, k]) == pytest.approx(mean, abs=tolerance)
 
 
 def test_kinds_of_tree_that_there_are_not_are_named():

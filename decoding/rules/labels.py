@@ -1,0 +1,384 @@
+"""Expected block efficiency of every action from one super-tree (Eq. 3, NDE paper).
+
+A top-down rule's reach probabilities do not depend on L2 and its trunk factor is shared, so
+depth-wise cumulative sums over the bundle of paths after each branch point give every (K, L1, L2)
+at once; for K < K_max the estimate is averaged over all subsets of the paths. Bottom-up rules have
+gains of the same form (`traversal_gains`, `gbv_gains`).
+
+Shapes: B bundles of K i.i.d. paths, S subsets of the paths, L levels; a draw is a (bundle, path,
+level), its node is the row of p and q that it was drawn at. Paths that share a prefix share its
+node: the row of the first of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.rules.check import check_pair_of_rows
+from nde_talf.decoding.rules.residual import excess
+from nde_talf.decoding.rules.traversal import path_weights
+from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
+
+
+@dataclass
+class Bundle:
+    """K i.i.d. paths from one node, B times over.
+
+    Attributes:
+        p, q: [R, V].
+        tokens: [B, K, L].
+        nodes: [B, K, L], the row of p and q that each token was drawn at.
+    """
+
+    p: Tensor
+    q: Tensor
+    tokens: Tensor
+    nodes: Tensor
+
+
+@dataclass
+class Level:
+    """One level of a bundle.
+
+    Attributes:
+        p, q: the bundle's.
+        token, node: [B, K].
+        px, qx: [B, 1, K] (float64), the draw's probabilities at its node.
+        member: [S, K].
+        same: [B, 1, K, K]. k and j were drawn at the same node.
+        siblings: [B, S, K, K]. True at [k, j] where members j < k were drawn at the same node.
+        same_next: [B, 1, K, K]. k and j continue with the same token.
+    """
+
+    p: Tensor
+    q: Tensor
+    token: Tensor
+    node: Tensor
+    px: Tensor
+    qx: Tensor
+    member: Tensor
+    same: Tensor
+    siblings: Tensor
+    same_next: Tensor
+
+    @cached_property
+    def earlier(self) -> Tensor:
+        """[B, S, K]: how many member draws came before this one at its node."""
+        return self.siblings.sum(-1)
+
+    @cached_property
+    def draws(self) -> Tensor:
+        """[B, S, K]: how many member draws its node has in all, this one included."""
+        return (self.same & self.member[None, :, None, :]).sum(-1)
+
+    @cached_property
+    def fresh(self) -> Tensor:
+        """[B, S, K]: whether no earlier member draw at its node gave the same token."""
+        return ~(self.siblings & self.same_next).any(-1)
+
+    def none_before(self, accept: Tensor) -> Tensor:
+        """Return [B, S, K]: the probability that all earlier siblings of a draw were rejected.
+
+        accept: [B, S, K], with what probability each draw is accepted.
+        """
+        return torch.where(self.siblings, 1 - accept[:, :, None, :], 1.0).prod(-1)
+
+    def look_up(self, table: Tensor, count: Tensor) -> Tensor:
+        """Return `table` [R, n] at each draw's node and `count` [B, S, K]: [B, S, K]."""
+        rows = table[self.node].unsqueeze(1).expand(-1, count.shape[1], -1, -1)
+        return rows.gather(-1, count[..., None])[..., 0]
+
+    def at_first(self, alpha: Tensor) -> Tensor:
+        """Return acceptance rates [B, S, K], each at its node's first member draw.
+
+        alpha: [R, draws + 1], by row and number of children.
+        """
+        return self.look_up(alpha, self.draws) * (self.member & (self.earlier == 0))
+
+
+def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
+    """Yield the bundle's levels from the top, for the subsets `member` [S, K] of its paths."""
+    paths = bundle.tokens.shape[1]
+    before = torch.ones(paths, paths, dtype=torch.bool, device=bundle.tokens.device).tril(-1)
+    both = before & member[:, None, :] & member[:, :, None]
+    same = torch.ones_like(before).expand(len(bundle.tokens), 1, -1, -1)
+    for level in range(bundle.tokens.shape[2]):
+        token = bundle.tokens[:, :, level]
+        node = bundle.nodes[:, :, level].gather(1, same[:, 0].to(torch.uint8).argmax(-1))
+        same_next = same & (token[:, None, :, None] == token[:, None, None, :])
+        px, qx = (rows[node, token].double()[:, None] for rows in (bundle.p, bundle.q))
+        yield Level(bundle.p, bundle.q, token, node, px, qx, member, same, same & both, same_next)
+        same = same_next
+
+
+def _joined(levels: list[Level]) -> Level:
+    """Return all levels as one of L * B bundles: for what does not depend on the levels above."""
+    names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
+    return replace(
+        levels[0], **{name: torch.cat([getattr(level, name) for level in levels]) for name in names}
+    )
+
+
+def draws_by_row(levels: list[Level]) -> Tensor:
+    """Return [R]: the number of draws at the node of each row of p; 0 for a row without a node."""
+    counts = torch.zeros(len(levels[0].p), dtype=torch.long, device=levels[0].p.device)
+    for level in levels:
+        counts.scatter_reduce_(0, level.node.flatten(), level.same[:, 0].sum(-1).flatten(), "amax")
+    return counts
+
+
+class Branching:
+    """Branching probabilities of a rule at rows of p, q [R, V] (Eq. 1, NDE paper).
+
+    B(f, X, t) = sum_j A_j a_j 1{X_j = t} + A_k p_res(t): a_j is the chance of the j-th draw, A_j
+    the probability that all before it were rejected, and the residual counts at the first draw of a
+    token.
+
+    draws: [R], how many children row r has at most.
+    """
+
+    def __init__(self, rule: Rule, p: Tensor, q: Tensor, draws: Tensor):
+        self.rule, self.states = rule, rule.table(p, q, draws)
+        self.alpha = rule.alpha(p, q, draws, self.states)
+
+    def parts(self, level: Level) -> tuple[Tensor, Tensor]:
+        """Return what each draw adds to B(f, X, its token); both [B, S, K].
+
+        The first as sampled: summed over equal tokens it is B. The second in expectation over the
+        children, given only how many a node has: the acceptance rate, at the node's first draw.
+        """
+        rule, earlier = self.rule, level.earlier
+        found = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
+        if rule.offered != 0:
+            state = _At(self.states, level, level.draws if rule.by_count else earlier)
+            accept = rule.chance(level.px, level.qx, state)
+            if rule.offered is not None:
+                accept = torch.where(earlier < rule.offered, accept, 0.0)
+            found = accept * level.none_before(accept)
+        if rule.can_hit_draft or rule.offered is not None:
+            state = _At(self.states, level, level.draws)
+            hit = rule.residual(_Points(level.px, level.qx), state) / state.z.clamp(min=1e-30)
+            hit = hit.clamp(max=1) * level.fresh
+            if rule.offered != 0:
+                drawn = level.same & level.member[None, :, None, :]
+                hit *= torch.where(drawn, 1 - accept[:, :, None, :], 1.0).prod(-1)
+            found = found + hit
+        return found * level.member, level.at_first(self.alpha)
+
+
+@dataclass
+class _Points:
+    """Numbers p(x), q(x) of single tokens in place of a node's rows."""
+
+    p: Tensor
+    q: Tensor
+
+    def rest(self, c: Tensor) -> Tensor:
+        return excess(self.p, self.q, c)
+
+
+class _At:
+    """A rule's states at every draw of a level after `count` [B, S, K] rejections.
+
+    A field is looked up when it is asked for.
+    """
+
+    def __init__(self, states: Any, level: Level, count: Tensor):
+        self._states, self._level, self._count = states, level, count
+
+    def __getattr__(self, name: str) -> Tensor:
+        field = getattr(self._states, name)
+        return self._level.look_up(field, self._count.clamp(max=field.shape[1] - 1))
+
+
+def expected_block_efficiency(
+    p: Tensor,
+    q: Tensor,
+    tokens: Tensor,
+    verifier: str,
+    layout: SuperTreeLayout | None = None,
+    exact_last: bool = True,
+    check: bool = True,
+) -> Tensor:
+    """Estimate E[tau + 1] of all A trees of the action space, one super-tree a row: [T, A].
+
+    The estimates are unbiased. Single paths are pooled over the ways to split them. Where the rows
+    don't fit into memory at once, `trunk_reach`, `branch_gains` and `pooled` do the same in parts.
+
+    Args:
+        p, q: [T, N_inner, V], next-token distributions at the super-trees' inner rows.
+        tokens: [T, N]; the root's is not looked at.
+        verifier: a rule with labels.
+        layout: the columns are `nde_talf.decoding.actions.TREES` for the default one,
+            `action_space` gives them in general.
+        exact_last: see `top_down_gains`; bottom-up rules do without.
+        check: look at the rows first.
+
+    Raises:
+        UserError: a verifier without an estimator.
+        ValueError: shapes that do not fit, or rows that are no distributions.
+    """
+    layout = layout or super_tree_layout()
+    labels_of(verifier)
+    if p.dim() != 3 or p.shape[1] != layout.inner or tokens.shape != (len(p), len(layout)):
+        raise ValueError(
+            f"p, tokens: their shapes are {tuple(p.shape)} and {tuple(tokens.shape)}; for this"
+            f" layout expected [T, {layout.inner}, V] and [T, {len(layout)}]."
+        )
+    if check:
+        check_pair_of_rows(p.flatten(0, 1), q.flatten(0, 1))
+    count, rows, _ = p.shape
+    tree = torch.arange(count, device=p.device)[:, None, None, None]
+
+    def bundle(paths: Tensor) -> Bundle:
+        """Turn paths [P, K, L] of row numbers into bundles of all super-trees, [T * P, K, L]."""
+        nodes = (layout.parents.to(p.device)[paths] + tree * rows).flatten(0, 1)
+        return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
+
+    # The trunk as bundles of one draw: its levels are independent until they are multiplied up.
+    trunk = torch.arange(1, layout.l1 + 1, device=p.device).view(-1, 1, 1)
+    reach, exact = trunk_reach(bundle(trunk), count, verifier)
+    gains = branch_gains(bundle(layout.paths.to(p.device)), reach.flatten(), verifier, exact_last)
+    return pooled(reach, exact if exact_last else reach.cumsum(-1) - 1, gains, layout)
+
+
+def labels_of(verifier: str) -> Any:
+    """Return what a verifier's labels are made of: its `Rule`, or a function (levels, start).
+
+    Raises UserError where it has none.
+    """
+    if verifier not in LABELLED:
+        raise UserError(
+            f"verifier={verifier}: it has no labels; choose one of {', '.join(LABELLED)}."
+        )
+    return VERIFIERS[verifier].labels
+
+
+def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tensor]:
+    """Return the reach at every branch point, and E[tau] of every bare trunk; both [T, L1 + 1].
+
+    Reach is a probability, for bottom-up rules the weight. E[tau] is with its last token in
+    expectation, for bottom-up rules as sampled.
+
+    trunk: the draws of `count` = T super-trees' trunks as bundles [T * L1, 1, 1].
+    """
+    one = trunk.p.new_ones(count, 1, dtype=torch.float64)
+    if not len(trunk.tokens):
+        return one, torch.zeros_like(one)
+    (level,) = levels(trunk, torch.ones(1, 1, dtype=torch.bool, device=trunk.p.device))
+    labels = labels_of(verifier)
+    if not isinstance(labels, Rule):
+        reach = path_weights(*(x.view(count, -1) for x in (level.px, level.qx)))
+        return reach, reach.cumsum(-1) - 1
+    rule = labels.branching(trunk.p, trunk.q, draws_by_row([level]))
+    each, last = (x.view(count, -1) for x in rule.parts(level))
+    reach = torch.cat([one, each], -1).cumprod(-1)
+    exact = torch.cat([0 * one, reach[:, :-1] * last], -1)
+    exact[:, 2:] += reach[:, 1:-1].cumsum(-1)
+    return reach, exact
+
+
+def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: bool = True) -> Tensor:
+    """Return [B, S, L2 + 1]: what the first 0..L2 levels of B bundles add to E[tau + 1].
+
+    That is for every subset of their K paths, from the reach probability or weight `start` [B] of
+    the node that each hangs from.
+    """
+    paths = branches.tokens.shape[1]
+    subsets = torch.tensor(list(product((False, True), repeat=paths))[1:], device=start.device)
+    found = list(levels(branches, subsets))
+    if not found:
+        return start.new_zeros(len(start), len(subsets), 1)
+    labels = labels_of(verifier)
+    if not isinstance(labels, Rule):
+        return labels(found, start)
+    rule = labels.branching(branches.p, branches.q, draws_by_row(found))
+    return top_down_gains(rule, found, start, exact_last)
+
+
+def top_down_gains(
+    branching: Any, levels: list[Level], start: Tensor, exact_last: bool = True
+) -> Tensor:
+    """Return cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels.
+
+    Summing contributions draw by draw equals summing branching probabilities over distinct
+    children.
+
+    Args:
+        branching: `Branching`, or what has its `parts`.
+        levels: the bundle's.
+        start: [B], the reach probability of the node that each bundle hangs from.
+        exact_last: take the last level counted in expectation over its children. That is unbiased
+            too, with less noise: E[reach of level d] = E[sum over nodes of level d - 1 of reach *
+            alpha].
+    """
+    member = levels[0].member
+    reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
+    before = torch.zeros_like(reach[..., 0])
+    sampled, expected = [before], [before]
+    parts = branching.parts(_joined(levels))
+    each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in parts)
+    for level, contributions, rates in zip(levels, each, last, strict=True):
+        expected.append(before + (reach * rates).sum(-1))
+        before = before + (reach * contributions).sum(-1)
+        sampled.append(before)
+        reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)
+    return torch.stack(expected if exact_last else sampled, -1)
+
+
+def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout) -> Tensor:
+    """Return estimates [T, A], averaged over the subsets of K paths.
+
+    Single paths are averaged over the ways to split them.
+
+    Args:
+        reach, trunk: [T, L1 + 1], of `trunk_reach`.
+        gains: [T * (L1 + 1), S, L2 + 1], of `branch_gains`.
+        layout: the super-trees'.
+    """
+    size = torch.tensor(
+        [sum(chosen) for chosen in product((0, 1), repeat=layout.k)][1:], device=reach.device
+    )
+    mean = torch.stack(
+        [(size == k).double() / (size == k).sum() for k in range(1, layout.k + 1)]
+    )  # [K, S]
+    gains = gains.view(len(reach), layout.l1 + 1, len(size), layout.l2 + 1)
+    sampled = reach.cumsum(-1) - 1
+    value = (
+        1 + sampled[:, None, :, None] + torch.einsum("ks,tbsl->tkbl", mean, gains)
+    )  # [T, K, L1 + 1, L2 + 1]
+    value[:, :, :, 0] = 1 + trunk[:, None]
+    return value.flatten(1) @ _pooling(layout).to(value)
+
+
+@cache
+def _pooling(layout: SuperTreeLayout) -> Tensor:
+    """Return [K (L1 + 1) (L2 + 1), A]: the average of the estimates of equal trees.
+
+    It is weighted by the paths that each one averages.
+    """
+    actions, trees = action_space(layout.k, layout.l1, layout.l2)
+    pooling = torch.zeros(len(actions), len(trees), dtype=torch.float64)
+    for row, action in enumerate(actions):
+        if action.k == 1 or action.l2 > 0:  # the bare trunk is the same estimate for every K
+            weight = layout.k if action.k == 1 and action.l2 else 1
+            pooling[row, trees.index(canonical(action))] = weight
+    return pooling / pooling.sum(0)
+
+
+def of_first_path(estimates: Tensor) -> Tensor:
+    """Return estimates [..., 233] of single paths in place of every tree's.
+
+    They are for a rule that verifies only the first path of a tree.
+    """
+    return estimates[..., [TREE_INDEX[Action(1, 0, tree.depth)] for tree in TREES]]

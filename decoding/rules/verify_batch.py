@@ -1,0 +1,154 @@
+"""Verification of many sequences' trees at once, for engines that decode in batches."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.rules.batch import Rows, Trees
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.verifier import Verifier
+
+
+class Verified(NamedTuple):
+    """What `verify_batch` found for B trees.
+
+    Attributes:
+        end: [B]. The last accepted node, 0 for the root.
+        token: [B]. The token after it; -1 where a distribution had no positive, finite sum.
+        tokens: [B, depth + 1]. The accepted tokens, then `token`, then -1.
+        length: [B]. How many of `tokens` count: tau + 1.
+    """
+
+    end: Tensor
+    token: Tensor
+    tokens: Tensor
+    length: Tensor
+
+
+def verify_batch(
+    verifier: "Verifier",
+    tokens: Tensor,
+    parents: Tensor,
+    p: Tensor | Rows,
+    q: Tensor | Rows,
+    rng: Rng,
+    left: Tensor | None = None,
+    depth: int | None = None,
+    max_draws: int | None = None,
+) -> Verified:
+    """Verify B trees of different shapes, padded to N nodes.
+
+    Nothing is read back from the device if depth and max_draws are given. Every tree's output has
+    the target's law, as with the verifier on one tree.
+
+    For example two trees, a path of two tokens and a root with three draws, of which one repeats
+    another:
+
+        verify_batch(
+            verifier("specinfer"),
+            tokens=torch.tensor([[5, 8, 2, 0], [7, 1, 4, 1]]),
+            parents=torch.tensor([[-1, 0, 1, -2], [-1, 0, 0, 0]]),
+            p=rows_of(target_logits, setting),
+            q=rows_of(draft_logits, draft_setting),
+            rng=Rng.seeded(0),
+        )
+
+    Args:
+        verifier: of `nde_talf.decoding.verifier.verifier(name)`, fitting to how the children were
+            drawn.
+        tokens: [B, N] token ids; node 0 is the root, the last committed token.
+        parents: [B, N]; parents precede their children, the root has -1, padding -2. Siblings are
+            in draft order. A token that was drawn again is another node, which may have children
+            too.
+        p: the target's distributions [B, N, V], or a function that gives the rows [B, V] at one
+            node [B] of each tree (`rows_of`). Top-down rules ask for depth + 1 rows of each tree,
+            bottom-up rules for one a draw.
+        q: the draft's, in the same form. They are asked for at nodes with children only.
+        left: [B, N] float64, for draws without replacement the mass of q that each was drawn from.
+        depth: the largest depth of a node. None: found from `parents`, which waits for the device.
+        max_draws: the largest number of draws at a node. None: likewise.
+
+    Raises:
+        ValueError: shapes that do not fit; where depth or max_draws is None also parents that do
+            not precede their children.
+    """
+    if tokens.dim() != 2 or tokens.shape != parents.shape or not tokens.shape[1]:
+        raise ValueError(
+            f"tokens, parents: their shapes are {tuple(tokens.shape)} and {tuple(parents.shape)};"
+            " expected [B, N]."
+        )
+    if left is not None and left.shape != tokens.shape:
+        raise ValueError(f"left: its shape is {tuple(left.shape)}; expected {tuple(tokens.shape)}.")
+    if verifier.on_device is None:
+        raise ValueError(f"verifier={verifier.name} verifies one tree at a time, on the host.")
+    if depth is None or max_draws is None:
+        found = _sizes(parents)
+        depth, max_draws = (
+            own if own is not None else read
+            for own, read in zip((depth, max_draws), found, strict=True)
+        )
+    p = _full(p, "p", tokens) if isinstance(p, Tensor) else p
+    q = _full(q, "q", tokens) if isinstance(q, Tensor) else q
+    tokens = torch.where(parents >= -1, tokens, 0)  # padding may hold any number
+    trees = Trees(tokens, parents, p, q, depth, max_draws, left)
+    for _ in range(depth):  # what hangs from a repeated draw hangs from its first
+        trees.parents = torch.where(
+            trees.parents >= 0, trees.first().gather(1, trees.parents.clamp(min=0)), trees.parents
+        )
+    end, token = verifier.on_device(trees, rng)
+    return Verified(end, token, *_committed(trees, end, token))
+
+
+def rows_of(logits: Tensor | Callable[[Tensor], Tensor], setting: SamplingSetting) -> Rows:
+    """Rows of warp(logits), made when they are asked for: so [B, N, V] probabilities are never
+    held. logits: [B, N, V], or a function of nodes [B] that gives [B, V].
+    """
+    if not isinstance(logits, Tensor):
+        return lambda at: warp(logits(at), setting)
+    every = torch.arange(len(logits), device=logits.device)
+    return lambda at: warp(logits[every, at], setting)
+
+
+def _full(rows: Tensor, name: str, tokens: Tensor) -> Rows:
+    if rows.dim() != 3 or rows.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"{name}: its shape is {tuple(rows.shape)}; expected {[*tokens.shape]} and the"
+            " vocabulary."
+        )
+    every = torch.arange(len(rows), device=rows.device)
+    return lambda at: rows[every, at]
+
+
+def _sizes(parents: Tensor) -> tuple[int, int]:
+    """The largest depth, and the largest number of draws at a node and its repeats together."""
+    deepest, most = 0, 0
+    for tree, line in enumerate(parents.tolist()):
+        depth: list[int] = []
+        for node, parent in enumerate(line):
+            if not (parent == -1 if node == 0 else parent == -2 or 0 <= parent < node):
+                raise ValueError(
+                    f"parents: node {node} of tree {tree} has parent {parent}; parents precede"
+                    " their children."
+                )
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        deepest = max(deepest, *depth)
+        most = max(most, *(depth.count(level) for level in range(1, len(line) + 1)))
+    return deepest, most
+
+
+def _committed(trees: Trees, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    every = torch.arange(len(end), device=end.device)
+    taken = trees.ancestors()[every, end]
+    taken[:, :1] = False
+    tau = taken.sum(1)
+    order = taken.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    tokens = torch.cat([trees.tokens.gather(1, order), token[:, None]], 1)[:, : trees.depth + 1]
+    place = torch.arange(tokens.shape[1], device=end.device)
+    tokens = torch.where(
+        place < tau[:, None], tokens, torch.where(place == tau[:, None], token[:, None], -1)
+    )
+    return tokens, tau + 1
