@@ -21,11 +21,13 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from nde_talf.pipelines.cli import settled
+from nde_talf.pipelines.config import Config
+
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 import torch
-from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 import nde_talf.pipelines.run
@@ -142,7 +144,7 @@ def child(folder: Path, file: str, answer: Path, corpus: Path) -> None:
             unfinish(run, file.split("/")[0])
             words += [f"stage={STAGES.get(file.split('/')[0], file.split('/')[0])}"]
         with hydra.initialize_config_dir(str(micro.ROOT / "configs"), version_base=None):
-            config = OmegaConf.to_object(hydra.compose("config", words))
+            config = settled(hydra.compose("config", words), Config)
         nde_talf.pipelines.run.run(config)
         result = {"how": "", "seen": exports(run) if resumed else seen}
     except UserError as error:

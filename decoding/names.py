@@ -2,11 +2,6 @@
 need torch.
 """
 
-from nde_talf.decoding.common.schema import Allowed
-
-DEVICE = Allowed(pattern=r"cpu|cuda(:[0-9]{1,3})?", words="cpu, cuda or cuda:N", example="cuda:0")
-"""Devices that a configuration may name."""
-
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
 """Rules for which `nde_talf.decoding.rules.labels` estimates E[tau + 1] of every tree."""
 

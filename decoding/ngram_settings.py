@@ -3,42 +3,43 @@
 Imports no torch, so that a configuration can be read without it.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import check_fields, number
+from nde_talf.decoding.common.settings import settings
 
 LONGEST = 64
 """Largest `max_size`: every size up to it is indexed."""
 
 
-@dataclass
+@settings("ngram")
 class NgramConfig:
     """How continuations are looked up in prompt and text, and how large the tree of them is."""
 
-    min_size: int = number(1, 1, LONGEST)
+    min_size: Annotated[int, Field(ge=1, le=LONGEST)] = 1
     """Tokens that the end of the text must have in common with an earlier part, or nothing is
     drafted.
     """
-    max_size: int = number(4, 1, LONGEST)
+    max_size: Annotated[int, Field(ge=1, le=LONGEST)] = 4
     """Longest end of the text that is looked up; the longest that is found counts."""
-    matches: int = number(16, 1, 1_000_000)
+    matches: Annotated[int, Field(ge=1, le=1_000_000)] = 16
     """How many of the earlier parts, the latest first, are looked at."""
-    nodes: int = number(8, 1, 10_000)
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Maximum number of drafted tokens in a tree of picked tokens."""
-    depth: int = number(8, 1, 10_000)
+    depth: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Maximum length of its paths."""
-    threshold: float = number(0.1, 0, 1, below=True)
+    threshold: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Tokens less likely to be accepted than this, by what was accepted in this text so far, are
     not drafted.
     """
-    min_rate: float = number(0.0, 0, 1, below=True)
+    min_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """With another draft beside it: how likely the next token must be accepted for the n-gram to
     draft in its place.
     """
 
     def __post_init__(self) -> None:
-        check_fields(self, "ngram")
         if self.min_size > self.max_size:
             raise UserError(
                 f"ngram.min_size={self.min_size} is larger than ngram.max_size={self.max_size}:"

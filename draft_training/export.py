@@ -17,12 +17,13 @@ knows training.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
 from nde_talf.decoding.common.errors import UserError

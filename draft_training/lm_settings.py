@@ -2,47 +2,44 @@
 `model.draft_lm`.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, number
+from nde_talf.decoding.common.settings import Fraction, Natural, settings
 from nde_talf.draft_training.settings import TrainingConfig
 
 
-@dataclass(kw_only=True)
+@settings("model.(target_lm|draft_lm)", kw_only=True)
 class LanguageModelConfig(TrainingConfig):
     """A Llama and the recipe that trains it. Lengths are in tokens, batches in rows."""
 
-    hidden: int = number(192, 2, 65_536)
+    hidden: Annotated[int, Field(ge=2, le=65_536)] = 192
     """Numbers of a hidden state."""
-    layers: int = number(12, 1, 1000)
+    layers: Annotated[int, Field(ge=1, le=1000)] = 12
     """Decoder layers."""
-    heads: int = number(3, 1, 1024)
+    heads: Annotated[int, Field(ge=1, le=1024)] = 3
     """Attention heads of a layer, which divide `hidden` into even parts."""
-    intermediate: int = number(512, 1, 1_000_000)
+    intermediate: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Numbers between the two halves of a layer's MLP."""
-    max_length: int = number(2048, 2, 10_000_000)
+    max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
     """Longest context (max_position_embeddings)."""
-    batch: int = number(16, 1, 4096)
+    batch: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rows in a step. The length of a row is that of the packed tokens."""
-    warm_up: int = number(20, 0, MANY)
+    warm_up: Natural = 20
     """Steps over which the learning rates rise linearly."""
-    cool_down: float = number(0.6, 0, 1)
+    cool_down: Fraction = 0.6
     """Fraction of the steps, at the end, over which the learning rates fall linearly to zero."""
-    total_variation: float = number(0.0, 0, 1)
+    total_variation: Fraction = 0.0
     """Weight of the total variation distance in the distillation loss.
 
     The rest is the KL divergence.
     """
 
-    KEY: ClassVar[str] = "model.(target_lm|draft_lm)"
-
     def __post_init__(self) -> None:
-        """Raises UserError for a setting that cannot be."""
-        super().__post_init__()
         if self.hidden % (2 * self.heads):
             raise UserError(
-                f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even"
+                f"model.(target_lm|draft_lm): hidden={self.hidden} does not make {self.heads} heads of an even"
                 " size; change one."
             )

@@ -7,11 +7,22 @@ for labels. On the command line the name chooses the dataclass, and its other ke
 `draft.loss.name=hass draft.loss.distillation=5`.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, OPTIONS, SEED, check_fields, choice, number
+from nde_talf.decoding.common.settings import (
+    MANY,
+    Count,
+    Fraction,
+    Natural,
+    Seed,
+    Text,
+    one_of,
+    settings,
+)
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 DTYPES = ("float16", "bfloat16", "float32")
@@ -28,24 +39,24 @@ OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass")
 """Keys of a training that may differ where it is resumed."""
 
 
-@dataclass(frozen=True)
+@settings("draft.loss", frozen=True)
 class TalfLoss:
     """Cross-entropy at every node of trees that the target builds (SALF & TALF paper, Algorithm 1)."""
 
-    name: str = "talf"
+    name: Literal["talf"] = "talf"
     """Chooses this loss."""
-    k: int = number(4, 1, 1000)
+    k: Annotated[int, Field(ge=1, le=1000)] = 4
     """Nodes of a tree at each depth, and candidates of each node."""
-    depth: int = number(3, 1, 64)
+    depth: Annotated[int, Field(ge=1, le=64)] = 3
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
-    objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
+    objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
     """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of
     the rate at which a draw from the head's q is accepted: `total_variation`, `log_acceptance` or
     `lk` (arXiv 2602.23881; `nde_talf.draft_training.losses`).
     """
-    eta: float = number(3.0, 0, 1000)
+    eta: Annotated[float, Field(ge=0, le=1000)] = 3.0
     """With objective=lk, how fast the total variation takes the place of the KL divergence as the
     acceptance rate grows.
     """
@@ -57,29 +68,29 @@ class TalfLoss:
     classification, distillation, top = 1.0, 0.0, 0
 
 
-@dataclass(frozen=True)
+@settings("draft.loss", frozen=True)
 class EagleLoss:
     """Regression and classification at every token of the text, on the target's features alone."""
 
-    name: str = "eagle"
+    name: Literal["eagle"] = "eagle"
     """Chooses this loss."""
-    regression: float = number(1.0, 0, 1e6)
+    regression: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Weight of the smooth L1 distance between the head's and the target's feature.
 
     EAGLE's code has 1.
     """
-    classification: float = number(10.0, 0, 1e6)
+    classification: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Weight of the cross-entropy with the target's distribution.
 
     The SALF & TALF paper has 10, EAGLE's code 0.1.
     """
-    regression_norm: str = choice("smooth_l1", ("smooth_l1", "l1"))
+    regression_norm: Annotated[str, one_of(("smooth_l1", "l1"))] = "smooth_l1"
     """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it;
     a mean over its numbers.
     """
-    objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
+    objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
     """What `classification` weighs: see `TalfLoss.objective`."""
-    eta: float = number(3.0, 0, 1000)
+    eta: Annotated[float, Field(ge=0, le=1000)] = 3.0
     """See `TalfLoss.eta`."""
 
     # Fixed: see `TalfLoss`.
@@ -87,55 +98,55 @@ class EagleLoss:
     k, depth, detach_features, distillation, top = 4, 1, True, 0.0, 0
 
 
-@dataclass(frozen=True)
+@settings("draft.loss", frozen=True)
 class HassLoss(EagleLoss):
     """EAGLE's regression and classification, and top-K distillation, along the text on the head's
     own features.
     """
 
-    name: str = "hass"
+    name: Literal["hass"] = "hass"
     """Chooses this loss."""
-    depth: int = number(3, 1, 64)
+    depth: Annotated[int, Field(ge=1, le=64)] = 3
     """Draft passes along the text (HASS's align steps). Each carries a loss."""
     detach_features: bool = True
     """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as
     HASS is printed.
     """
-    distillation: float = number(10.0, 0, 1e6)
+    distillation: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
-    top: int = number(10, 1, 1_000_000)
+    top: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Tokens that distillation takes (HASS's K)."""
 
 
-@dataclass(frozen=True)
+@settings("draft.labels", frozen=True)
 class OnlineLabels:
     """The target runs over the trees in every step. Nothing is written to disk."""
 
-    name: str = "online"
+    name: Literal["online"] = "online"
     """Chooses these labels."""
 
 
-@dataclass(frozen=True)
+@settings("draft.labels", frozen=True)
 class FeatureLabels:
     """The trees and the target's features at their nodes are computed once and read from disk."""
 
-    name: str = "features"
+    name: Literal["features"] = "features"
     """Chooses these labels."""
-    dtype: str = choice("float16", DTYPES)
+    dtype: Annotated[str, one_of(DTYPES)] = "float16"
     """Of the features on disk: float16, bfloat16 or float32."""
 
 
-@dataclass(frozen=True)
+@settings("draft.labels", frozen=True)
 class TopLabels:
     """The trees and the target's m most likely tokens at their nodes are computed once and read
     from disk (TALF alone).
     """
 
-    name: str = "top_m"
+    name: Literal["top_m"] = "top_m"
     """Chooses these labels."""
-    m: int = number(64, 1, 1_000_000)
+    m: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """How many tokens and probabilities are kept of each distribution. The rest carries no loss."""
-    dtype: str = choice("float16", DTYPES)
+    dtype: Annotated[str, one_of(DTYPES)] = "float16"
     """Of the features along the text and of the probabilities on disk: float16, bfloat16 or
     float32.
     """
@@ -144,102 +155,80 @@ class TopLabels:
 LOSSES = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
 LABELS = {"online": OnlineLabels, "features": FeatureLabels, "top_m": TopLabels}
 
-if TYPE_CHECKING:
-    Loss = TalfLoss | HassLoss | EagleLoss
-    Labels = OnlineLabels | FeatureLabels | TopLabels
-else:  # OmegaConf has no unions of dataclasses
-    Loss = Labels = Any
+Loss = Annotated[TalfLoss | HassLoss | EagleLoss, Field(discriminator="name")]
+Labels = Annotated[OnlineLabels | FeatureLabels | TopLabels, Field(discriminator="name")]
 
 
-def _choice(name: str, options: dict[str, type]) -> Any:
-    """A field that holds one of several dataclasses.
-
-    Its keys depend on its name, so that Hydra lets any be given.
-    """
-
-    def given() -> Any:
-        from omegaconf import DictConfig
-
-        return DictConfig({"name": name}, flags={"struct": False})
-
-    return field(default_factory=given, metadata={OPTIONS: options})
-
-
-@dataclass(kw_only=True)
+@settings(kw_only=True)
 class TrainingConfig:
     """The settings of every training on rows of tokens."""
 
-    steps: int = number(200, 1, MANY)
+    steps: Count = 200
     """Optimiser steps."""
-    batch: int = number(4, 1, 4096)
+    batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Rows in a pass of the model. The length of a row is that of the packed tokens."""
-    lr_muon: float = number(0.02, 0, 10, above=True)
+    lr_muon: Annotated[float, Field(gt=0, le=10)] = 0.02
     """Peak learning rate of the matrices that Muon trains."""
-    lr_adam: float = number(0.006, 0, 10, above=True)
+    lr_adam: Annotated[float, Field(gt=0, le=10)] = 0.006
     """Peak learning rate of what AdamW trains.
 
     The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4.
     """
-    warm_up: int = number(10, 0, MANY)
+    warm_up: Natural = 10
     """Steps over which the learning rates rise linearly."""
-    gradient_clip: float | None = number(None, 0, 1e9, above=True, example=1.0)
+    gradient_clip: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Largest norm of the gradients in a step, for each optimiser on its own.
 
     None does not clip.
     """
-    precision: str = choice("auto", PRECISIONS)
+    precision: Annotated[str, one_of(PRECISIONS)] = "auto"
     """Lightning's name, bf16-mixed or 32-true. auto: bf16-mixed where the machine has native
     bfloat16, else 32-true.
 
     Muon computes in bfloat16 under bf16-mixed, else in float32.
     """
-    checkpoint_seconds: float = number(10.0, 0, MANY)
+    checkpoint_seconds: Annotated[float, Field(ge=0, le=MANY)] = 10.0
     """A checkpoint is written at the first step that ends this long after the last one, or later,
     where writing them would take more than 2 % of the time. 0: after every step.
     """
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Of the initial weights, the order of the rows and the choice of roots."""
 
-    KEY: ClassVar[str] = ""
     evaluate_every: ClassVar[int] = 0  # a setting of heads alone
 
-    def __post_init__(self) -> None:
-        """Raises UserError for a setting that cannot be."""
-        check_fields(self, self.KEY)
 
-
-@dataclass(kw_only=True)
+@settings("draft", kw_only=True)
 class HeadConfig(TrainingConfig):
     """How a head is trained.
 
     Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU.
     """
 
-    loss: Loss = _choice("talf", LOSSES)
+    loss: Loss = field(default_factory=TalfLoss)
     """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`.
 
     See `TalfLoss`, `HassLoss` and `EagleLoss`.
     """
-    layer: str = choice(FAMILY, LAYERS)
+    layer: Annotated[str, one_of(LAYERS)] = FAMILY
     """`family`: a decoder layer of the target's family.
 
     `llama`: a Llama layer beside any target, which vLLM can serve.
     """
-    features: str = choice("final", ("final", "three"))
+    features: Annotated[str, one_of(("final", "three"))] = "final"
     """Of the target, for the head.
 
     `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
     lm_head of the head's own (EAGLE-3; with loss talf and labels online).
     """
-    draft_vocab: int | None = number(None, 1, MANY, example=32000)
+    draft_vocab: Count | None = None
     """With features=three, how many tokens the head can draft: those that are most frequent in the
     training rows (EAGLE-3's code has 32,000).
 
     Its lm_head has as many rows. None: all.
     """
-    warm_start: str | None = None
+    warm_start: Text | None = None
     """Folder of an exported head to begin with, in place of random weights."""
-    roots: int = number(32, 0, 1_000_000)
+    roots: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the
     paper.
 
@@ -247,51 +236,40 @@ class HeadConfig(TrainingConfig):
     its noise does. With 8 roots of 256 it was so noisy that trees made depth 0 worse (overlap 0.70
     against 0.76 with 32).
     """
-    chain_fraction: float = number(0.6, 0, 1)
+    chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone."""
-    labels: Labels = _choice("online", LABELS)
+    labels: Labels = field(default_factory=OnlineLabels)
     """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or
     `top_m`.
 
     See `OnlineLabels`, `FeatureLabels` and `TopLabels`.
     """
-    accumulate: int = number(1, 1, 1_000_000)
+    accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Passes whose gradients make one optimiser step."""
-    optimizer: str = choice("muon", ("muon", "adamw"))
+    optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"
     """`muon`: Muon for the matrices and AdamW for the rest.
 
     `adamw`: AdamW for all, as in the paper.
     """
-    strategy: str = choice("auto", ("auto", "ddp", "ddp_spawn", "ddp_fork"))
+    strategy: Annotated[str, one_of(("auto", "ddp", "ddp_spawn", "ddp_fork"))] = "auto"
     """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`.
 
     `ddp`: likewise, and the command starts anew for each. A step has `devices` times as many rows.
     """
-    devices: int = number(1, 1, 1024)
+    devices: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that train together, each on a device of its own."""
-    evaluate_every: int = number(0, 0, MANY)
+    evaluate_every: Natural = 0
     """Steps from one evaluation on held-out rows to the next.
 
     The weights with the lowest held-out loss are exported. 0: none, and the last weights are.
     """
-    nodes_in_pass: int = number(128, 1, 1_000_000)
+    nodes_in_pass: Annotated[int, Field(ge=1, le=1_000_000)] = 128
     """Nodes of a row in one pass of the target.
 
     Four times as many rows of [V] are held at once in the loss: a memory limit.
     """
 
-    KEY: ClassVar[str] = "draft"
-
     def __post_init__(self) -> None:
-        """Turns `loss` and `labels` into their dataclasses.
-
-        Raises UserError for settings that do not exist or exclude each other.
-        """
-        self.loss, self.labels = (
-            _chosen("loss", self.loss, LOSSES),
-            _chosen("labels", self.labels, LABELS),
-        )
-        super().__post_init__()
         loss, labels = self.loss.name, self.labels.name
         if labels == "top_m" and self.loss.regresses:
             raise UserError(
@@ -311,38 +289,3 @@ class HeadConfig(TrainingConfig):
                 " counts tokens, and goes with draft.features=three, whose head has an lm_head of"
                 " its own."
             )
-
-
-def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
-    """The dataclass of `options` that `given` describes: one of them already, or keys and values
-    with a name among them.
-
-    Raises UserError for another name, key, type or value.
-    """
-    if isinstance(given, tuple(options.values())):
-        given = vars(given)
-    if isinstance(given, str):
-        raise UserError(
-            f"draft.{key}={given}: its name is a key of its own: draft.{key}.name={given}."
-        )
-    if (name := given.get("name")) not in options:
-        raise UserError(f"draft.{key}.name={name}: choose one of {', '.join(options)}.")
-    known = [each.name for each in fields(options[name])]
-    if unknown := [other for other in given if other not in known]:
-        raise UserError(
-            f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has"
-            f" {', '.join(known[1:]) or 'none'}."
-        )
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        chosen = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(options[name]), dict(given))
-        )
-    except OmegaConfBaseException as error:
-        raise UserError(
-            f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key})."
-        ) from error
-    check_fields(chosen, f"draft.{key}")
-    return chosen

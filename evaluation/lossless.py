@@ -19,22 +19,23 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, SEED, check_fields, choice, number
+from nde_talf.decoding.common.settings import MANY, Count, Seed, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
@@ -55,37 +56,36 @@ rounding.
 PROMPT = 8
 
 
-@dataclass
+@settings()
 class LosslessConfig:
     """What is tested, and how much of it."""
 
-    engine: str = "nde"
+    engine: Text = "nde"
     """nde, transformers, vllm, or module:function."""
-    drafts: str = choice("model", ("model", "ngram"))
+    drafts: Annotated[str, one_of(("model", "ngram"))] = "model"
     """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
-    speculate: int = number(3, 1, 1000)
+    speculate: Annotated[int, Field(ge=1, le=1000)] = 3
     """Tokens drafted at a time."""
-    tokens: int = number(3, 1, 100)
+    tokens: Annotated[int, Field(ge=1, le=100)] = 3
     """Tokens whose joint law is tested."""
-    samples: int = number(4000, 100, MANY)
+    samples: Annotated[int, Field(ge=100, le=MANY)] = 4000
     """Texts that are sampled."""
-    vocabulary: int = number(4, 2, 20_000)
+    vocabulary: Annotated[int, Field(ge=2, le=20_000)] = 4
     """Tokens of the tiny model."""
     temperature: float = 0.8
     top_p: float = 0.95
     top_k: int = 0
-    seed: int = number(0, 0, SEED)
-    target: str | None = None
+    seed: Seed = 0
+    target: Text | None = None
     """Folder of a model for the greedy test; null: there is none."""
-    draft: str | None = None
+    draft: Text | None = None
     """Folder of its draft."""
-    prompts: int = number(16, 1, MANY)
+    prompts: Count = 16
     """Texts of the greedy test."""
-    new_tokens: int = number(48, 1, MANY)
+    new_tokens: Count = 48
     """Tokens that continue each of them."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.engine not in ENGINES and ":" not in self.engine:
             raise UserError(
                 f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function."
@@ -335,15 +335,11 @@ def read_config(arguments: list[str]) -> LosslessConfig:
 
     Raises UserError for an unknown key or a value of another type.
     """
-    known = [field.name for field in fields(LosslessConfig)]
     try:
-        given = OmegaConf.merge(
-            OmegaConf.structured(LosslessConfig), OmegaConf.from_dotlist(arguments)
-        )
-        return LosslessConfig(**OmegaConf.to_container(given))  # type: ignore[arg-type]
+        given = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
     except OmegaConfBaseException as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"{' '.join(arguments)}: {first}. Keys are {', '.join(known)}.") from error
+        raise UserError(f"{' '.join(arguments)}: {str(error).splitlines()[0]}.") from error
+    return validated(given, LosslessConfig)  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> int:

@@ -15,16 +15,17 @@ what has run.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.common.schema import TEXT, allowed, check_fields, number
+from nde_talf.decoding.common.settings import Natural, Text, settings
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.names import FORWARDS
@@ -43,22 +44,21 @@ SUPPORTED = ("0.32",)
 """vLLM's versions in which the proposer has run: its interface may change with each."""
 
 
-@dataclass
+@settings("for_vllm")
 class Options:
     """How the proposer drafts: the arguments of `for_vllm`, which explains them."""
 
-    draft: str = allowed("", TEXT)
-    selector: str | None = allowed(None, TEXT)
-    table: str | None = allowed(None, TEXT)
-    temperature: float = number(0.0, 0, 100)
-    top_p: float = number(1.0, 0, 1, above=True)
-    overhead_ms: float = number(0.0, 0, 1e6)
-    idle: int = number(8, 0, 1_000_000)
-    forward: str = allowed("auto", TEXT)
+    draft: Text = ""
+    selector: Text | None = None
+    table: Text | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    overhead_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    idle: Natural = 8
+    forward: Text = "auto"
     ngram: NgramConfig = field(default_factory=NgramConfig)
 
     def __post_init__(self) -> None:
-        check_fields(self, "for_vllm")
         if not self.draft:
             raise UserError("for_vllm(draft=): name the folder of a draft model, or 'ngram'.")
         if self.forward not in FORWARDS:

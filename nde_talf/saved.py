@@ -9,10 +9,11 @@ not copied.
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
-from typing import Any, TypedDict
+from typing import Any
 
 from transformers import GenerationMixin
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
+from typing_extensions import TypedDict
 
 from nde_talf import __version__
 from nde_talf.decoding.common.errors import UserError

@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
 from nde_talf.data.traces.settings import GREEDY, SETTINGS
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import check_fields
+from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
 from nde_talf.pipelines.machine import reach_hub
@@ -29,9 +29,8 @@ FORKING = ("ddp_spawn", "ddp_fork")
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
-    check_fields(config)
+    validated(asdict(config), Config)  # it may have been changed since it was made
     checks = (
-        _check_again,
         _check_lengths,
         _check_draft,
         _check_selector,
@@ -94,17 +93,6 @@ def check_machine(config: Config) -> None:
             LatencyTable.load(table_file(name, Path()))
     if config.tracking.mode == "online":
         _check_login()
-
-
-def _check_again(config: object) -> None:
-    """Run the checks of every dataclass once more: a configuration can be changed after it was
-    made.
-    """
-    for each in fields(config):
-        if is_dataclass(value := getattr(config, each.name)):
-            _check_again(value)
-    if check := getattr(config, "__post_init__", None):
-        check()
 
 
 def _check_draft(config: Config) -> None:

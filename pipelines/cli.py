@@ -1,5 +1,4 @@
-"""What the command lines have in common: how they start, `--help`, and the message for a wrong key
-or value.
+"""What the command lines have in common: how they start, and the message for a wrong key or value.
 
 Imports no torch, so that the answer comes within a second.
 """
@@ -8,13 +7,14 @@ import difflib
 import errno
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -22,19 +22,20 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.schema import check_fields
-from nde_talf.pipelines.help import help_text, keys, presets
+from nde_talf.decoding.common.settings import keys, no_such_key, validated
 from nde_talf.pipelines.removed import removed
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
+_OPEN = ("evaluation.policies", "options", "draft.loss", "draft.labels", "data.mix", "data.sets")
+"""Groups whose keys depend on a name in them."""
 _FILES = (
     errno.EROFS,
     errno.EACCES,
@@ -47,6 +48,15 @@ _FILES = (
 """Faults of a name or folder that a user gave."""
 
 T = TypeVar("T")
+
+
+def register(name: str, schema: type) -> None:
+    """Make the keys of a settings class, with their defaults, known to Hydra under `name`."""
+    content = asdict(schema())
+    for union in ("loss", "labels"):  # their other keys follow from their name
+        if "draft" in content:
+            content["draft"][union] = {"name": content["draft"][union]["name"]}
+    ConfigStore.instance().store(name=name, node=content)
 
 
 def fail(message: str) -> None:
@@ -65,15 +75,10 @@ def answer(error: BaseException) -> None:
     """
     if isinstance(error, UserError):
         fail(str(error))
-    chain = [error]
-    while (
-        cause := chain[-1].__cause__ or chain[-1].__context__
-    ):  # libraries wrap errors in types of their own
-        chain.append(cause)
-    codes = {getattr(each, "errno", None) for each in chain}
+    chain = list(_causes(error))
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
     short = next((each for each in chain if lacks_memory(each)), None)
-    if codes & {errno.ENOSPC, errno.EDQUOT} or any("No space left" in str(each) for each in chain):
+    if any(_disk_is_full(each) for each in chain):
         fail(
             f"the disk is full{f' ({named.filename})' if named else ''}. Free some space, or set"
             " paths.checkpoints to another disk, and run the same command again; everything"
@@ -88,7 +93,7 @@ def answer(error: BaseException) -> None:
             " once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller"
             " models; then run the same command again. Everything finished so far is kept."
         )
-    if named is not None and codes & set(_FILES):
+    if named is not None and named.errno in _FILES:
         fail(
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
@@ -96,22 +101,28 @@ def answer(error: BaseException) -> None:
     raise error
 
 
-def launch(main: Callable[[], None], schema: type, config: str) -> None:
-    """Call Hydra's `main`, or print help if the arguments ask for it.
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """List an error and what caused it: libraries wrap errors in types of their own."""
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
 
-    What cannot be read or composed is answered in one paragraph, with status 1.
 
-    Args:
-        schema: dataclass of all keys.
-        config: name of the YAML file of `configs/` that holds the defaults.
+def _disk_is_full(error: BaseException) -> bool:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or "No space left" in str(error)
+
+
+def launch(main: Callable[[], None], schema: type) -> None:
+    """Call Hydra's `main`, which prints help too.
+
+    What cannot be read or composed is answered in one paragraph, with status 1. schema: all keys.
     """
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+    sys.argv[1:] = map(marked, sys.argv[1:])
     try:
-        if {"--help", "-h"} & set(sys.argv):
-            print_help(schema, config, sys.argv[1:])
-        else:
-            main()
+        main()
     except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
         if asked:
             raise
@@ -124,127 +135,85 @@ def launch(main: Callable[[], None], schema: type, config: str) -> None:
 
 
 def marked(argument: str) -> str:
-    """Mark an option of a policy by ++, as Hydra wants it for a new key."""
-    new = ("evaluation.policies.", "evaluation.policies=", "options.")
-    return f"++{argument}" if argument.startswith(new) else argument
+    """Mark a key that the defaults need not have by ++, as Hydra wants it."""
+    key = argument.partition("=")[0]
+    is_open = any(key == group or key.startswith(f"{group}.") for group in _OPEN)
+    return f"++{argument}" if is_open else argument
 
 
-def print_help(schema: type, config: str, arguments: list[str]) -> None:
-    """Print the overview, or the groups and keys that are named: `--help traces`, `model=tiny_ci
-    --help model`.
-    """
-    from hydra import compose, initialize_config_dir
-
-    overrides = [argument for argument in arguments if "=" in argument]
-    wanted = [
-        argument for argument in arguments if "=" not in argument and not argument.startswith("-")
-    ]
+def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
+    """Return what a command line gives, for tests and scripts. config: a file of `configs/`."""
     with initialize_config_dir(CONFIGS, version_base=None):
-        composed = compose(config, overrides)
-    main = OmegaConf.load(Path(CONFIGS) / f"{config}.yaml")
-    signal.signal(
-        signal.SIGPIPE, signal.SIG_DFL
-    )  # end quietly where the reader ends, as `| head` does
-    print(help_text(schema, composed, main, wanted))
+        return settled(compose(config, [marked(override) for override in overrides]), schema)
 
 
 def settled(composed: DictConfig, schema: type[T]) -> T:
-    """The composed configuration as `schema`.
+    """Return the composed configuration as `schema`.
 
-    Raises UserError for a key that it does not have (Hydra's `+key=` adds any) and for a value that
-    is missing or of another type.
+    Raises UserError for a key that it does not have and for a value that is not allowed.
     """
-    for key in _unknown(composed):
-        raise UserError(_no_such_key(key, schema))
-    try:
-        check_fields(OmegaConf.to_container(composed, resolve=True), schema=schema)
-        return OmegaConf.to_object(composed)
-    except MissingMandatoryValue as error:
-        missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))
-        raise UserError(
-            f"{missing}: it has no value yet; give {missing}=... See --help all for every key."
-        ) from error
-    except OmegaConfBaseException as error:
-        raise UserError(
-            f"the configuration does not fit: {_first_lines(error)} See --help all for every key."
-        ) from error
+    content: Any = OmegaConf.to_container(composed, resolve=True)
+    for key in _dotted(content):
+        if instead := removed(key):
+            raise UserError(f"{key}: {instead}")
+    return validated(content, schema)
+
+
+def _dotted(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """List the keys of nested dictionaries, such as `data.mix.code.source`."""
+    for name, value in content.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{name}.")
+
+
+def presets(group: str) -> list[str]:
+    """List the presets of a config group."""
+    return sorted(path.stem for path in (Path(CONFIGS) / group).glob("*.yaml"))
 
 
 def explained(error: Exception, schema: type) -> str:
-    """An error of Hydra or OmegaConf about a command line, as one paragraph."""
+    """Return an error of Hydra or OmegaConf about a command line as one paragraph."""
     text = str(error)
     if isinstance(error, UserError):
         return text
     if isinstance(error, OverrideParseException):
-        key, equals, value = error.override.partition("=")
-        inner = value.replace('"', '\\"')
-        if not equals:
-            return (
-                f"{error.override}: this cannot be read; every argument is key=value, such as"
-                " run=mine."
-            )
+        return _unreadable(error)
+    if isinstance(error, MissingConfigException):
+        missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+        if missing:
+            return _no_such_preset(*missing[1].rsplit("/", 1))
+    if isinstance(error, ConfigCompositionException):
+        key = re.search(r"Could not override '([^'@]+)", text)
+        if key:
+            instead = removed(key[1])
+            return f"{key[1]}: {instead}" if instead else no_such_key(key[1], keys(schema))
+    return f"{_first_lines(error)} See --help for every key."
+
+
+def _unreadable(error: OverrideParseException) -> str:
+    key, equals, value = error.override.partition("=")
+    if not equals:
         return (
-            f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
-            " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
-            f" single ones: '{key}=\"{inner}\"'."
+            f"{error.override}: this cannot be read; every argument is key=value, such as run=mine."
         )
-    if isinstance(error, MissingConfigException) and (
-        found := re.search(r"Could not (?:find|load) '([^']+)'", text)
-    ):
-        group, _, name = found[1].rpartition("/")
-        options = [*presets(group)]
-        close = difflib.get_close_matches(name, options, 1)
-        meant = f" Did you mean {group}={close[0]}?" if close else ""
-        return (
-            f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(options)}."
-        )
-    if isinstance(error, ConfigCompositionException) and (
-        found := re.search(r"Could not override '([^']+)'", text)
-    ):
-        return _no_such_key(found[1].split("@")[0], schema)
-    if found := re.search(r"Error merging override (.+)", text):
-        return (
-            f"{found[1]}: {_first_lines(error.__cause__ or error)} See --help all for every key and"
-            " its value."
-        )
-    return f"{_first_lines(error)} See --help all for every key."
-
-
-def nearest(key: str, schema: type) -> str | None:
-    """The key that was probably intended: one spelt alike, or one with the same last part in
-    another group.
-    """
-    known = [key.name for key in keys(schema)]
-    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
-    return next(iter(difflib.get_close_matches(key, known, 1, 0.75) or same), None)
-
-
-def _no_such_key(key: str, schema: type) -> str:
-    if instead := removed(key):
-        return f"{key}: {instead}"
-    meant = nearest(key, schema)
+    inner = value.replace('"', '\\"')
     return (
-        f"{key}: there is no such key."
-        + (f" Did you mean {meant}?" if meant else "")
-        + " See --help all for every key."
+        f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
+        " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
+        f" single ones: '{key}=\"{inner}\"'."
     )
 
 
-def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
-    """Keys of the composed configuration that its dataclasses do not have."""
-    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
-        return
-    kind = OmegaConf.get_type(node)
-    known = {each.name for each in fields(kind)} if is_dataclass(kind) else node
-    for key in node:
-        if key in known:
-            yield from _unknown(node._get_node(key), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+def _no_such_preset(group: str, name: str) -> str:
+    known = presets(group)
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f" Did you mean {group}={close[0]}?" if close else ""
+    return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(known)}."
 
 
 def _first_lines(error: BaseException) -> str:
-    """The message of an OmegaConf error, without its notes about types."""
+    """Return the message of an OmegaConf error, without its notes about types."""
     passed_over = re.compile(r"\s*(full_key|reference_type|object_type|See |$)")
     text = " ".join(
         [line.strip() for line in str(error).splitlines() if not passed_over.match(line)][:2]

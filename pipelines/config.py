@@ -1,31 +1,29 @@
 """The configuration of a run: every key, its type, its default and what it means.
 
-Hydra composes the YAML files of `configs/` into these dataclasses, so that an unknown key or a
-value of the wrong type is an error before any work starts. The line under a field is what `--help`
-prints. Each dataclass checks its own values; what depends on several of them is in
-`nde_talf.pipelines.checks`. Imports no torch.
+Hydra composes the YAML files of `configs/`, and pydantic makes these classes of them, so that an
+unknown key or a wrong value is an error before any work starts. Each class checks its own values;
+what depends on several of them is in `nde_talf.pipelines.checks`. Imports no torch.
 """
 
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from pydantic import Field
 
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
-from nde_talf.decoding.names import DEVICE, FORWARDS
+from nde_talf.decoding.common.settings import Count, Device, Seed, Text, one_of, settings
+from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.pipelines.cli import register
 from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.settings import SelectorConfig
 
@@ -53,36 +51,36 @@ MEASURED = "measured"
 PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 
 
-@dataclass
+@settings("paths")
 class PathsConfig:
     """Folders."""
 
-    checkpoints: str = allowed("checkpoints", replace(TEXT, pattern=rf"(?=.){TEXT.pattern}"))
+    checkpoints: Annotated[Text, Field(min_length=1)] = "checkpoints"
     """Folder that holds the runs, each in a folder of its own."""
 
 
-@dataclass
+@settings("model")
 class ModelConfig:
     """The pair: a target and a draft with one tokenizer.
 
     A target alone is decoded with a draft head.
     """
 
-    target: str | None = None
+    target: Text | None = None
     """Folder or hub name of the target; null: a small pair is trained."""
-    draft: str | None = None
+    draft: Text | None = None
     """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and
     evaluates a head.
     """
-    device: str = allowed("cpu", DEVICE)
+    device: Device = "cpu"
     """cpu, cuda or cuda:N."""
-    draft_device: str | None = allowed(None, DEVICE)
+    draft_device: Device | None = None
     """The draft's own device, such as cuda:1; null: model.device."""
-    dtype: str = choice("float32", DTYPES)
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or
     float64.
     """
-    forward: str = choice("auto", FORWARDS)
+    forward: Annotated[str, one_of(FORWARDS)] = "auto"
     """Whose forward passes run: native, transformers, or auto, native where possible
     (docs/models.md).
     """
@@ -90,7 +88,7 @@ class ModelConfig:
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them
     (docs/decoding.md).
     """
-    tensor_parallel: int = number(1, 1, 1024)
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of GPUs that hold the target together (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
     """Let them hold the draft too; otherwise it is on the first of them."""
@@ -98,11 +96,11 @@ class ModelConfig:
     """Before every stage, compare all bytes of your own models with those that the pair was made
     from.
     """
-    threads: int = number(0, 0, 4096)
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """CPU threads of training and tracing; 0: torch's own choice."""
-    vocab_size: int = number(2048, 257, 10_000_000)
+    vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
-    length: int = number(256, 2, 10_000_000)
+    length: Annotated[int, Field(ge=2, le=10_000_000)] = 256
     """Tokens in a row of text."""
     target_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
     """The target that is trained here."""
@@ -110,7 +108,6 @@ class ModelConfig:
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "model")
         if self.draft and not self.target:
             raise UserError(
                 "model.draft is given and model.target is not: give both, or neither to train a"
@@ -135,13 +132,15 @@ class ModelConfig:
         return not self.target or self.draft is not None
 
 
-@dataclass
+@settings("latency")
 class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
-    contexts: list[int] = number([64, 256], 1, 10_000_000, entries=(1, 100))
+    contexts: Annotated[
+        list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=1, max_length=100)
+    ] = field(default_factory=lambda: [64, 256])
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
-    repeats: int = number(9, 1, 10_000)
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = 9
     """Rounds in a batch of measurements.
 
     Two batches have to agree; up to five are run until two do.
@@ -153,17 +152,16 @@ class LatencyConfig:
     with a warning.
     """
 
-    def __post_init__(self) -> None:
-        check_fields(self, "latency")
 
-
-@dataclass
+@settings("evaluation")
 class EvaluationConfig:
     """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py
     says how times are taken.
     """
 
-    methods: list[str] = choice(["selector", "head", "assisted"], METHODS, entries=(1, inf))
+    methods: Annotated[list[Annotated[str, one_of(METHODS)]], Field(min_length=1)] = field(
+        default_factory=lambda: ["selector", "head", "assisted"]
+    )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
     (cheap rules that choose trees), tuned (stopping while drafting, following or learning
     acceptance: the fastest of each family), policies (those of evaluation.policies), ngram
@@ -171,40 +169,42 @@ class EvaluationConfig:
     model, and the head where head is asked for too), transformers (its plain decoding, prompt
     lookup and default assisted generation).
     """
-    settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
+    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Field(min_length=1)] = field(
+        default_factory=lambda: ["t0.6", "t1.0"]
+    )
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.
     """
-    policies: dict[str, Any] = choice(
-        {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")},
-        tuple(POLICIES.table),
+    policies: dict[Annotated[str, one_of(tuple(POLICIES.table))], dict[str, Any]] = field(
+        default_factory=lambda: {
+            name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")
+        }
     )
     """For methods=[policies]: tree policies that need no training, each with its options, such as
     evaluation.policies.salf.nodes=32.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
-    draft_temperature: str = allowed("auto", TEXT)
+    draft_temperature: Text = "auto"
     """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as
     traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's
     trees.
     """
-    prompts: int = number(14, 1, MANY)
+    prompts: Count = 14
     """Number of held-out prompts, none of which was traced."""
-    passes: int = number(1, 1, 10_000)
+    passes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Times that every method decodes the prompts, with other seeds each time."""
-    new_tokens: int = number(64, 2, 10_000_000)  # the prefill gives the first
+    new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
     """Tokens to generate after each prompt."""
-    calibration_prompts: int = number(3, 1, MANY)
+    calibration_prompts: Count = 3
     """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree,
     transformers' schedules, what is tuned.
     """
-    threads: int = number(1, 0, 4096)
+    threads: Annotated[int, Field(ge=0, le=4096)] = 1
     """CPU threads while timing; 0: torch's own choice."""
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Seed of the sampling, added to the run's."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "evaluation")
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
         for name, options in self.policies.items():
             if not isinstance(options, dict):
@@ -214,38 +214,35 @@ class EvaluationConfig:
                 )
 
 
-@dataclass
+@settings("tracking")
 class TrackingConfig:
     """Weights & Biases."""
 
-    mode: str = choice("offline", ("online", "offline", "disabled"))
+    mode: Annotated[str, one_of(("online", "offline", "disabled"))] = "offline"
     """online, offline or disabled."""
-    project: str = "nde-talf"
+    project: Text = "nde-talf"
     """Name of the W&B project."""
     samples: bool = True
     """false: record no text, path or exported file (docs/security.md)."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "tracking")
 
-
-@dataclass
+@settings("ray")
 class RayConfig:
     """The Ray cluster of engine.workers."""
 
-    address: str | None = None
+    address: Text | None = None
     """Address of a running cluster ("auto", "ray://host:port"); null: start one on this machine
     when it is needed.
     """
 
 
-@dataclass
+@settings()
 class Config:
     """A run."""
 
-    run: str = "default"
+    run: Text = "default"
     """Name of the run, which is its folder under paths.checkpoints."""
-    stage: str = choice("all", ("all", *STAGES))
+    stage: Annotated[str, one_of(("all", *STAGES))] = "all"
     """all, pair, latency, traces, selector, draft or evaluate."""
     force: bool = False
     """Redo a finished stage."""
@@ -253,9 +250,9 @@ class Config:
     """With stage=traces: only check the traces that are there."""
     dry_run: bool = False
     """Print what the run would need (memory, GPUs, disk, hours) and stop."""
-    base: str | None = None
+    base: Text | None = None
     """Another run, whose finished stages are used where they are the same."""
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Seed of the prompts, the split of the text and the decoding."""
     paths: PathsConfig = field(default_factory=PathsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -286,7 +283,6 @@ class Config:
         return first + tuple(name for name in STAGES if name not in first)
 
     def __post_init__(self) -> None:
-        check_fields(self)
         check_name("run", self.run)
         check_name("base", self.base)
         if self.verify and self.stage != "traces":
@@ -315,10 +311,4 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     return path
 
 
-def register() -> None:
-    """Make the schema known to Hydra as `schema`."""
-    schema = OmegaConf.structured(Config)
-    schema.draft = OmegaConf.structured(
-        HeadConfig
-    )  # not an instance, whose draft.loss is one of its dataclasses already
-    ConfigStore.instance().store(name="schema", node=schema)
+register("schema", Config)

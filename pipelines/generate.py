@@ -11,31 +11,31 @@ if __name__ == "__main__":
     leave_at_once()
 
 import sys
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from pydantic import Field
 
 from nde_talf.data.traces.settings import DTYPES
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import (
-    LONG_TEXT,
-    MANY,
-    SEED,
-    allowed,
-    check_fields,
-    choice,
-    number,
+from nde_talf.decoding.common.settings import (
+    Device,
+    Fraction,
+    LongText,
+    Natural,
+    Seed,
+    Text,
+    one_of,
+    settings,
 )
-from nde_talf.decoding.names import DEVICE, FORWARDS
+from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, marked, settled
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
 from nde_talf.pipelines.config import PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.sharding import check_devices, check_sharding, follows, sharded
@@ -45,25 +45,22 @@ _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
 
 
-@dataclass
+@settings("model")
 class LoadingConfig:
     """How the models are loaded."""
 
-    device: str = allowed("cpu", DEVICE)
+    device: Device = "cpu"
     """cpu, cuda or cuda:N."""
-    draft_device: str | None = allowed(None, DEVICE)
+    draft_device: Device | None = None
     """The draft's own device, such as cuda:1; null: model.device."""
-    dtype: str = choice("float32", DTYPES)
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of the models: float32, bfloat16, float16 or float64."""
-    forward: str = choice("auto", FORWARDS)
+    forward: Annotated[str, one_of(FORWARDS)] = "auto"
     """Whose forward passes run: native, transformers, or auto, native where possible
     (docs/models.md).
     """
-    threads: int = number(1, 0, 4096)
+    threads: Annotated[int, Field(ge=0, le=4096)] = 1
     """CPU threads; 0: torch's own choice."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "model")
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
@@ -73,13 +70,13 @@ class LoadingConfig:
         return self.device, self.dtype, self.draft_device, self.forward
 
 
-@dataclass
+@settings("model")
 class InferenceConfig(LoadingConfig):
     """How the models run."""
 
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
-    tensor_parallel: int = number(1, 1, 1024)
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of GPUs of this machine that hold the target together, a part of it each
     (docs/large_targets.md).
     """
@@ -87,42 +84,42 @@ class InferenceConfig(LoadingConfig):
     """Let them hold the draft together too; otherwise it is on the first of them."""
 
 
-@dataclass
+@settings()
 class GenerateConfig:
     """A prompt, and how to decode it."""
 
-    prompt: str = allowed(MISSING, LONG_TEXT)
+    prompt: LongText = ""
     """Text to continue; with a chat template, the user's question."""
-    run: str = "default"
+    run: Text = "default"
     """Name of a finished run, which is its folder under paths.checkpoints."""
-    base: str | None = None
+    base: Text | None = None
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made
     with.
     """
-    drafter: str = choice("lm", DRAFTERS)
+    drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
     without a model; ngram+lm and ngram+head: n-grams where the text repeats itself, else the other.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """What n-grams are looked up, and how much is drafted of what follows them."""
-    policy: str | None = field(default=None, metadata={"choices": tuple(POLICIES.table)})
+    policy: Text | None = None
     """A selector of the run by name, or a policy that needs no training; null: the first selector,
     the head's best tree, or trees of n-grams.
     """
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
-    verifier: str | None = choice(None, tuple(VERIFIERS.table))
+    verifier: Annotated[str, one_of(tuple(VERIFIERS.table))] | None = None
     """Verification rule; null: the one that goes with the policy."""
-    temperature: float = number(0.6, 0, 1e6)
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.6
     """Sampling temperature; 0: greedy."""
-    top_p: float = number(1.0, 0, 1, above=True)
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with this probability together."""
-    top_k: int = number(0, 0, MANY)
+    top_k: Natural = 0
     """Sample from this many most probable tokens; 0: from all."""
-    min_p: float = number(0.0, 0, 1)
+    min_p: Fraction = 0.0
     """Sample from the tokens with at least this fraction of the largest probability; 0: from all.
     """
-    draft_temperature: str = "auto"
+    draft_temperature: Text = "auto"
     """What the draft is warped with: match (like the target), raw (not at all), a temperature of
     its own, or auto: raw for trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at
     temperature 0 for drawn ones (sequoia, fixed, dyspec); what a selector was trained with; else
@@ -130,9 +127,9 @@ class GenerateConfig:
 
     The text's law is the same with any.
     """
-    new_tokens: int = number(128, 1, 10_000_000)
+    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 128
     """Maximum number of tokens to generate."""
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Seed of the sampling."""
     chat: bool | None = None
     """Put the prompt into the tokenizer's chat template; null: where there is one."""
@@ -142,7 +139,6 @@ class GenerateConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
-        check_fields(self)
         read_draft_temperature(self.draft_temperature)
         if self.policy == "autoregressive" and self.draft_temperature != "auto":
             raise UserError(
@@ -156,7 +152,7 @@ class GenerateConfig:
             )
 
 
-ConfigStore.instance().store(name="generate_schema", node=GenerateConfig)
+register("generate_schema", GenerateConfig)
 
 
 def generate(config: GenerateConfig) -> None:
@@ -205,8 +201,8 @@ def without_prompt(argument: str) -> str:
 
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    sys.argv = [without_prompt(marked(argument)) for argument in sys.argv]
-    launch(compose_and_generate, GenerateConfig, "generate")
+    sys.argv = [without_prompt(argument) for argument in sys.argv]
+    launch(compose_and_generate, GenerateConfig)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Imports torch when it is called.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 from nde_talf.data.text.settings import is_hub_name
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.names import DEVICE
+from nde_talf.decoding.common.settings import DEVICE
 
 HUB_SECONDS = 10.0
 
@@ -32,11 +33,11 @@ def threads(count: int) -> Iterator[None]:
 
 
 def check_device(device: str, key: str = "model.device") -> None:
-    """Raise UserError, with the reason and the remedy, for a device that is none of `DEVICE`, or
+    """Raise UserError, with the reason and the remedy, for a device that is none of these, or
     that torch cannot use.
     """
-    if not DEVICE.fits(device):
-        raise UserError(f"{key}={device}: it must be {DEVICE}, such as {key}={DEVICE.example}.")
+    if not re.fullmatch(DEVICE, device):
+        raise UserError(f"{key}={device}: it must be cpu, cuda or cuda:N, such as {key}=cuda:0.")
     if device == "cpu":
         return
     import torch

@@ -9,7 +9,9 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from nde_talf.data.traces.store import INDEX
 from nde_talf.decoding.common.card import CARD

@@ -11,47 +11,47 @@ from nde_talf.pipelines.signals import (
 if __name__ == "__main__":
     leave_at_once()
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, check_fields, choice, number
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.decoding.common.settings import Natural, Text, one_of, settings
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
 from nde_talf.pipelines.config import MEASURED, PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import LoadingConfig
 from nde_talf.pipelines.machine import check_device
 
 
-@dataclass
+@settings()
 class RecommendConfig:
     """What is to be recommended."""
 
-    run: str = "default"
+    run: Text = "default"
     """Name of a run with traces and a latency table, which is its folder under paths.checkpoints.
     """
-    base: str | None = None
+    base: Text | None = None
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made
     with.
     """
-    setting: str | None = choice(None, SETTINGS)
+    setting: Annotated[str, one_of(SETTINGS)] | None = None
     """Sampling setting of the requests, one that was traced; null: all traced ones, equally often.
     """
-    rejection: str = choice("standard", ("standard", "block"))
+    rejection: Annotated[str, one_of(("standard", "block"))] = "standard"
     """How the engine verifies a path: standard, or block verification
     (rejection_sample_method=block in vLLM).
     """
-    table: str = MEASURED
+    table: Text = MEASURED
     """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
     file.
     """
-    confidence_prompts: int = number(14, 0, MANY)
+    confidence_prompts: Natural = 14
     """Prompts of the trace split, half of them to choose a threshold of confidence on and half to
     report it; 0: leave it out, and load no model.
     """
@@ -59,7 +59,6 @@ class RecommendConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.confidence_prompts == 1:
             raise UserError(
                 "confidence_prompts=1: half of them choose a threshold and half report it; give 2,"
@@ -67,7 +66,7 @@ class RecommendConfig:
             )
 
 
-ConfigStore.instance().store(name="recommend_schema", node=RecommendConfig)
+register("recommend_schema", RecommendConfig)
 
 
 def recommend(config: RecommendConfig) -> None:
@@ -91,7 +90,7 @@ def compose_and_recommend(composed: DictConfig) -> None:
 
 def main() -> None:
     """The command `python -m pipelines.recommend`, which is `nde recommend` too."""
-    launch(compose_and_recommend, RecommendConfig, "recommend")
+    launch(compose_and_recommend, RecommendConfig)
 
 
 if __name__ == "__main__":

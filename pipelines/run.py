@@ -19,14 +19,11 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 import hydra
 
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines import config as configuration
 from nde_talf.pipelines.checks import check_config, check_machine
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, marked, settled
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 from nde_talf.pipelines.finished import remember
 from nde_talf.pipelines.sharding import follows, sharded
-
-configuration.register()
 
 
 def run(config: Config) -> None:
@@ -96,8 +93,7 @@ def compose_and_run(composed) -> None:
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    sys.argv[1:] = map(marked, sys.argv[1:])
-    launch(compose_and_run, Config, "config")
+    launch(compose_and_run, Config)
     leave_at_once()
 
 

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.errors import UserError

@@ -1,10 +1,12 @@
 """Which selectors are trained and how: the settings of `selector.*`. Imports no torch."""
 
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
+from nde_talf.decoding.common.settings import Count, Seed, Text, one_of, settings
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 
 PRICING = ("table", "eq11")
@@ -25,79 +27,82 @@ NDE_PAPER: dict[str, float | str | bool | list[int]] = {
 """`selector=nde`: the NDE paper's selector as printed in section 6 and appendix E."""
 
 
-@dataclass
+@settings("selector")
 class SelectorConfig:
     """What selectors are trained, and the network, objective and optimiser of each.
 
     Raises UserError, naming the key, for a value that cannot work.
     """
 
-    verifiers: list[str] = choice(
-        ["traversal", "specinfer"], (*LABELLED, *ON_PATHS), entries=(1, inf)
-    )
+    verifiers: Annotated[
+        list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Field(min_length=1)
+    ] = field(default_factory=lambda: ["traversal", "specinfer"])
     """A selector is trained for each of these verification rules, on its labels."""
     across: bool = False
     """Train one more selector, which chooses the verifier too."""
-    tables: list[str] = allowed(["measured"], replace(TEXT, entries=(1, inf)))
+    tables: Annotated[list[Text], Field(min_length=1)] = field(default_factory=lambda: ["measured"])
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
     configs/latency, or files.
     """
-    pricing: str = choice("table", PRICING)
+    pricing: Annotated[str, one_of(PRICING)] = "table"
     """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11",
     Eq. 11 of the NDE paper.
     """
-    features: str = choice("both", FEATURES)
+    features: Annotated[str, one_of(FEATURES)] = "both"
     """Whose hidden states and distributions the network sees: "both" models', or "draft", the
     draft's alone, for engines that do not hand out the target's, such as vLLM.
     """
-    width: int | None = number(None, 1, 65_536, example=128)
+    width: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
     hidden size, 32 to 128, which is the NDE paper's.
     """
-    hidden: list[int] | None = number(None, 1, 65_536, entries=(2, 2), example=[512, 32])
+    hidden: (
+        Annotated[list[Annotated[int, Field(ge=1, le=65_536)]], Field(min_length=2, max_length=2)]
+        | None
+    ) = None
     """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has
     512 and 32.
     """
-    dropout: float = number(0.1, 0, 1, below=True)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Dropout after each hidden layer, in training."""
-    initialisation: str = choice("static", INITIALISATIONS)
+    initialisation: Annotated[str, one_of(INITIALISATIONS)] = "static"
     """Which policy training starts from: "static", the trees that are best over all training roots,
     or "random", torch's own initial weights, as in the NDE paper.
     """
-    sharpness: float = number(20.0, 0, 1e6)
+    sharpness: Annotated[float, Field(ge=0, le=1e6)] = 20.0
     """Logits are sharpness x (network - log seconds).
 
     With 0 they are the network's own, as in the NDE paper, and regression_weight has no effect.
     """
-    policy_weight: float = number(1.0, 0, 1e6)
+    policy_weight: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Weight of all of Eq. 12."""
-    tail_weight: float = number(1.0, 0, 1e6)
+    tail_weight: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """lambda of Eq. 12: weight of the roots where the policy loses most against the best static
     tree. 0: without that term.
     """
-    tail_fraction: float = number(0.05, 0, 1, above=True)
+    tail_fraction: Annotated[float, Field(gt=0, le=1)] = 0.05
     """alpha of Eq. 12: the fraction of a batch's roots in that term."""
-    regression_weight: float = number(4.0, 0, 1e6)
+    regression_weight: Annotated[float, Field(ge=0, le=1e6)] = 4.0
     """Weight of the deviance of the expected tokens that the network predicts. 0: without that
     term.
     """
-    entropy_weight: float = number(0.003, 0, 1e6)
+    entropy_weight: Annotated[float, Field(ge=0, le=1e6)] = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
-    weighting: str = choice("visits", WEIGHTINGS)
+    weighting: Annotated[str, one_of(WEIGHTINGS)] = "visits"
     """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best
     static tree starts a step there, or "roots", all the same, as in the NDE paper.
     """
-    lr: float = number(1e-3, 0, 10, above=True)
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     """Peak learning rate; it falls to zero along a cosine."""
-    weight_decay: float = number(0.1, 0, 1000)
+    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Of AdamW."""
-    batch: int = number(128, 1, MANY)
+    batch: Count = 128
     """Roots in a step, on all devices together."""
-    epochs: int = number(10, 1, 1_000_000)
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Passes over the training roots, at most."""
-    patience: int = number(5, 1, 1_000_000)
+    patience: Annotated[int, Field(ge=1, le=1_000_000)] = 5
     """Epochs without better held-out throughput before a fold's training stops."""
-    folds: int = number(4, 2, 1000)
+    folds: Annotated[int, Field(ge=2, le=1000)] = 4
     """Parts of the training prompts; each is held out once, to find how long to train and where
     choosing wins.
     """
@@ -105,13 +110,13 @@ class SelectorConfig:
     """Export the best static tree for a sampling setting where choosing does not win by min_gain.
     false: always the network, as in the NDE paper.
     """
-    min_gain: float = number(0.02, -1, 10)
+    min_gain: Annotated[float, Field(ge=-1, le=10)] = 0.02
     """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not,
     the best static tree is exported for that setting. 0.02 is about what choosing costs.
     """
-    devices: int = number(1, 1, 1024)
+    devices: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that share the batches (DDP)."""
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Of the initial weights, the order of the roots and dropout."""
 
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
@@ -125,7 +130,6 @@ class SelectorConfig:
         return width, (first, second)
 
     def __post_init__(self) -> None:
-        check_fields(self, "selector")
         for name in self.verifiers:
             if name in ON_PATHS:
                 raise UserError(

@@ -9,15 +9,13 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import nde_talf.pipelines.run
+from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import marked
+from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, without_prompt
-from nde_talf.pipelines.help import NAME, keys, presets
 from nde_talf.pipelines.recommend import RecommendConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
@@ -26,7 +24,6 @@ PAGES = [
     ROOT / "checkpoints" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
-MAX_README = 120  # lines
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PLACEHOLDERS = {"FOLDER_OR_HUB_NAME": "org/model", "PROMPTS": "prompts.jsonl"}
 SETTING = r"\+?[a-z_][\w./]*="
@@ -37,8 +34,8 @@ def name(page: Path) -> str:
 
 
 def configured(arguments: list[str], config: str = "config"):
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        return OmegaConf.to_object(compose(config, arguments))
+    schema = {"config": Config, "generate": GenerateConfig, "recommend": RecommendConfig}[config]
+    return composed(schema, *arguments, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +135,7 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    words = [without_prompt(marked(word)) for word in shlex.split(rest + line)]
+    words = [without_prompt(word) for word in shlex.split(rest + line)]
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
         (key, values.split("|"))
@@ -239,8 +236,9 @@ def test_every_page_is_on_the_site():
 
 
 KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig)]
-TOP = {key.name.partition(".")[0] for key in KEYS}
-GROUPS = {key.name for key in KEYS if key.schema or key.annotation.startswith("dict")}
+TOP = {key.partition(".")[0] for key in KEYS}
+GROUPS = {key.rpartition(".")[0] for key in KEYS} | {"options"}
+OPEN = {"options", "evaluation.policies", "data.mix", "data.sets"}
 PRESETS = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
 
 
@@ -248,10 +246,7 @@ def is_key(name: str) -> bool:
     """Whether a configuration has this key, as in `data.sets.file.source`, or this group, as in
     `model.draft_lm.*`.
     """
-    patterns = [
-        (re.escape(key.name).replace(NAME, r"[\w-]+"), key.annotation.startswith("dict"))
-        for key in KEYS
-    ]
+    patterns = [(re.escape(key).replace(NAME, r"[\w-]+"), key in OPEN) for key in KEYS]
     return any(
         re.fullmatch(rf"{key}(\.\w+){{0,2}}" if is_open else key, name.removesuffix(".*"))
         for key, is_open in patterns

@@ -3,63 +3,72 @@
 Imports no library that reads data.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
+from nde_talf.decoding.common.settings import (
+    MANY,
+    Count,
+    Fraction,
+    LongText,
+    Natural,
+    Text,
+    settings,
+)
 from nde_talf.decoding.setting import SamplingSetting
 
 KEY = "dialogues"
 
 
-@dataclass
+@settings("dialogues")
 class DialogueConfig:
     """The dialogues that a draft head is trained on, in place of the pair's text."""
 
-    source: str | None = None
+    source: Text | None = None
     """A .jsonl, .json or .parquet file, or a hub dataset; null: no dialogues, the head learns from
     the pair's text.
     """
-    split: str = "train"
+    split: Text = "train"
     """Split of a hub dataset."""
-    column: str | None = None
+    column: Text | None = None
     """Column with the list of turns; null: the first of conversations, conversation, messages and
     turns that exists.
     """
-    user: str | None = allowed(None, LONG_TEXT)
+    user: LongText | None = None
     """For sets of single questions: format string over a row's columns that gives the question,
     such as "{question}".
     """
-    assistant: str | None = allowed(None, LONG_TEXT)
+    assistant: LongText | None = None
     """Format string that gives the answer to `user`."""
-    count: int | None = number(None, 2, MANY, example=1000)
+    count: Annotated[int, Field(ge=2, le=MANY)] | None = None
     """Number of dialogues, chosen at random; null: all."""
-    held_out: float = number(0.05, 0, 1, above=True, below=True)
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Fraction of the dialogues that the held-out figures are computed on."""
-    length: int = number(2048, 1, 10_000_000)
+    length: Annotated[int, Field(ge=1, le=10_000_000)] = 2048
     """Tokens in a row, and of the longest document."""
-    chat_template: str | None = allowed(None, LONG_TEXT)
+    chat_template: LongText | None = None
     """Jinja text in place of the tokenizer's own chat template."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Passed to the chat template, such as {enable_thinking: false}."""
     regenerate: bool = False
     """Response regeneration: replace every answer by one that the target generates."""
-    temperature: float = number(1.0, 0, 1e6)
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """With regenerate: temperature of the answers."""
-    top_p: float = number(1.0, 0, 1, above=True)
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With regenerate: top-p of the answers."""
-    top_k: int = number(0, 0, MANY)
+    top_k: Natural = 0
     """With regenerate: top-k of the answers; 0: off."""
-    min_p: float = number(0.0, 0, 1)
+    min_p: Fraction = 0.0
     """With regenerate: min-p of the answers; 0: off."""
-    new_tokens: int = number(512, 1, 10_000_000)
+    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 512
     """With regenerate: maximum number of tokens of an answer."""
-    shard: int = number(64, 1, MANY)
+    shard: Count = 64
     """With regenerate: dialogues answered together; an interrupted run loses at most one shard."""
 
     def __post_init__(self) -> None:
-        check_fields(self, KEY)
         if self.regenerate:
             _ = self.setting
             if self.new_tokens >= self.length:

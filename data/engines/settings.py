@@ -1,28 +1,27 @@
 """What samples: the settings of `engine.*`. Imports no torch."""
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from nde_talf.decoding.common.schema import check_fields, choice, number
+from pydantic import Field
+
+from nde_talf.decoding.common.settings import one_of, settings
 
 
-@dataclass
+@settings("engine")
 class EngineConfig:
     """The engine that samples trajectories, super-trees and regenerated answers, and the workers
     that trace.
     """
 
-    name: str = choice("auto", ("auto", "transformers", "vllm"))
+    name: Annotated[str, one_of(("auto", "transformers", "vllm"))] = "auto"
     """transformers, vllm, or auto: vllm where it is installed and model.device is one GPU."""
-    tensor_parallel: int = number(1, 1, 1024)
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     """vLLM: number of GPUs that share one model."""
-    gpu_memory: float = number(0.85, 0, 1, above=True)
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.85
     """vLLM: fraction of a GPU's memory to use."""
-    max_length: int | None = number(None, 2, 10_000_000, example=4096)
+    max_length: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
     """vLLM: longest sequence in tokens; null: what is needed, up to the model's own limit."""
-    workers: int = number(1, 1, 10_000)
+    workers: Annotated[int, Field(ge=1, le=10_000)] = 1
     """1: trace in this process; more: Ray actors, on this machine or on a cluster (ray.address)."""
-    gpus: float | None = number(None, 0, 1024, example=1)
+    gpus: Annotated[float, Field(ge=0, le=1024)] | None = None
     """GPUs of each Ray actor; null: one, or engine.tensor_parallel with vLLM."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "engine")

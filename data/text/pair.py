@@ -5,11 +5,12 @@ stage starts from.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt

@@ -2,10 +2,13 @@
 
 import math
 import re
-from dataclasses import MISSING, dataclass, field
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
+from nde_talf.decoding.common.settings import MANY, Count, Fraction, LongText, Text, settings
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard
@@ -33,55 +36,55 @@ def is_hub_name(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
 
 
-@dataclass
+@settings()
 class Corpus:
     """One corpus of a mixture."""
 
-    source: str = STANDARD_LIBRARY
+    source: Text = STANDARD_LIBRARY
     """As data.source: stdlib, pydoc, arithmetic, tables, a file, or a hub dataset."""
-    split: str = "train"
+    split: Text = "train"
     """Split of a hub dataset."""
-    template: str = allowed("{text}", LONG_TEXT)
+    template: LongText = "{text}"
     """Format string over a row's columns, such as "{question}\\n{answer}"."""
-    characters: int | None = number(None, 1, 1e15, example=1_000_000)
+    characters: Annotated[int, Field(ge=1, le=1e15)] | None = None
     """How many characters of the corpus to use; null: all."""
-    draft_fraction: float = number(1.0, 0, 1)
+    draft_fraction: Fraction = 1.0
     """Fraction of the documents that a draft trained here learns from; with less its drafts are
     accepted less often there.
     """
 
 
-@dataclass
+@settings()
 class PromptPart:
     """One source of a prompt set, with the template of its rows."""
 
-    source: str
+    source: Text
     """A local file, or a hub dataset with its configuration after a colon."""
-    template: str = allowed(MISSING, LONG_TEXT)
+    template: LongText
     """Format string over a row's columns."""
 
 
-@dataclass
+@settings()
 class PromptSet:
     """A set of ready-made prompts."""
 
-    source: str | None = None
+    source: Text | None = None
     """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a
     colon.
     """
-    split: str = "train"
+    split: Text = "train"
     """Split of a hub dataset."""
-    template: str = allowed("{text}", LONG_TEXT)
+    template: LongText = "{text}"
     """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives
     its first human turn.
     """
-    kind: str | None = None
+    kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool = False
     """Put the prompt into the tokenizer's chat template, as one user turn."""
-    cut: int | None = number(None, 1, MANY, example=256)
+    cut: Count | None = None
     """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
-    max_tokens: int = number(1024, 1, MANY)
+    max_tokens: Count = 1024
     """Leave out prompts of more tokens."""
     streaming: bool = False
     """Read only the first rows of a large set, without downloading all of it."""
@@ -89,33 +92,34 @@ class PromptSet:
     """Several sources in place of one, used in equal parts."""
 
 
-@dataclass
+@settings("data")
 class DataConfig:
     """The text that the pair learns from, and the prompts that are traced and decoded."""
 
-    source: str = STANDARD_LIBRARY
+    source: Text = STANDARD_LIBRARY
     """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this
     project), a .txt, .jsonl or .parquet file, or a hub dataset.
     """
-    column: str = "text"
+    column: Text = "text"
     """Column of the source that holds the text."""
-    split: str = "train"
+    split: Text = "train"
     """Split of a hub dataset."""
     mix: dict[str, Corpus] = field(default_factory=dict)
     """Several corpora in place of the source, by domain."""
-    held_out: float = number(0.12, 0, 1, above=True, below=True)
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.12
     """Fraction of the documents that prompts and held-out figures come from."""
     sets: dict[str, PromptSet] = field(default_factory=dict)
     """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
-    prompt_count: int = number(120, 2, MANY)
+    prompt_count: Annotated[int, Field(ge=2, le=MANY)] = 120
     """Number of prompts, those to trace and those to decode together."""
-    test_fraction: float = number(1 / 3, 0, 1, above=True, below=True, example=0.3)
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
     """Fraction of the prompts that only the evaluation decodes; the others are traced."""
-    prompt_tokens: list[int] = number([32, 96], 1, 10_000_000, entries=(2, 2))
+    prompt_tokens: Annotated[
+        list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=2, max_length=2)
+    ] = field(default_factory=lambda: [32, 96])
     """Shortest and longest prompt that is cut from a document, in tokens."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "data")
         if self.prompt_tokens[0] > self.prompt_tokens[1]:
             raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")
         if self.mix and self.source != STANDARD_LIBRARY:

@@ -1,10 +1,12 @@
 """What is traced: the settings of `traces.*`. Imports no torch."""
 
-from dataclasses import dataclass
-from math import inf
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.schema import MANY, SEED, check_fields, choice, number
+from nde_talf.decoding.common.settings import Count, Natural, Seed, Text, one_of, settings
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -24,55 +26,56 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 DRAFTERS = ("lm", "head")
 
 
-@dataclass
+@settings("traces")
 class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
-    settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
+    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Field(min_length=1)] = field(
+        default_factory=lambda: ["t0.6", "t1.0"]
+    )
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
     p0.99 (top-p), k20 k50 (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20.
     """
-    train_prompts: int = number(28, 1, MANY)
+    train_prompts: Count = 28
     """Number of prompts whose roots the selector learns from."""
-    validation_prompts: int = number(14, 1, MANY)
+    validation_prompts: Count = 14
     """Number of prompts whose roots the selector is evaluated on."""
-    new_tokens: int = number(64, 1, 10_000_000)
+    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 64
     """Tokens that the target generates after each prompt: a trajectory."""
-    stride: int = number(16, 1, 10_000_000)
+    stride: Annotated[int, Field(ge=1, le=10_000_000)] = 16
     """Distance in tokens between neighbouring roots of a trajectory."""
-    samples: int = number(2, 2, 100_000)
+    samples: Annotated[int, Field(ge=2, le=100_000)] = 2
     """Super-trees drawn at each root; a label is their mean."""
-    validation_samples: int = number(4, 0, 100_000)
+    validation_samples: Annotated[int, Field(ge=0, le=100_000)] = 4
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
-    verifiers: list[str] = choice(
-        ["specinfer", "naivetree", "traversal"], (*LABELLED, *ON_PATHS), entries=(1, inf)
-    )
+    verifiers: Annotated[
+        list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Field(min_length=1)
+    ] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     """Verification rules to compute labels for."""
-    drafter: str = choice("lm", DRAFTERS)
+    drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model)
     or head (the run's head).
     """
-    draft_temperature: str = choice("match", ("match", "raw"))
+    draft_temperature: Annotated[str, one_of(("match", "raw"))] = "match"
     """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and
     super-tree for all settings.
     """
-    micro_batch: int = number(8, 1, 100_000)
+    micro_batch: Annotated[int, Field(ge=1, le=100_000)] = 8
     """Super-trees in one pass of a model; halved when memory runs out."""
-    node_chunk: int = number(0, 0, MANY)
+    node_chunk: Natural = 0
     """Rows of next-token distributions in memory at once; 0: as many as fit 256 MB a matrix."""
-    shard_prompts: int = number(8, 1, MANY)
+    shard_prompts: Count = 8
     """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
-    dtype: str = choice("float32", DTYPES)
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
-    store: str | None = None
+    store: Text | None = None
     """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null:
     the run's folder.
     """
-    seed: int = number(0, 0, SEED)
+    seed: Seed = 0
     """Seed of the trajectories and of the super-trees."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "traces")
         seen: dict[tuple[float, float], str] = {}
         for name in self.settings:
             key = SETTINGS[name].temperature, SETTINGS[name].top_p

@@ -18,13 +18,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (

@@ -9,7 +9,8 @@ others have none and are not checked here.
 import hashlib
 import json
 from pathlib import Path
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.errors import UserError

@@ -11,7 +11,3 @@ class UserError(Exception):
 
 class Advice(UserWarning):
     """Something that works but is probably not what was meant. One sentence, shown once."""
-
-
-class RenamedWarning(FutureWarning):
-    """A name of an earlier version was used. It is read for one version more."""

@@ -29,15 +29,16 @@ class Format:
     number: ClassVar[int] = 1
 
     def checked(self, content: dict[str, Any], path: Path) -> Any:
-        """Return `content` as `kind`.
+        """Return `content`, checked.
 
         Raises UserError naming `path` if it is of another format, or not of this kind.
         """
         self._check_number(content, path)
         try:
-            return typed(content, self.kind)
+            typed(content, self.kind)
         except ValueError as error:
             raise unreadable(path, error, self.again) from error
+        return content
 
     def load(self, path: Path) -> Any:
         """Return the content of a sealed JSON file.

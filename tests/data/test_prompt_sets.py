@@ -8,8 +8,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from tokenizers.processors import TemplateProcessing
 
 from nde_talf.data.text.pair import test_splits as splits_of
@@ -19,7 +17,8 @@ from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines import config as configuration
+from nde_talf.pipelines import cli
+from nde_talf.pipelines.config import Config
 
 WORDS = " ".join(f"word{i}" for i in range(900))
 # A row of each set's hub schema, number i.
@@ -102,9 +101,7 @@ def tokenizer():
 
 
 def composed(*overrides: str) -> dict[str, PromptSet]:
-    configuration.register()
-    with initialize_config_module("configs", version_base=None):
-        return OmegaConf.to_object(compose("config", overrides=list(overrides))).data.sets
+    return cli.composed(Config, *overrides).data.sets
 
 
 def write(folder: Path, name: str, rows: list[dict], suffix: str = "jsonl") -> str:

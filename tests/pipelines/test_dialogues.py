@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import Dialogue, in_order
@@ -20,11 +18,11 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.config import Config, register
+from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.dialogues import dialogue_rows
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
-from tests.pipelines.micro import ROOT
 
 COUNT, LENGTH, NEW_TOKENS = 30, 96, 12
 QUESTIONS = [f"What is {i} plus {i}?" for i in range(COUNT)]
@@ -132,11 +130,8 @@ def test_answers_that_leave_questions_no_room_are_refused(folders):
 
 
 def test_presets_compose_and_the_plain_template_masks_exactly():
-    register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        for name in ("sharegpt", "ultrachat", "gsm8k", "[plain,gsm8k]"):
-            composed = OmegaConf.to_object(compose("config", overrides=[f"dialogues={name}"]))
-    own = composed.dialogues
+    for name in ("sharegpt", "ultrachat", "gsm8k", "[plain,gsm8k]"):
+        own = composed(Config, f"dialogues={name}").dialogues
     assert own.source == "openai/gsm8k:main" and own.user == "{question}"
     tokenizer = train_tokenizer(QUESTIONS + ANSWERS, 300)
     said = zip(("human", "gpt") * 2, ("Hi?", "Hello.", QUESTIONS[0], ANSWERS[0]), strict=True)

@@ -5,14 +5,14 @@ be used.
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.settings import keys, nearest
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS
 from nde_talf.decoding.verifier import check_compatible
-from nde_talf.pipelines.cli import explained, nearest
+from nde_talf.pipelines.cli import explained
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.help import keys
 from nde_talf.pipelines.machine import _reason, check_device
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 
@@ -50,11 +50,11 @@ def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
 
 
 def test_suggestions_name_the_key_that_was_meant():
-    known = {key.name for key in keys(Config)}
+    known = set(keys(Config))
     assert {"selector.lr", "model.target_lm.steps", "run"} <= known
-    assert nearest("traces.sampels", Config) == "traces.samples"
-    assert nearest("new_token", GenerateConfig) == "new_tokens"
-    assert nearest("zzz", Config) is None
+    assert nearest("traces.sampels", known) == "traces.samples"
+    assert nearest("new_token", keys(GenerateConfig)) == "new_tokens"
+    assert nearest("zzz", known) is None
 
 
 def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
@@ -62,7 +62,7 @@ def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
 
     assert (
         explained(OmegaConfBaseException("something odd"), Config)
-        == "something odd. See --help all for every key."
+        == "something odd. See --help for every key."
     )
 
 

@@ -108,7 +108,7 @@ def command():
         (["++draft.stepz=1"], "Did you mean draft.steps?"),
         (["+nonsense=1"], "nonsense: there is no such key"),
         (["lr=1"], "Did you mean selector.lr?"),
-        (["selector.lr=fast"], "could not be converted to Float"),
+        (["selector.lr=fast"], "it should be a valid number"),
         (["model=tinny2"], "Did you mean model=tiny2?"),
         (["data.source=mine.txt"], "data.source=mine.txt is not read"),
         (["run=a(b"], "'run=\"a(b\"'"),

@@ -113,7 +113,7 @@ def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, 
     monkeypatch.setattr("sys.argv", ["run"])
     monkeypatch.setattr("nde_talf.pipelines.cli.Panel", no_memory)
     with pytest.raises(SystemExit) as ended:
-        launch(no_memory, Config, "config")
+        launch(no_memory, Config)
     assert ended.value.code == 1 and "error: the memory is too small" in capfd.readouterr().out
 
 

@@ -14,8 +14,6 @@ from dataclasses import replace
 
 import datasets
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import nde_talf.pipelines.generate
 import nde_talf.pipelines.recommend
@@ -24,8 +22,10 @@ from nde_talf.decoding.common.files import checksum
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.manifest import read_manifest, write_manifest
+from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from tests.pipelines import micro
@@ -153,11 +153,9 @@ def test_what_cannot_generate_is_told(finished, words, told):
 
 def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished):
     folder, _ = finished
-    with initialize_config_dir(str(micro.ROOT / "configs"), version_base=None):
-        composed = compose(
-            "recommend", [f"paths.checkpoints={folder}/checkpoints", "confidence_prompts=2"]
-        )
-    nde_talf.pipelines.recommend.recommend(OmegaConf.to_object(composed))
+    here = f"paths.checkpoints={folder}/checkpoints"
+    config = composed(RecommendConfig, here, "confidence_prompts=2", config="recommend")
+    nde_talf.pipelines.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
     found = json.loads((out / "recommend.json").read_text())
     assert (

@@ -1,0 +1,226 @@
+"""Settings: dataclasses whose annotations say what a field may hold, checked by pydantic.
+
+Imports no torch. Example, and what a user reads who gives `traces.stride=0`:
+
+    @settings("traces")
+    class TracesConfig:
+        stride: Count = 16
+        dtype: Annotated[str, one_of(DTYPES)] = "float32"
+
+    traces.stride=0: it should be greater than or equal to 1, such as traces.stride=16.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import field as dataclass_field
+from functools import cache, wraps
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
+
+from nde_talf.decoding.common.errors import UserError
+
+T = TypeVar("T")
+
+SEED = 2**32 - 1
+"""Largest seed that every library takes."""
+MANY = 1_000_000_000
+"""Largest number of things that nobody has to count, such as steps."""
+NAME = "NAME"
+"""Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
+_PYDANTIC = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
+
+
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """Return the check that a text is one of `names`."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"there is none; choose from {', '.join(names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def matching(pattern: str, words: str) -> AfterValidator:
+    """Return the check that a text matches `pattern` in full; `words` say what that means."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.DOTALL):
+            raise ValueError(f"it must be {words}")
+        return text
+
+    return AfterValidator(check)
+
+
+Count = Annotated[int, Field(ge=1, le=MANY)]
+Natural = Annotated[int, Field(ge=0, le=MANY)]
+Seed = Annotated[int, Field(ge=0, le=SEED)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[
+    str,
+    matching(
+        r"[^/\0]{0,255}(/[^/\0]{0,255}){0,63}",
+        "a text of at most 255 characters between slashes, without NUL",
+    ),
+]
+"""A name, or a path that a file system can hold."""
+LongText = Annotated[str, matching(r"[^\0]{0,1000000}", "a text without NUL, of a million letters")]
+DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
+Device = Annotated[str, matching(DEVICE, "cpu, cuda or cuda:N")]
+
+
+@dataclass_transform(field_specifiers=(Field, dataclass_field))
+def settings(
+    group: str = "", *, kw_only: bool = False, frozen: bool = False
+) -> Callable[[type[T]], type[T]]:
+    """Return the decorator that makes a checked dataclass.
+
+    An instance that is made in Python with a wrong value raises UserError too.
+
+    Args:
+        group: what keys begin with in messages, such as "traces".
+        kw_only: fields are given by name alone.
+        frozen: instances cannot be changed.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        made: Any = dataclass(kind, config=_PYDANTIC, kw_only=kw_only, frozen=frozen)
+        checked = made.__init__
+
+        @wraps(checked)
+        def __init__(self: Any, *values: Any, **named: Any) -> None:
+            try:
+                checked(self, *values, **named)
+            except ValidationError as error:
+                raise UserError(explained(error, made, named, group)) from error
+
+        made.__init__ = __init__
+        return made
+
+    return decorate
+
+
+def validated(content: Mapping[str, Any], schema: type[T]) -> T:
+    """Return `content`, keys and values as YAML has them, as the settings class `schema`.
+
+    Raises:
+        UserError: a key does not exist or a value is not allowed. The message names the key, the
+            value and what is allowed.
+    """
+    try:
+        return _adapter(schema).validate_python(content)
+    except ValidationError as error:
+        raise UserError(explained(error, schema, content)) from error
+
+
+@cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+def explained(error: ValidationError, schema: type, content: Any, group: str = "") -> str:
+    """Return the first fault that pydantic found as one sentence.
+
+    content: what was validated. group: what its keys begin with.
+    """
+    fault = error.errors(include_url=False)[0]
+    path = _path(fault, content)
+    key = ".".join([*([group] if group else []), *map(str, path)]).replace(".[", "[")
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return no_such_key(key, [f"{group}.{name}".strip(".") for name in keys(schema)])
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"{key}: it has no value yet; give {key}=..."
+    if fault["type"] == "union_tag_invalid":
+        tag, names = fault["ctx"]["tag"], fault["ctx"]["expected_tags"].replace("'", "")
+        return f"{key}.name={tag}: there is none; choose from {names}."
+    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    default = _default(schema, path)
+    example = "" if default is None or "choose" in message else f", such as {key}={shown(default)}"
+    return f"{key}={shown(fault['input'])}: {message}{example}."
+
+
+def _path(fault: ErrorDetails, content: Any) -> list[str]:
+    """Return the keys that lead to a fault, without the names by which pydantic tells unions."""
+    path: list[str] = []
+    *outer, last = fault["loc"] or ("",)
+    for part in outer:
+        if isinstance(part, int) and isinstance(content, (list, tuple)):
+            path, content = [*path, f"[{part}]"], content[part]
+        elif isinstance(content, Mapping) and part in content:
+            path, content = [*path, str(part)], content[part]
+    if isinstance(last, int):
+        return [*path, f"[{last}]"]
+    return path if last == "[key]" else [*path, str(last)]
+
+
+def _default(schema: type, path: list[str]) -> Any:
+    """Return the default of a field; None where it has none."""
+    kind: Any = schema
+    for name in path:
+        if not is_dataclass(kind):
+            return None
+        each = next((each for each in fields(kind) if each.name == name), None)
+        if each is None:
+            return None
+        if name == path[-1]:
+            made = each.default_factory
+            default = made() if made is not MISSING else each.default
+            return None if default is MISSING or is_dataclass(default) else default
+        kind = _inner(get_type_hints(kind)[name])
+    return None
+
+
+def shown(value: Any) -> str:
+    """Return a value as a command line gives it; a long one is cut."""
+    text = str(value).replace("'", "") if isinstance(value, (list, tuple, dict)) else str(value)
+    return text if len(text) <= 100 else f"{text[:80]}... ({len(text)} characters)"
+
+
+def keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """List all keys of nested settings, groups too, such as `data.sets.NAME.source`."""
+    hints = get_type_hints(schema)
+    for each in fields(schema):  # type: ignore[arg-type]
+        hint, key = hints[each.name], prefix + each.name
+        yield key
+        for inner in _settings_in(hint):
+            named = (
+                f".{NAME}" if dict in _origins(hint) else "[0]" if list in _origins(hint) else ""
+            )
+            yield from keys(inner, f"{key}{named}.")
+
+
+def _inner(hint: Any) -> Any:
+    return next(_settings_in(hint), None)
+
+
+def _settings_in(hint: Any) -> Iterator[type]:
+    if is_dataclass(hint) and isinstance(hint, type):
+        yield hint
+    for part in get_args(hint):
+        yield from _settings_in(part)
+
+
+def _origins(hint: Any) -> set[Any]:
+    return {getattr(hint, "__origin__", None)}
+
+
+def no_such_key(key: str, known: Iterable[str]) -> str:
+    """Return the sentence for a key that does not exist; it proposes the one that was meant."""
+    meant = nearest(key, known)
+    proposal = f" Did you mean {meant}?" if meant else ""
+    return f"{key}: there is no such key.{proposal} See --help for every key."
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """Return the key that was probably intended.
+
+    It is spelt alike, or has the same last part in another group.
+    """
+    known = list(known)
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
+    return next(iter(difflib.get_close_matches(key, known, 1, 0.75) or same), None)

@@ -1,0 +1,56 @@
+"""Every key says what it may be, and a wrong key or value is refused in a sentence."""
+
+import pytest
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.settings import keys
+from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.generate import GenerateConfig
+from nde_talf.pipelines.recommend import RecommendConfig
+
+SCHEMAS = {"config": Config, "generate": GenerateConfig, "recommend": RecommendConfig}
+
+
+@pytest.mark.parametrize("config", SCHEMAS)
+def test_the_defaults_compose(config):
+    assert composed(SCHEMAS[config], config=config).paths.checkpoints == "checkpoints"
+
+
+@pytest.mark.parametrize(
+    "override,sentence",
+    [
+        (
+            "traces.stride=0",
+            "traces.stride=0: it should be greater than or equal to 1, such as traces.stride=16.",
+        ),
+        ("draft.loss.k=0", "draft.loss.k=0: it should be greater than or equal to 1"),
+        ("selector.pricing=eq12", "selector.pricing=eq12: there is none; choose from table, eq11"),
+        ("selector.lr=nan", "selector.lr=nan: it should be a finite number"),
+        ("selector.verifiers=[]", "selector.verifiers=[]: List should have at least 1 item"),
+        ("traces.settings=[t9]", "traces.settings[0]=t9: there is none; choose from t0.2"),
+        ("model.device=gpu", "model.device=gpu: it must be cpu, cuda or cuda:N"),
+        ("evaluation.policies.slaf.k=3", "evaluation.policies.slaf=slaf: there is none"),
+        ("data.mix.mine.sourc=x", "Did you mean data.mix.NAME.source?"),
+        ("data.mix.mine.draft_fraction=2", "data.mix.mine.draft_fraction=2: it should be less"),
+        (f"data.source={'x' * 300}", "(300 characters): it must be a text of at most 255"),
+        ("+data.test_share=0.2", "data.test_share: it is data.test_fraction."),
+        ("data.mix.code.draft_share=1", "it is data.mix.NAME.draft_fraction."),
+        ("+nonsense=1", "nonsense: there is no such key."),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_in_a_sentence(override, sentence):
+    with pytest.raises(UserError) as told:
+        composed(Config, override)
+    assert sentence in str(told.value)
+
+
+def test_numbers_become_texts_and_integers_floats_where_the_key_says_so():
+    config = composed(Config, "run=1", "selector.lr=1", "evaluation.draft_temperature=0.6")
+    assert (config.run, config.selector.lr) == ("1", 1.0) and isinstance(config.selector.lr, float)
+    assert config.evaluation.draft_temperature == "0.6"
+
+
+def test_keys_of_nested_settings_are_listed():
+    known = {*keys(Config)}
+    assert {"run", "data.sets.NAME.parts[0].source", "draft.loss.distillation"} <= known
