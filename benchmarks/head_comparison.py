@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.plots import SERIES, new_figure, styled
-from nde_talf.evaluation.text import markdown
+from nde_talf.evaluation.plots import SERIES, styled
+from nde_talf.evaluation.table import markdown
 
 
 def generation_length(records: list[Record]) -> list[float]:
@@ -85,7 +85,8 @@ def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
     """Figure 2b: top-1 accuracy and calibration error after a token that is n-th in the draft's own
     distribution. by_rank: title -> accuracy and ece, lists over n = 1, 2, ...
     """
-    figure, axes = new_figure(1, 2, 3.0)
+    figure = Figure(figsize=(9.0, 3.0))
+    axes = figure.subplots(1, 2)
     for axis, key, title in zip(
         axes, ("accuracy", "ece"), ("top-1 accuracy", "expected calibration error"), strict=True
     ):

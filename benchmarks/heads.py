@@ -32,6 +32,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.head_comparison import comparison_table, generation_length, rank_figure, rank_table
+from benchmarks.papers.talf import after_ranks, calibration_error
 from benchmarks.timing import RESULTS
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import Pair, check_prompts, spread
@@ -61,7 +62,6 @@ from nde_talf.draft_training.train_head import (
 from nde_talf.draft_training.trainer import eager_attention
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark, together
 from nde_talf.evaluation.loops import Speculative
-from nde_talf.evaluation.papers.ranks import after_ranks, calibration_error
 
 WARM, CEILING = "warm start", "the target itself"
 TALF = {f"TALF, k = {k}": TalfLoss(k=k) for k in (1, 2, 4)}

@@ -21,11 +21,10 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.evaluation.benchmark import Record, read_records, together
 from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
-from nde_talf.evaluation.plots import selector_ratios
+from nde_talf.evaluation.plots import offline_picture
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, MEAN, speed_ratios
-from nde_talf.evaluation.table import row
-from nde_talf.evaluation.text import markdown
+from nde_talf.evaluation.table import markdown, row
 from nde_talf.pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -138,7 +137,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
     ((options.out or RESULTS) / "selector.md").write_text(text)
-    selector_ratios(offline).savefig((options.out or DOCS) / "selector.png")
+    offline_picture(offline).figure().savefig((options.out or DOCS) / "selector.png")
     print(text)
 
 

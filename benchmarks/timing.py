@@ -13,7 +13,7 @@ import torch
 
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.evaluation.protocol import NOT_TRUSTED
-from nde_talf.evaluation.text import markdown
+from nde_talf.evaluation.table import markdown
 
 RESULTS = Path(__file__).with_name("results")
 CONTROL = "A/A control"

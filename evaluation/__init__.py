@@ -1,1 +1,1 @@
-"""What shows that it works: the benchmark of decoding methods, its table and plots, and the report."""
+"""The benchmark of decoding methods, its report, recommendations and the losslessness check."""

@@ -1,7 +1,6 @@
-"""Decoding methods timed side by side, as `nde_talf.evaluation.protocol` says, and the records that
-come of it.
+"""Decoding methods timed side by side, as `nde_talf.evaluation.protocol` says, and their records.
 
-It knows methods by name and a function that generates.
+A method is known by its name and a function that generates.
 """
 
 import json
@@ -21,9 +20,7 @@ PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are p
 
 @dataclass
 class Record:
-    """One generation: which one, and what it took.
-
-    What an older file or a method does not report is 0 or empty.
+    """One generation and what it took; what a method does not report is 0 or empty.
 
     Attributes:
         setting: sampling setting, as text.
@@ -98,13 +95,13 @@ def run_benchmark(
     seed: int,
     passes: int = 1,
 ) -> None:
-    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON
-    line a generation to `records`.
+    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times.
 
-    A block whose lines are all there is not run again; a block that was cut short is run again in
-    full, so that its methods are always measured side by side. The order within a block is drawn by
-    its seed: in a fixed or rotating order every method would follow the same other one, and find
-    that one's data in the machine's caches.
+    One JSON line a generation is appended to `records`. A block whose lines are all there is not
+    run again; a block that was cut short is run again in full, so that its methods are always
+    measured side by side. The order within a block is drawn by its seed: in a fixed or rotating
+    order every method would follow the same other one, and find that one's data in the machine's
+    caches.
     """
     names = list(methods)
     done = finished_blocks(records, str(setting), names)
@@ -133,7 +130,7 @@ def block_seed(seed: int, number: int, index: int) -> int:
 
 
 def read_records(records: Path) -> Iterator[Record]:
-    """The records of a file, of older versions too.
+    """The records of a file.
 
     The last line of a killed run may be cut and is passed over. So is any other damaged line, with
     a notice: its block is decoded again.
@@ -152,7 +149,7 @@ def read_records(records: Path) -> Iterator[Record]:
 
 
 def together(records: Iterable[Record]) -> list[Record]:
-    """One record for all generations of a method after a prompt under a setting, with their sums."""
+    """Sum the generations of a method after a prompt under a setting into one record."""
     found: dict[tuple[str, str, str], Record] = {}
     for record in records:
         key = record.setting, record.method, record.prompt

@@ -6,75 +6,50 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("torch", "transformers", "numpy")
 
 
 def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
-    """threads: of the CPU while timing."""
+    """Everything by name. threads: of the CPU while timing."""
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
-        "command": command(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "code": code(),
-        "device": (
-            f"{device}, {torch.cuda.get_device_name(device)}"
-            if device.startswith("cuda")
-            else device
-        ),
-        "CPU": f"{cpu_model()} ({platform.machine()}), {in_threads(threads)} while timing",
-        "dtype": dtype,
-        "batch size": "1",
+        "conditions": conditions(device, dtype, threads),
+        "CPU": f"{cpu_model()} ({platform.machine()})",
         "python": platform.python_version(),
-        **{name: installed(name) for name in PACKAGES},
+        **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
 
 
 def conditions(device: str, dtype: str, threads: int) -> str:
     """Batch size, dtype and machine, as a sentence names them."""
-    machine = (
-        torch.cuda.get_device_name(device)
-        if device.startswith("cuda")
-        else f"{cpu_model()}, {in_threads(threads)}"
-    )
+    machine = f"{cpu_model()}, {threads} thread{'' if threads == 1 else 's'}"
+    if device.startswith("cuda"):
+        machine = torch.cuda.get_device_name(device)
     return f"batch size 1, {dtype}, {machine}"
 
 
-def in_threads(count: int) -> str:
-    return f"{count} thread{'' if count == 1 else 's'}"
-
-
-def command() -> str:
-    """How this process was started."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    start = (
-        f"python -m {module.name}"
-        if module and module.name != "__main__"
-        else Path(sys.argv[0]).name
-    )
-    return " ".join([start.removesuffix(".__main__"), *map(shlex.quote, sys.argv[1:])])
-
-
 def code(root: Path = ROOT) -> str:
-    """The commit of the source tree at `root`, with a note where files of it were changed; of an
-    installed package its version.
-    """
+    """The commit of the source tree and whether files changed since, or the package's version."""
     if (root / ".git").exists():
-        git = partial(
-            subprocess.check_output, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
-        )
         with suppress(OSError, subprocess.SubprocessError):
-            commit = git(["git", "rev-parse", "--short=12", "HEAD"]).strip()
-            return (
-                "commit"
-                f" {commit}{', with changes' * bool(git(['git', 'status', '--porcelain', '--untracked-files=no']))}"
+            commit, changes = (
+                subprocess.check_output(
+                    ["git", *words], cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
+                ).strip()
+                for words in (
+                    ("rev-parse", "--short=12", "HEAD"),
+                    ("status", "--porcelain", "--untracked-files=no"),
+                )
             )
-    return f"version {installed('nde-talf')}"
+            return f"commit {commit}{', with changes' if changes else ''}"
+    return f"version {version('nde-talf')}"
 
 
 def cpu_model() -> str:
@@ -84,10 +59,3 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,4 +1,4 @@
-"""The two loops that the benchmark times: ours, and transformers' own generation on the same models.
+"""The two loops that the benchmark times: ours, and transformers' generation on the same models.
 
 transformers decodes plainly, with a draft model (assisted generation), or by prompt lookup, which
 needs no draft. It reads the schedule of an assisted generation in the draft's generation_config
@@ -50,6 +50,7 @@ class Speculative:
     new_tokens: int
 
     def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
+        """Generate after a prompt."""
         policy = self.decoder.policy
         if isinstance(policy, NeuralPolicy):
             policy.counts.clear()
@@ -74,7 +75,7 @@ class Speculative:
 
 
 def action_title(index: int, verifiers: Sequence[str]) -> str:
-    """The tree of action `index` of a selector, after its rule where the selector chooses that too."""
+    """The tree of a selector's action, after its rule where the selector chooses that too."""
     rule, tree = action_at(index, verifiers)
     return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
@@ -166,8 +167,9 @@ def is_outside(method: str) -> bool:
 
 @contextmanager
 def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
-    """Give the draft's generation_config a schedule, and put it back: transformers writes there
-    what it has adapted.
+    """Give the draft's generation_config a schedule inside.
+
+    It is put back after, since transformers writes there what it has adapted.
     """
     module, before = draft.module, draft.module.generation_config
     module.generation_config = config = deepcopy(before)

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from nde_talf.decoding.actions import TREES, Action, canonical
+from nde_talf.decoding.actions import Action, canonical
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -50,7 +50,6 @@ from nde_talf.evaluation.loops import (
     TITLES,
     Schedule,
     Speculative,
-    action_title,
     assisted_title,
     lookup_title,
     transformers_assisted,
@@ -59,11 +58,11 @@ from nde_talf.evaluation.loops import (
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import STATIC, StaticTrees
-from nde_talf.selector.evaluate import EntropyRule, best_by_domain
+from nde_talf.selector.evaluate import EntropyRule
 from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.roots import PricedRoots, Roots
+from nde_talf.selector.roots import Roots
 
 LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 BEST_STATIC = "best static"
@@ -82,9 +81,7 @@ Tried = TypeVar("Tried", bound=Hashable)
 
 
 class Configuration(NamedTuple):
-    """A static method under a sampling setting, its rule and tree in normal form: see
-    `configuration`.
-    """
+    """A static method, its rule and tree in normal form: see `configuration`."""
 
     rule: str
     tree: Action
@@ -131,8 +128,7 @@ def fastest(
     new_tokens: int,
     prompts: list[list[int]],
 ) -> Tried:
-    """The one of `tried` with the most tokens per second. make: its method that writes so many
-    tokens.
+    """The one of `tried` with the most tokens per second, as `make(one, new_tokens)` decodes.
 
     Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt
     where they are fewer. After a warm-up all are tried on the prompts of the first round; after
@@ -309,19 +305,19 @@ class Plan:
         methods: by name, in the order of the table.
         same: methods that are not decoded, and what each is the same as.
         learned: names of those with something learned here.
-        exports: for selectors that exported a static tree, its method by the selector's title.
-        static: the best static action, as the selector names it, by the title of a selector that
-            chooses.
         roles: the method of each role.
     """
 
     methods: dict[str, Generate] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     learned: set[str] = field(default_factory=set)
-    exports: dict[str, str] = field(default_factory=dict)
-    static: dict[str, str] = field(default_factory=dict)
     roles: dict[str, str] = field(default_factory=dict)
     _named: dict[Configuration, str] = field(default_factory=dict)
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """For selectors that exported a static tree, its method by the selector's title."""
+        return {r: title for r, title in self.roles.items() if r.endswith("(NDE)") and r != title}
 
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
@@ -349,8 +345,6 @@ def plan_methods(bench: Bench, groups: set[str]) -> Plan:
         if group in groups:
             for method in methods(bench):
                 plan.add(method, bench.tune)
-    for name, selector in bench.selectors.items() if "selector" in groups and bench.labels else ():
-        note_selector(plan, bench, name, selector)
     return plan
 
 
@@ -371,17 +365,6 @@ def export_title(name: str, rule: str, tree: Action) -> str:
     """The method of the selector `name` where it exported one static tree."""
     prefix = f"{TITLES[rule]} " if rule != name else ""
     return f"{TITLES[name]} + selector: static {prefix}{tuple(tree)}"
-
-
-def note_selector(plan: Plan, bench: Bench, name: str, selector: Selector) -> None:
-    """Enter what a selector exported, or else the static action that it has to beat."""
-    title = selector_title(name)
-    if export := exported(bench, selector):
-        plan.exports[title] = export_title(name, *export)
-        return
-    verifiers = selector.schema.verifiers
-    best = PricedRoots.of(bench.roots, verifiers, [bench.table]).static()
-    plan.static[title] = action_title(int(best[0, bench.labels.index]), verifiers)
 
 
 def assisted(bench: Bench) -> Iterator[Method]:
@@ -421,8 +404,9 @@ def _schedules(bench: Bench, schedules: Sequence[Schedule | None]) -> dict[str, 
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
-    """The best static trees of the selectors' rules, and the selectors; without labels the main
-    rule's tree alone.
+    """The best static trees of the selectors' rules, and the selectors.
+
+    Without labels there is the main rule's tree alone.
     """
     for rule in bench.few_rules if bench.labels else bench.rules[:1]:
         yield best_static(bench, rule)
@@ -449,39 +433,43 @@ def baselines(bench: Bench) -> Iterator[Method]:
     """
     if bench.labels is None:
         return
-    main, title = bench.main, TITLES[bench.main]
-    static, priced = bench.best_tree(main), bench.labels.priced(main)
-    if not bench.tuned:
-        grid = dict([_last_acceptance(bench, static.k, max(1, static.l2))])
-        yield Method(next(iter(grid)), grid)
-    entropy = EntropyRule.fit(priced, 0, bench.labels.index)
-    name = f"{title}, by entropy"
-    yield Method(
-        name, {name: bench.ours(entropy, main, None, _one_tree(main, entropy.chosen_trees))}
-    )
-    trees = (
-        _domain_trees(bench)
-        if bench.tuned
-        else {kind: TREES[i] for kind, i in best_by_domain(priced, 0, bench.labels.index).items()}
-    )
-    name = f"{title}, by domain"
-    alike = _one_tree(main, [static, *trees.values()])
+    rule, title, static = bench.main, TITLES[bench.main], bench.best_tree(bench.main)
+    shapes = {(static.k, max(1, static.l2))}
+    if bench.tuned:
+        shapes |= {*product((1, 2, 3, 4), (1, 2, 4))}
+    lengths = {
+        f"{title} ({k}, τ−1, {n})": bench.ours(FollowTau(k, n, 8), rule) for k, n in sorted(shapes)
+    }
+    yield Method(f"{title}, last acceptance", lengths)
+    entropy = EntropyRule.fit(bench.labels.priced(rule), 0, bench.labels.index)
+    name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
+    yield Method(name, {name: bench.ours(entropy, rule, None, alike)})
+    name, trees = f"{title}, by domain", _domain_trees(bench)
+    alike = _one_tree(rule, [static, *trees.values()])
     yield Method(name, {name: Candidate(_by_domain(bench, static, trees), alike)})
-
-
-def _last_acceptance(bench: Bench, k: int, branches: int) -> tuple[str, Candidate]:
-    title = f"{TITLES[bench.main]} ({k}, τ−1, {branches})"
-    return title, bench.ours(FollowTau(k, branches, 8), bench.main)
 
 
 def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
     return configuration(rule, trees[0]) if len(set(trees)) == 1 else None
 
 
+def _domain_trees(bench: Bench) -> dict[str, Action]:
+    """The best tree of every domain with enough roots, by timing a few where all is tuned."""
+    found = {}
+    for kind in sorted({*bench.roots.kind}):
+        trees = bench.labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
+        grid = {str(tuple(tree)): bench.static(bench.main, tree) for tree in trees}
+        if grid:
+            texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
+            best = bench.tune(f"{BEST_STATIC}, {kind}", grid, texts)
+            found[kind] = trees[list(grid).index(best)]
+    return found
+
+
 def _by_domain(
     bench: Bench, static: Action, trees: dict[str, Action]
 ) -> Callable[[str, int], Generate]:
-    """Makes a method that takes a prompt's domain's tree."""
+    """Makes a method that takes the tree of a prompt's domain."""
 
     def make(title: str, new_tokens: int) -> Generate:
         methods = {
@@ -491,18 +479,6 @@ def _by_domain(
         return lambda prompt, seed, kind: methods[trees.get(kind, static)](prompt, seed, kind)
 
     return make
-
-
-def _domain_trees(bench: Bench) -> dict[str, Action]:
-    """The fastest of the best trees of every domain with enough roots, on its prompts."""
-    found = {}
-    for kind in sorted({*bench.roots.kind}):
-        grid = {str(tuple(tree)): tree for tree in bench.labels.ranked(bench.main, RERANKED, kind)}
-        if grid:
-            texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
-            tried = {title: bench.static(bench.main, tree) for title, tree in grid.items()}
-            found[kind] = grid[bench.tune(f"{BEST_STATIC}, {kind}", tried, texts)]
-    return found
 
 
 def parametrised(bench: Bench) -> Iterator[Method]:
@@ -515,9 +491,6 @@ def parametrised(bench: Bench) -> Iterator[Method]:
             f"confidence ({by} < {at:g}, ≤ {n})": ConfidenceStop(at, n, by, bench.greedy)
             for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
         },
-        "last acceptance": {
-            f"({k}, τ−1, {n})": FollowTau(k, n, 8) for k, n in _acceptance_shapes(bench)
-        },
         "mean acceptance": {
             f"mean of {window} steps + {plus}, ≤ {n}": FollowMean(window, plus, n)
             for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
@@ -527,14 +500,6 @@ def parametrised(bench: Bench) -> Iterator[Method]:
         grid = {f"{title}, {name}": bench.ours(policy, rule) for name, policy in tried.items()}
         yield Method(f"{title}, {family}", grid)
     yield Method("draft trees", draft_trees(bench))
-
-
-def _acceptance_shapes(bench: Bench) -> list[tuple[int, int]]:
-    shapes = set(product((1, 2, 3, 4), (1, 2, 4)))
-    if bench.labels:
-        static = bench.best_tree(bench.main)
-        shapes.add((static.k, max(1, static.l2)))
-    return sorted(shapes)
 
 
 def draft_trees(bench: Bench) -> dict[str, Candidate]:
@@ -590,8 +555,9 @@ def ngrams(bench: Bench) -> Iterator[Method]:
 
 
 def mixed(bench: Bench) -> Iterator[Method]:
-    """N-grams where the text repeats itself, and elsewhere a static tree of the draft model, the
-    selector or the head.
+    """N-grams where the text repeats itself, and elsewhere another draft.
+
+    That is a static tree of the draft model, the selector, or the head's static tree.
     """
     rule, title = bench.main, TITLES[bench.main]
     if bench.draft is not None:

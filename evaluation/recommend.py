@@ -1,5 +1,4 @@
-"""What to run in an engine that has no selector: the best path of drafted tokens for each batch
-size, and the best fixed tree.
+"""Settings for an engine that has no selector: the best path by batch size, the best fixed tree.
 
 Choices are made on training roots, and their figures are of held-out ones. Nothing is decoded:
 labels say how many tokens a step with a tree commits, and a latency table what it costs. Where no
@@ -21,7 +20,7 @@ from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH
+from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH, traced_index
 from nde_talf.selector.evaluate import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.objective import mean_step
@@ -60,21 +59,16 @@ def one_traffic(roots: Roots, names: Sequence[str]) -> Roots:
 
     Raises UserError for a setting that was not traced.
     """
-    own = torch.zeros(len(roots), dtype=torch.bool)
+    chosen = torch.zeros(len(roots), dtype=torch.bool)
     for name in names:
-        wanted = torch.tensor([SETTINGS[name].temperature, SETTINGS[name].top_p])
-        found = [
-            at
-            for at, pair in enumerate(roots.settings)
-            if torch.allclose(torch.tensor(pair), wanted)
-        ]
-        if not found:
+        index = traced_index(roots.settings, SETTINGS[name])
+        if index is None:
             raise UserError(
                 f"setting={name}: it was not traced, so nothing is known of it; add it to"
                 " traces.settings."
             )
-        own |= roots.setting == found[0]
-    merged = roots.where(own)
+        chosen |= roots.setting == index
+    merged = roots.where(chosen)
     return replace(merged, setting=torch.zeros_like(merged.setting), settings=merged.settings[:1])
 
 
@@ -89,11 +83,6 @@ def chain_labels(roots: Roots, rule: str) -> str:
     )
 
 
-def priced(roots: Roots, labels: str, tables: Sequence[LatencyTable]) -> PricedRoots:
-    """The roots with the labels of a rule, priced by tables."""
-    return PricedRoots.of(roots, [labels], tables)
-
-
 def seconds_per_token(roots: PricedRoots, tree: Action, table: int) -> Tensor:
     """[R]: of one sequence, with a tree or without drafting."""
     if tree == NONE:
@@ -102,18 +91,15 @@ def seconds_per_token(roots: PricedRoots, tree: Action, table: int) -> Tensor:
 
 
 def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
-    """For each latency table the best tree among `allowed` [233] on training roots, or NONE where
-    plain decoding is faster.
-    """
-    found = []
-    for table, index in enumerate(training.static(allowed)[:, 0].tolist()):
-        tree = min(
+    """For each latency table the best tree among `allowed` [233], or NONE if plain is faster."""
+    return [
+        min(
             TREES[index],
             NONE,
             key=lambda tree: float(seconds_per_token(training, tree, table).mean()),
         )
-        found.append(tree)
-    return found
+        for table, index in enumerate(training.static(allowed)[:, 0].tolist())
+    ]
 
 
 def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -> Choice:
@@ -131,25 +117,52 @@ def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -
     )
 
 
+@dataclass(frozen=True)
+class Recommendation:
+    """The best drafts by labels and prices.
+
+    Attributes:
+        lengths: of the best path for a batch of 1, 2, ... sequences, as many as the table knows; 0:
+            draft nothing.
+        candidates: for each batch the lengths that are best for some kind of prompt, or for all.
+        paths: the figures of these paths, for the first and last batch of every length.
+        trees: the best tree of every labelled rule, for one sequence.
+    """
+
+    lengths: list[int]
+    candidates: list[list[int]]
+    paths: dict[int, Choice]
+    trees: dict[str, Choice]
+
+
+def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) -> Recommendation:
+    """Choose on training roots, and report on other ones. rule: of CHAIN_LABELS."""
+    lengths, candidates = lengths_by_batch(training, table, rule)
+    labels, paths, trees = chain_labels(training, rule), {}, {}
+    for count in sorted({end for first, last, _ in ranges(lengths) for end in (first, last)}):
+        roots = PricedRoots.of(others, [labels], [table.batched(count)])
+        paths[count] = held_out(roots, Action(1, 0, lengths[count - 1]), 0, count)
+    for name in training.samples:
+        (tree,) = fastest_trees(PricedRoots.of(training, [name], [table]), DRAFTING)
+        trees[name] = held_out(PricedRoots.of(others, [name], [table]), tree, 0)
+    return Recommendation(lengths, candidates, paths, trees)
+
+
 def lengths_by_batch(
     training: Roots, table: LatencyTable, rule: str
 ) -> tuple[list[int], list[list[int]]]:
-    """The best length of a path for a batch of 1, 2, ... sequences, as many as the table knows; 0:
-    draft nothing.
-
-    And for each batch the lengths that are best for some kind of prompt, or for all.
-    """
-    labels, counts = chain_labels(training, rule), range(1, max(table.sequences, default=1) + 1)
-    roots = priced(training, labels, [table.batched(count) for count in counts])
+    """The lengths and candidates of a `Recommendation`."""
+    counts = range(1, max(table.sequences, default=1) + 1)
+    tables = [table.batched(count) for count in counts]
+    roots = PricedRoots.of(training, [chain_labels(training, rule)], tables)
     best = [tree.depth for tree in fastest_trees(roots, PATHS)]
-    kinds = [
-        torch.tensor([own == kind for own in training.kind]) for kind in sorted(set(training.kind))
-    ]
-    by_kind = [
-        fastest_trees(roots.where(alike), PATHS) for alike in kinds if int(alike.sum()) >= MIN_ROOTS
-    ]
+    by_kind = []
+    for kind in sorted(set(training.kind)):
+        alike = torch.tensor([other == kind for other in training.kind])
+        if int(alike.sum()) >= MIN_ROOTS:
+            by_kind.append(fastest_trees(roots.where(alike), PATHS))
     return best, [
-        sorted({own, *(trees[at].depth for trees in by_kind)}) for at, own in enumerate(best)
+        sorted({length, *(trees[at].depth for trees in by_kind)}) for at, length in enumerate(best)
     ]
 
 

@@ -1,7 +1,9 @@
-"""The report: one self-contained HTML page, its pictures as PNGs beside it, and all numbers as
-JSON.
+"""The report: one self-contained HTML page, its pictures as PNGs, and all numbers as JSON.
+
+The words are in `report.html`; this module gives it numbers.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,41 +12,49 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
-from nde_talf.evaluation.pictures import Picture, pictures
-from nde_talf.evaluation.plots import Curves, Tables, svg
-from nde_talf.evaluation.protocol import PROTOCOL
-from nde_talf.evaluation.sections import cells, sections, selector_intro
-from nde_talf.evaluation.table import Row, acceptance_by_position
-from nde_talf.evaluation.terminal import render_offline
-from nde_talf.evaluation.text import markdown
-from nde_talf.evaluation.verdict import Verdict
+from nde_talf.decoding.stats import PHASES
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.loops import is_outside
+from nde_talf.evaluation.plots import pictures, svg
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, PROTOCOL
+from nde_talf.evaluation.table import (
+    LATENCIES,
+    VLLM,
+    Row,
+    acceptance_by_position,
+    by_kind,
+    by_setting,
+    histogram,
+    latencies,
+    markdown,
+    steps_by_tree,
+    tabulate,
+    vllm_counters,
+)
+from nde_talf.evaluation.verdict import Verdict, in_words, verdicts
 
-__all__ = ["ReportData", "markdown_table", "render_offline", "results", "write_report"]
-
-COLUMNS = ("method", "block efficiency", "tokens/s", "speed-up", "tree nodes")
 TEMPLATE = Path(__file__).with_name("report.html")
 
 
 @dataclass
 class ReportData:
-    """What the report shows; an empty part is left out.
+    """The numbers of the report; an empty part is left out.
 
     Attributes:
         run: name of the run.
         tables: rows by setting.
         verdicts: by setting.
-        measured: how much was decoded, in words.
-        learned: by setting, names of methods with something learned.
-        same: by setting, methods not decoded, and what each is the same as.
-        exports: by setting, for selectors that exported a static tree, its method.
         kinds: by setting and domain, rows.
-        versus: by method, see `nde_talf.evaluation.speed.versus`.
         histograms: by setting and method, steps by accepted tokens.
         spec_decode: by setting and method, vLLM's counters.
         latencies: by setting and method.
         chosen: by setting and selector, steps by tree.
-        static: by setting and selector, the best static action.
+        measured: how much was decoded, in words.
+        learned: by setting, names of methods with something learned.
+        same: by setting, methods not decoded, and what each is the same as.
+        exports: by setting, for selectors that exported a static tree, its method.
         sample: a decoded text.
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.evaluate`.
@@ -56,43 +66,72 @@ class ReportData:
     """
 
     run: str
-    tables: Tables
+    tables: dict[str, list[Row]]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    measured: str = ""
-    learned: dict[str, list[str]] = field(default_factory=dict)
-    same: dict[str, dict[str, str]] = field(default_factory=dict)
-    exports: dict[str, dict[str, str]] = field(default_factory=dict)
     kinds: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
-    versus: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
     histograms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     spec_decode: dict[str, dict[str, dict]] = field(default_factory=dict)
     latencies: dict[str, dict[str, dict]] = field(default_factory=dict)
     chosen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    static: dict[str, dict[str, str]] = field(default_factory=dict)
+    measured: str = ""
+    learned: dict[str, list[str]] = field(default_factory=dict)
+    same: dict[str, dict[str, str]] = field(default_factory=dict)
+    exports: dict[str, dict[str, str]] = field(default_factory=dict)
     sample: dict[str, Any] = field(default_factory=dict)
-    pair: dict = field(default_factory=dict)
-    offline: dict = field(default_factory=dict)
-    head: dict = field(default_factory=dict)
+    pair: dict[str, Any] = field(default_factory=dict)
+    offline: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
     acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    curves: Curves = field(default_factory=dict)
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, run: str, records: list[Record], conditions: str, **parts: Any) -> "ReportData":
+        """All that follows from records. conditions: see `verdict`; parts: the other fields."""
+        tables = tabulate(records)
+        return cls(
+            run,
+            tables,
+            verdicts(tables, conditions, records),
+            by_kind(records),
+            _by_method(records, histogram),
+            _by_method(records, vllm_counters),
+            _by_method(records, latencies),
+            _by_method(records, steps_by_tree),
+            **parts,
+        )
+
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
-        """Acceptance by position, by setting and method."""
-        found = {
-            s: {m: acceptance_by_position(counts) for m, counts in own.items()}
-            for s, own in self.histograms.items()
-        }
+        """Acceptance by position, by setting and method that drafts."""
         return {
-            s: own
-            for s, methods in found.items()
-            if (own := {m: rates for m, rates in methods.items() if rates})
+            setting: {m: acceptance_by_position(counts) for m, counts in methods.items()}
+            for setting, methods in self.drafting.items()
         }
 
+    @property
+    def drafting(self) -> dict[str, dict[str, list[int]]]:
+        """The histograms of methods that had a draft accepted."""
+        found = {
+            setting: {m: counts for m, counts in methods.items() if len(counts) > 1}
+            for setting, methods in self.histograms.items()
+        }
+        return {setting: methods for setting, methods in found.items() if methods}
 
-def results(data: ReportData) -> dict:
+
+def _by_method(
+    records: list[Record], figure: Callable[[list[Record]], Any]
+) -> dict[str, dict[str, Any]]:
+    """`figure` of every method's records that has one, by setting."""
+    found = {
+        setting: {name: value for name, own in methods.items() if (value := figure(own))}
+        for setting, methods in by_setting(records).items()
+    }
+    return {setting: values for setting, values in found.items() if values}
+
+
+def results(data: ReportData) -> dict[str, Any]:
     """All numbers, for results.json and the terminal."""
     content = {
         name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
@@ -101,46 +140,160 @@ def results(data: ReportData) -> dict:
     return {"run": content.pop("run"), "summary": summary, "protocol": list(PROTOCOL), **content}
 
 
-def markdown_table(rows: list[Row]) -> str:
+@dataclass
+class Table:
+    """Cells of text; the first column names the row.
+
+    Attributes:
+        setting: that the rows were measured under; empty for none.
+        columns: their heads.
+        rows: cells.
+    """
+
+    setting: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def table_of_methods(data: ReportData, setting: str) -> Table:
+    """The main table of a setting."""
+    rows, columns = data.tables[setting], ["method", "speed-up"]
+    on_cpu = any(row.cpu_speedup for row in rows)
+    columns += ["in CPU time"] * on_cpu + ["tokens/s", "block efficiency", "nodes a tree"]
+    cells = []
+    for row in rows:
+        cpu = [times(row.cpu_speedup)] if on_cpu else []
+        nodes = f"{row.nodes:.1f}" if row.nodes else "–"
+        speed = f"{row.tokens_per_second:.0f}"
+        cells.append(
+            [row.method, times(row.speedup), *cpu, speed, shown(row.block_efficiency), nodes]
+        )
+    return Table(setting, columns, cells)
+
+
+def table_of_domains(data: ReportData, setting: str) -> Table:
+    """Speed-ups by domain of the prompts."""
+    kinds = data.kinds.get(setting, {})
+    speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
+    methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
+    rows = [[m, *(own.get(m, "–") for own in speeds)] for m in methods if kinds]
+    return Table(setting, ["speed-up", *kinds], rows)
+
+
+def table_of_drafts(data: ReportData, setting: str) -> Table:
+    """Steps by accepted tokens."""
+    methods, rows = data.drafting.get(setting, {}), []
+    longest = max(map(len, methods.values()), default=0)
+    for name, counts in methods.items():
+        counters = data.spec_decode[setting].get(name)
+        accepted = "–"
+        if counters:
+            tokens, drafted = (counters[f"{VLLM}_{x}_tokens"] for x in ("accepted", "draft"))
+            accepted = f"{tokens / drafted:.0%}"
+        fractions = [f"{n / sum(counts):.0%}" for n in counts]
+        rows.append([name, accepted, *fractions, *[""] * (longest - len(counts))])
+    return Table(setting, ["method", "drafts accepted", *map(str, range(longest))], rows)
+
+
+def table_of_latencies(data: ReportData, setting: str) -> Table:
+    """Milliseconds to the first token, a token after it, and in all."""
+    columns = [f"{name.upper()}, {p.upper()}" for name in LATENCIES for p in ("p50", "p95")]
+    rows = [
+        [method, *(f"{1e3 * own[name][p]:.3g}" for name in LATENCIES for p in ("p50", "p95"))]
+        for method, own in data.latencies.get(setting, {}).items()
+    ]
+    return Table(setting, ["method", *columns], rows)
+
+
+def table_of_phases(data: ReportData, setting: str) -> Table:
+    """Fractions of the step time."""
+    rows = [
+        [row.method, *(f"{row.shares[phase]:.0%}" for phase in PHASES)]
+        for row in data.tables[setting]
+        if row.shares
+    ]
+    return Table(setting, ["fraction of step time", *PHASES], rows)
+
+
+BY_SETTING = {
+    "speed": table_of_methods,
+    "domains": table_of_domains,
+    "acceptance": table_of_drafts,
+    "latency": table_of_latencies,
+    "time": table_of_phases,
+}
+"""Tables of the page for every sampling setting, by section."""
+
+
+def tables(data: ReportData) -> dict[str, list[Table]]:
+    """The tables that have rows, by section."""
+    found = {
+        section: [table for s in data.tables if (table := make(data, s)).rows]
+        for section, make in BY_SETTING.items()
+    }
+    return {section: own for section, own in found.items() if own}
+
+
+def tags(data: ReportData, setting: str) -> dict[str, str]:
+    """A word after a method's name."""
+    names = [row.method for row in data.tables[setting]]
+    return {
+        **dict.fromkeys(filter(is_outside, names), "outside"),
+        **dict.fromkeys(data.learned.get(setting, ()), "learned"),
+        **dict.fromkeys(data.exports.get(setting, {}).values(), "static export"),
+        BASELINE: "plain",
+        CONTROL: "A/A",
+    }
+
+
+def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[list[str], str]]:
+    """The keys and the value of every figure, for example (["overlap", "1.0"], "0.8925")."""
+    found = []
+    for key, value in figures.items():
+        path = (*before, str(key))
+        found += flat(value, path) if isinstance(value, dict) else [([*path], number(value))]
+    return found
+
+
+def number(value: Any) -> str:
+    """Text of a figure, or of a list of them."""
+    if isinstance(value, list):
+        return ", ".join(map(number, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def markdown_table(data: ReportData, setting: str) -> str:
     """A setting's table for a README."""
-    return markdown(COLUMNS, ([cells(row)[column] for column in COLUMNS] for row in rows))
+    table = table_of_methods(data, setting)
+    return markdown(table.columns, table.rows)
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
-    """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the
-    page's path.
-    """
-    drawn = pictures(data)
-    for picture in drawn:
-        write_atomically(
-            folder / f"{picture.name}.png",
-            partial(picture.draw(picture.full).savefig, format="png"),
-        )
+    """Write `results.json`, `results.md`, the PNGs and `index.html`; returns the page's path."""
+    panels: dict[str, list] = {}  # by section: (name, [(title, SVG)])
+    for picture in pictures(data):
+        file = folder / f"{picture.name}.png"
+        write_atomically(file, partial(picture.figure().savefig, format="png"))
+        drawn = [
+            (title, Markup(svg(figure, f"{picture.name}-{i}")))
+            for i, (title, figure) in enumerate(picture.panels().items())
+        ]
+        panels.setdefault(picture.section, []).append((picture.name, drawn))
     write_json(folder / "results.json", results(data))
-    lines = [*(verdict.sentence for verdict in data.verdicts.values())]
-    lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]
-    write_atomically(folder / "results.md", lambda path: path.write_text("\n\n".join(lines) + "\n"))
-    page = render(data, drawn)
-    write_atomically(folder / "index.html", lambda path: path.write_text(page, encoding="utf-8"))
-    return folder / "index.html"
-
-
-def render(data: ReportData, drawn: list[Picture]) -> str:
-    """The page."""
+    parts = [verdict.sentence for verdict in data.verdicts.values()]
+    parts += [f"{setting}\n\n{markdown_table(data, setting)}" for setting in data.tables]
+    write_atomically(folder / "results.md", lambda path: path.write_text("\n\n".join(parts) + "\n"))
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    found: dict[str, list] = {}  # by section: (name, [(title, SVG)])
-    for picture in drawn:
-        panels = [
-            (t, Markup(svg(own, f"{picture.name}-{i}")))
-            for i, (t, own) in enumerate(picture.panels().items())
-        ]
-        found.setdefault(picture.section, []).append((picture.name, panels))
-    return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    ).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    page = template.render(
         data=data,
-        tables=sections(data),
-        selector=selector_intro(data),
-        pictures=found,
+        tables=tables(data),
+        tags={setting: tags(data, setting) for setting in data.tables},
+        pictures=panels,
         protocol=PROTOCOL,
+        flat=flat,
+        in_words=in_words,
     )
+    write_atomically(folder / "index.html", lambda path: path.write_text(page, encoding="utf-8"))
+    return folder / "index.html"

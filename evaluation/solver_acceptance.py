@@ -1,7 +1,6 @@
-"""How much of the draft's proposals each OTLP solver accepts on real pairs of distributions, and
-the maximum that any could.
+"""Acceptance of the draft's proposals by each OTLP solver, and the maximum that any could reach.
 
-The pairs are taken along the target's own trajectories: `trajectory_trees`.
+The pairs of distributions are taken along the target's own trajectories: `trajectory_trees`.
 """
 
 from collections.abc import Iterator
@@ -40,14 +39,13 @@ def trajectory_trees(
     layout: SuperTreeLayout,
     samples: int = 1,
     stride: int = 16,
-    new_tokens: int = NEW_TOKENS,
-    seed: int = 0,
 ) -> Iterator[SuperTrees]:
-    """`samples` super-trees at a root every `stride` tokens of what the target writes after each
-    prompt; the roots of one prompt at a time, root by root.
+    """Draw `samples` super-trees at every `stride`-th token of the target's texts.
+
+    The roots of one prompt come at a time, root by root.
     """
-    generator = torch.Generator().manual_seed(seed)
-    trajectories = TransformersEngine(target).sample(prompts, setting, new_tokens, seed)
+    generator = torch.Generator().manual_seed(0)
+    trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, 0)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
         at = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)
@@ -65,9 +63,7 @@ def draft_paths(
     draft_setting: SamplingSetting,
     depths: int,
 ) -> tuple[Tensor, Tensor]:
-    """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at each root of
-    `trajectory_trees`.
-    """
+    """p, q [R, depths, V] along a path of the draft at each root of `trajectory_trees`."""
     found = trajectory_trees(
         target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0)
     )
@@ -80,10 +76,9 @@ def draft_paths(
 
 
 def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:
-    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R,
-    depths, V] (Figure 1 of the NDE paper).
+    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth.
 
-    Khisti's is the bound sum min(p, r).
+    p, q: [R, depths, V] (Figure 1 of the NDE paper). Khisti's is the bound sum min(p, r).
     """
     solvers = {name: partial(acceptance, name) for name in SOLVERS} | {OPTIMAL: optimal_acceptance}
     return {

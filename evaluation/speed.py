@@ -5,13 +5,12 @@ Pure functions of records.
 The one place where a speed-up is computed; see `nde_talf.evaluation.protocol` for what it means.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from nde_talf.decoding.common.bootstrap import interval, samples
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.methods import TITLES, selector_title
 
 WALL, CPU = "seconds", "cpu_seconds"  # fields of a record
 MEAN = "mean over settings"
@@ -31,8 +30,7 @@ def speed_ratio(ours: list[Record], theirs: list[Record], clock: str = WALL) -> 
 def speed_ratios(
     pairs: Sequence[Pair], clock: str = WALL
 ) -> tuple[list[list[float] | None], list[float] | None]:
-    """`speed_ratio` of every pair (one a setting), and the geometric mean of those that there are
-    (None below two).
+    """`speed_ratio` of every pair (one a setting), and the geometric mean of at least two.
 
     The same resampled prompts count in all settings.
     """
@@ -77,51 +75,3 @@ def _log_ratio(sums: np.ndarray) -> np.ndarray:
 
 def _ratio(log: np.ndarray, resampled: np.ndarray) -> list[float]:
     return np.exp(interval(log, resampled)).tolist()
-
-
-def selectors_versus(records: list[Record], selectors: dict[str, Iterable[str]]) -> dict[str, dict]:
-    """Every selector (by its name; values: the verifiers it chooses among) against the best static
-    trees of all of them, of Traversal's, and the cheap rules, as far as there are records.
-    """
-    names = {record.method for record in records}
-    others = {}
-    for rule in dict.fromkeys((*(rule for own in selectors.values() for rule in own), "traversal")):
-        title = TITLES[rule]
-        trees = {name for name in names if name.startswith(f"{title} (")}
-        others |= {
-            f"{title}, best static": {name for name in trees if "τ" not in name},
-            f"{title}, L1 = previous τ − 1": {name for name in trees if "τ" in name},
-            f"{title}, by entropy": {f"{title}, by entropy"} & names,
-            f"{title}, by domain": {f"{title}, by domain"} & names,
-        }
-    others = {label: own for label, own in others.items() if own}
-    return {
-        title: versus(records, title, others)
-        for title in map(selector_title, selectors)
-        if title in names
-    }
-
-
-def versus(
-    records: list[Record], method: str, others: dict[str, set[str]]
-) -> dict[str, dict[str, list[float]]]:
-    """For each of `others`, by sampling setting: [ratio, low, high] of the total tokens/s of
-    `method` to that of the other, which may have another name under every setting (a static
-    method's name holds its tree).
-
-    MEAN is the geometric mean over the settings.
-    """
-    found = {}
-    settings = list(dict.fromkeys(record.setting for record in records))
-    for other, names in others.items():
-        here = [[record for record in records if record.setting == setting] for setting in settings]
-        pairs = [
-            ([r for r in own if r.method == method], [r for r in own if r.method in names])
-            for own in here
-        ]
-        ratios, mean = speed_ratios(pairs)
-        if own := {
-            setting: ratio for setting, ratio in zip(settings, ratios, strict=True) if ratio
-        }:
-            found[other] = own | ({MEAN: mean} if mean else {})
-    return found

@@ -1,5 +1,6 @@
 """The best static trees of a rule by labels and prices, before anything is decoded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,11 +47,8 @@ class StaticTrees:
         cls, roots: Roots | None, table: LatencyTable | None, setting: SamplingSetting
     ) -> "StaticTrees | None":
         """None for a setting that was not traced."""
-        pair = torch.tensor([setting.temperature, setting.top_p])
-        for index, traced in enumerate(roots.settings if roots else ()):
-            if torch.allclose(torch.tensor(traced), pair):
-                return cls(roots, table, index)
-        return None
+        index = traced_index(roots.settings, setting) if roots else None
+        return None if index is None else cls(roots, table, index)
 
     def ranked(self, rule: str, count: int, kind: str | None = None) -> list[Action]:
         """The `count` trees with the most tokens per second, best first.
@@ -75,3 +73,10 @@ class StaticTrees:
         if labels not in self._priced:
             self._priced[labels] = PricedRoots.of(self.roots, [labels], [self.table])
         return self._priced[labels]
+
+
+def traced_index(settings: Sequence[tuple[float, float]], setting: SamplingSetting) -> int | None:
+    """Place of a setting among traced ones, (temperature, top-p) each; None if it is not there."""
+    pair = torch.tensor([setting.temperature, setting.top_p])
+    near = (at for at, own in enumerate(settings) if torch.allclose(torch.tensor(own), pair))
+    return next(near, None)

@@ -3,12 +3,12 @@
 Pure functions of records.
 
 Block efficiency is the mean of tokens that a target pass commits: accepted drafts and one token of
-the target's own, tau + 1. vLLM calls it mean acceptance length. What is called a step's acceptance
-length here counts accepted drafts alone, 0 and up.
+the target's own, tau + 1. vLLM calls it mean acceptance length. A step's acceptance length here
+counts accepted drafts alone, 0 and up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +18,9 @@ from nde_talf.evaluation.benchmark import Record, together
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
 
-__all__ = ["BASELINE", "Row", "by_kind", "by_setting", "control_of", "tabulate"]
-
 VLLM = "vllm:spec_decode_num"
-LATENCIES: dict[str, Callable[[Record], float]] = {
-    "ttft": lambda record: record.first_seconds,
-    "tpot": lambda record: record.seconds / record.tokens,
-    "latency": lambda record: record.first_seconds + record.seconds,
-}
-"""Seconds of a generation by the names that serving benchmarks use: until the first token, of each
-one after it, all.
-"""
+LATENCIES = ("ttft", "tpot", "latency")
+"""Names of serving benchmarks: seconds until the first token, of each one after it, of all."""
 
 
 @dataclass
@@ -45,7 +37,6 @@ class Row:
         nodes: of a mean tree, root included.
         shares: fractions of step time by phase.
         cpu_speedup: the speedup in CPU time; None where that was not taken.
-        tokens_per_cpu_second: total tokens over total CPU time; None where that was not taken.
     """
 
     method: str
@@ -55,24 +46,21 @@ class Row:
     nodes: float
     shares: dict[str, float]
     cpu_speedup: list[float] | None = None
-    tokens_per_cpu_second: float | None = None
 
 
-def by_setting(records: list[Record]) -> dict[str, dict[str, list[Record]]]:
-    """Records by setting and method, in the order in which they were first run; plain decoding and
-    its control come first.
-    """
+def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
+    """Records by setting and method: plain decoding, its control, the others as first run."""
     found: dict[str, dict[str, list[Record]]] = {}
     for record in records:
-        found.setdefault(record.setting, {}).setdefault(record.method, []).append(record)
-    order = {setting: dict.fromkeys((BASELINE, CONTROL, *own)) for setting, own in found.items()}
+        methods = found.setdefault(record.setting, {BASELINE: [], CONTROL: []})
+        methods.setdefault(record.method, []).append(record)
     return {
-        setting: {name: own[name] for name in order[setting] if name in own}
-        for setting, own in found.items()
+        setting: {name: own for name, own in methods.items() if own}
+        for setting, methods in found.items()
     }
 
 
-def tabulate(records: list[Record]) -> dict[str, list[Row]]:
+def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
     """Rows by setting."""
     return {
         setting: [
@@ -86,14 +74,12 @@ def tabulate(records: list[Record]) -> dict[str, list[Row]]:
 
 def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     """Rows by setting and domain of the prompts; empty where there is one domain."""
-    kinds = list(dict.fromkeys(record.kind for record in records))
-    tables = {kind: tabulate([r for r in records if r.kind == kind]) for kind in kinds}
-    settings = dict.fromkeys(record.setting for record in records)
-    return (
-        {s: {kind: tables[kind][s] for kind in kinds if s in tables[kind]} for s in settings}
-        if len(kinds) > 1
-        else {}
-    )
+    found: dict[str, dict[str, list[Row]]] = {}
+    kinds = dict.fromkeys(record.kind for record in records)
+    for kind in kinds if len(kinds) > 1 else ():
+        for setting, rows in tabulate(r for r in records if r.kind == kind).items():
+            found.setdefault(setting, {})[kind] = rows
+    return found
 
 
 def tokens_a_pass(records: Sequence[Record]) -> list[float]:
@@ -107,21 +93,17 @@ def tokens_a_pass(records: Sequence[Record]) -> list[float]:
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
     """The row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]
-    tokens, cpu = sum(r.tokens for r in records), sum(r.cpu_seconds for r in records)
+    tokens = sum(r.tokens for r in records)
     phases = {phase: sum(r.phases.get(phase, 0.0) for r in records) for phase in records[0].phases}
+    total = sum(phases.values())
     return Row(
         method=method,
         block_efficiency=tokens_a_pass(records),
         tokens_per_second=tokens / sum(r.seconds for r in records),
         speedup=speed_ratio(records, baseline) or [float("nan")] * 3,
         nodes=sum(r.nodes for r in records) / sum(r.steps for r in records),
-        shares={
-            phase: seconds / sum(phases.values())
-            for phase, seconds in phases.items()
-            if sum(phases.values())
-        },
+        shares={phase: seconds / total for phase, seconds in phases.items()} if total else {},
         cpu_speedup=speed_ratio(records, baseline, CPU),
-        tokens_per_cpu_second=tokens / cpu if cpu else None,
     )
 
 
@@ -131,7 +113,7 @@ def control_of(rows: list[Row]) -> list[float] | None:
 
 
 def steps_by_tree(records: list[Record]) -> dict[str, int]:
-    """How often one method chose each tree. Empty for a method that does not choose."""
+    """Steps by chosen tree. Empty for a method that does not choose."""
     return dict(sum((Counter(record.actions) for record in records), Counter()))
 
 
@@ -145,14 +127,12 @@ def histogram(records: list[Record]) -> list[int]:
 
 
 def accepted_per_position(counts: list[int]) -> list[int]:
-    """Steps that accepted a token at position 0, 1, ... of the path, from `histogram`: those that
-    accepted more than that.
-    """
+    """Steps that accepted a token at position 0, 1, ... of the path, from a `histogram`."""
     return [sum(counts[position + 1 :]) for position in range(len(counts) - 1)]
 
 
 def acceptance_by_position(counts: list[int]) -> list[float]:
-    """The same as a fraction of all steps, as vLLM reports it."""
+    """Fraction of all steps that accepted each position, as vLLM reports it."""
     return [steps / sum(counts) for steps in accepted_per_position(counts)]
 
 
@@ -179,12 +159,21 @@ def latencies(records: list[Record]) -> dict[str, dict[str, float]]:
 
     Empty where no first token was timed.
     """
-    timed = [record for record in records if record.tokens and record.first_seconds]
-    values = (
-        {name: np.quantile([of(r) for r in timed], [0.5, 0.95]) for name, of in LATENCIES.items()}
-        if timed
-        else {}
-    )
+    seconds = [
+        (r.first_seconds, r.seconds / r.tokens, r.first_seconds + r.seconds)
+        for r in records
+        if r.tokens and r.first_seconds
+    ]
+    if not seconds:
+        return {}
+    p50, p95 = np.quantile(seconds, [0.5, 0.95], axis=0).tolist()
     return {
-        name: {"p50": float(median), "p95": float(slow)} for name, (median, slow) in values.items()
+        name: {"p50": median, "p95": slow}
+        for name, median, slow in zip(LATENCIES, p50, p95, strict=True)
     }
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text in Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

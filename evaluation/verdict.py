@@ -1,6 +1,4 @@
-"""The conclusion that a table of measurements supports: one sentence a setting, and none where the
-clock is not trusted.
-"""
+"""The conclusion that a table supports: a sentence a setting, none where the clock misleads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +9,6 @@ from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, control_of
-from nde_talf.evaluation.text import in_words
 
 ENOUGH = 30  # blocks; what is measured on fewer is called indicative
 DO_NOT = "do not speculate with this pair"
@@ -45,86 +42,100 @@ class Verdict:
     clock_note: str = ""
 
 
+def in_words(setting: str) -> str:
+    """Write out a setting: "temperature 1, top-p 0.9" of "T=1, top-p=0.9"."""
+    return setting.replace("T=", "temperature ").replace("=", " ")
+
+
 def verdict(
     setting: str, rows: list[Row], conditions: str, records: Sequence[Record] = ()
 ) -> Verdict:
-    """The verdict on one setting's table. conditions: batch size, dtype and machine, as the
-    sentence names them. records: what the table was made of, of other settings too; without them
-    the sentence does not mention the runner-up and the number of prompts.
+    """The verdict on one setting's table.
+
+    Args:
+        setting: as records name it.
+        rows: its table.
+        conditions: batch size, dtype and machine, as the sentence names them.
+        records: what the table was made of, of other settings too; without them the sentence does
+            not mention the runner-up and the number of prompts.
     """
-    found = _on_plain_decoding(setting, rows, conditions)
-    if found.clock != "trusted":
-        return found
-    found.clock_note = (
-        f"Clock trusted: plain decoding against itself (A/A) reads {times(found.control)}, which"
-        " holds 1."
-    )
-    own = [record for record in records if record.setting == setting]
-    methods = [row for row in rows if row.method not in (BASELINE, CONTROL, found.best)]
-    if second := max(methods, key=lambda row: row.speedup[0], default=None):
-        theirs, best = (
-            [r for r in own if r.method == name] for name in (second.method, found.best)
-        )
-        if behind := speed_ratio(theirs, best):
-            found.runner_up, found.behind = second.method, behind
-            apart = f"is slower: {shown(behind)}."
-            alike = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-            found.sentence += (
-                f" The runner-up, {second.method}, {apart if behind[2] < 1 else alike}"
-            )
-    blocks = {record.block for record in own}
-    if 0 < len(blocks) < ENOUGH:
-        prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
-        found.sentence += (
-            f" {prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' * (passes > 1)}:"
-            " indicative."
-        )
-    return found
-
-
-def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:
-    control, at = control_of(rows), f"At {in_words(setting)}"
+    control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
-    faster = [
-        row for row in methods if row.speedup[1] > 1
-    ]  # measurably; a wide interval may have a larger middle
+    faster = [row for row in methods if row.speedup[1] > 1]  # a wide interval may be higher up
     best = max(faster or methods, key=lambda row: row.speedup[0], default=None)
     name, speedup = (best.method, best.speedup) if best else (None, None)
     if not trusted(control):
-        clock, why = "no control", "these records have no A/A control"
-        if control:
-            clock, why = (
-                NOT_TRUSTED,
-                f"plain decoding against itself reads {times(control)}, where 1 is right",
-            )
-        said = (
-            f"{at}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim. Measure once"
-            " more on a quiet machine, as a run of its own (stage=evaluate run=NAME"
-            " base=THIS_RUN), and report both results."
-        )
-        return Verdict(clock, control, None, name, speedup, said)
-    speculate, figure, plain = None, times(speedup), "plain autoregressive decoding"
+        clock = NOT_TRUSTED if control else "no control"
+        return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
+    speculate, sentence = _on_plain_decoding(setting, best, conditions)
+    found = Verdict("trusted", control, speculate, name, speedup, sentence)
+    found.clock_note = (
+        f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
+    )
+    here = [record for record in records if record.setting == setting]
+    _compare_runner_up(found, [row for row in methods if row is not best], here)
+    blocks = {record.block for record in here}
+    if 0 < len(blocks) < ENOUGH:
+        prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
+        several = f" in {passes} passes" if passes > 1 else ""
+        found.sentence += f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
+    return found
+
+
+def _no_claim(setting: str, control: list[float] | None) -> str:
+    why = "these records have no A/A control"
+    if control:
+        why = f"plain decoding against itself reads {times(control)}, where 1 is right"
+    return (
+        f"At {in_words(setting)}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim."
+        " Measure once more on a quiet machine, as a run of its own (stage=evaluate run=NAME"
+        " base=THIS_RUN), and report both results."
+    )
+
+
+def _on_plain_decoding(setting: str, best: Row | None, conditions: str) -> tuple[bool | None, str]:
+    """Whether to speculate, and the sentence that says so."""
+    at, plain = f"At {in_words(setting)}", "plain autoregressive decoding"
     if best is None:
-        said = f"{at}: only plain decoding was measured."
-    elif best.speedup[0] < 1:
-        speculate, closest = False, f"{name} comes closest with {figure} its tokens per second"
-        said = f"{at}: {DO_NOT}. Every method is slower than {plain}; {closest} ({conditions})."
-    elif best.speedup[1] <= 1:
-        said = (
+        return None, f"{at}: only plain decoding was measured."
+    name, figure = best.method, times(best.speedup)
+    if best.speedup[0] < 1:
+        return False, (
+            f"{at}: {DO_NOT}. Every method is slower than {plain}; {name} comes closest with"
+            f" {figure} its tokens per second ({conditions})."
+        )
+    if best.speedup[1] <= 1:
+        return None, (
             f"{at}, no method is measurably faster than {plain}: the best, {name}, reaches {figure}"
             f" ({conditions})."
         )
-    else:
-        speculate, ours = True, "both with the same forward pass of the target"
-        loop = "transformers’ own loop against ours" if is_outside(best.method) else ours
-        said = f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
-    return Verdict("trusted", control, speculate, name, speedup, said)
+    loop = "both with the same forward pass of the target"
+    if is_outside(name):
+        loop = "transformers’ own loop against ours"
+    return True, f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
+
+
+def _compare_runner_up(found: Verdict, others: list[Row], records: list[Record]) -> None:
+    second = max(others, key=lambda row: row.speedup[0], default=None)
+    if second is None:
+        return
+    theirs, best = (
+        [record for record in records if record.method == name]
+        for name in (second.method, found.best)
+    )
+    behind = speed_ratio(theirs, best)
+    if behind:
+        found.runner_up, found.behind = second.method, behind
+        words = f"is slower: {shown(behind)}."
+        if behind[2] >= 1:
+            words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+        found.sentence += f" The runner-up, {second.method}, {words}"
 
 
 def verdicts(
     tables: dict[str, list[Row]], conditions: str, records: Sequence[Record] = ()
 ) -> dict[str, Verdict]:
-    """By setting."""
+    """Verdicts by setting."""
     return {
         setting: verdict(setting, rows, conditions, records) for setting, rows in tables.items()
     }

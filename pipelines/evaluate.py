@@ -20,20 +20,9 @@ from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
+from nde_talf.evaluation.sample import coloured
 from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
-from nde_talf.evaluation.speed import selectors_versus
-from nde_talf.evaluation.table import (
-    by_kind,
-    by_setting,
-    histogram,
-    latencies,
-    steps_by_tree,
-    tabulate,
-    vllm_counters,
-)
 from nde_talf.evaluation.terminal import render_results
-from nde_talf.evaluation.text_sample import coloured
-from nde_talf.evaluation.verdict import verdicts
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.machine import threads
@@ -162,49 +151,36 @@ def report_data(
     manifests = {
         name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
     }
-    model, evaluation = config.model, config.evaluation
-    used, passes = (
+    evaluation = config.evaluation
+    timed_on = (
+        config.model.device,
+        config.model.dtype,
         evaluation.threads or torch.get_num_threads(),
-        f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}",
     )
+    passes = f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
     measured = (
         f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
     )
     drafted = (
         "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
     )
-    tables, by_method = tabulate(records), by_setting(records)
-    return ReportData(
-        run=config.run,
-        tables=tables,
-        verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
+    return ReportData.of(
+        config.run,
+        records,
+        conditions(*timed_on),
         measured="; ".join(filter(None, [measured, drafted, without_labels(config)])),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
-        kinds=by_kind(records),
-        versus=selectors_versus(records, selectors(config)),
-        histograms=_each(by_method, histogram),
-        spec_decode=_each(by_method, vllm_counters),
-        latencies=_each(by_method, latencies),
-        chosen={setting: own for setting, own in _each(by_method, steps_by_tree).items() if own},
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"] if "selector" in manifests else {},
         head=_head(manifests["draft"]) if "draft" in manifests else {},
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
-        environment=environment(model.device, model.dtype, used),
+        environment=environment(*timed_on),
         **{
             name: {s: getattr(plan, name) for s, plan in plans.items()}
-            for name in ("same", "exports", "static")
+            for name in ("same", "exports")
         },
     )
-
-
-def _each(methods: dict[str, dict[str, list[Record]]], figure) -> dict[str, dict[str, Any]]:
-    """`figure` of every method's records that has one, by setting."""
-    return {
-        s: {name: found for name, own in by_name.items() if (found := figure(own))}
-        for s, by_name in methods.items()
-    }
 
 
 def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:

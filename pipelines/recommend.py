@@ -20,13 +20,10 @@ import hydra
 from omegaconf import DictConfig
 
 from nde_talf.data.traces.settings import SETTINGS
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Natural, Text, one_of, settings
+from nde_talf.decoding.common.settings import Text, one_of, settings
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
 from nde_talf.pipelines.config import MEASURED, PathsConfig
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import LoadingConfig
-from nde_talf.pipelines.machine import check_device
 
 
 @settings()
@@ -51,19 +48,7 @@ class RecommendConfig:
     """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
     file.
     """
-    confidence_prompts: Natural = 14
-    """Prompts of the trace split, half of them to choose a threshold of confidence on and half to
-    report it; 0: leave it out, and load no model.
-    """
-    model: LoadingConfig = field(default_factory=LoadingConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
-
-    def __post_init__(self) -> None:
-        if self.confidence_prompts == 1:
-            raise UserError(
-                "confidence_prompts=1: half of them choose a threshold and half report it; give 2,"
-                " or 0 for none."
-            )
 
 
 register("recommend_schema", RecommendConfig)
@@ -72,8 +57,6 @@ register("recommend_schema", RecommendConfig)
 def recommend(config: RecommendConfig) -> None:
     """Print and write what is recommended. Raises UserError for what the user can fix."""
     run = Run(config.run, config.paths.checkpoints, config.base)
-    for key in ("device", "draft_device"):
-        check_device(getattr(config.model, key) or "cpu", f"model.{key}")
     quiet()
     from nde_talf.pipelines.recommended import report  # imports torch
 

@@ -3,7 +3,6 @@ written.
 """
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +13,21 @@ from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.policies.stopping import DRAWN, LARGEST
-from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.evaluation.confidence import Stop, best_stop, draw_paths
 from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.recommend import (
     NONE,
-    Choice,
-    chain_labels,
-    fastest_trees,
-    held_out,
-    lengths_by_batch,
+    Recommendation,
     one_traffic,
-    priced,
-    ranges,
+    recommend,
     sglang_config,
     vllm_config,
 )
-from nde_talf.evaluation.static_trees import DRAFTING
 from nde_talf.pipelines.config import MEASURED, TABLE, table_file
-from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import MANIFEST, faults, identity, read_manifest
 from nde_talf.selector.latency import AGREE, LatencyTable
 from nde_talf.selector.roots import Roots, roots_from_traces
@@ -70,31 +57,9 @@ def report(config: "RecommendConfig", run: Run) -> None:
         )
     table = _table(config, run)
     training, others = (one_traffic(roots, names) for roots in _roots(run, made["verifiers"]))
-    rule, labels, settings = (
-        config.rejection,
-        chain_labels(training, config.rejection),
-        [SETTINGS[name] for name in names],
-    )
-    lengths, candidates = lengths_by_batch(training, table, rule)
-    counts = sorted({count for first, last, _ in ranges(lengths) for count in (first, last)})
-    paths = {
-        count: held_out(
-            priced(others, labels, [table.batched(count)]),
-            Action(1, 0, lengths[count - 1]),
-            0,
-            count,
-        )
-        for count in counts
-    }
-    trees = {}
-    for name in training.samples:
-        (tree,) = fastest_trees(priced(training, name, [table]), DRAFTING)
-        trees[name] = held_out(priced(others, name, [table]), tree, 0)
-    stops = (
-        _stops(config, run, table, labels, made, settings, lengths[0])
-        if config.confidence_prompts
-        else {}
-    )
+    rule, settings = config.rejection, [SETTINGS[name] for name in names]
+    best = recommend(training, others, table, rule)
+    lengths, candidates = best.lengths, best.candidates
     head = made["drafter"] == "head"
     pair = Pair(run.stage("pair"))
     folder = str(run.stage("draft") / "export") if head else pair.where("draft")
@@ -108,23 +73,17 @@ def report(config: "RecommendConfig", run: Run) -> None:
     out.mkdir(exist_ok=True)
     _write(out / "vllm.json", vllm)
     _write(out / "sglang.json", adaptive)
-    drawn = stops.get(DRAWN)
-    assisted = drawn.rule.for_transformers() if drawn and drawn.pays else None
     figures = {
         "settings": names,
         "rejection": rule,
         "table": config.table,
-        "paths": {count: asdict(own) for count, own in paths.items()},
-        "trees": {name: asdict(own) for name, own in trees.items()},
-        "confidence": {
-            by: {**own._asdict(), "rule": own.rule._asdict()} for by, own in stops.items()
-        },
-        "transformers": assisted,
+        "paths": {count: asdict(own) for count, own in best.paths.items()},
+        "trees": {name: asdict(own) for name, own in best.trees.items()},
         "vllm": vllm,
         "sglang": {"options": options, "adaptive": adaptive},
     }
     write_json(out / "recommend.json", figures)
-    console.print(_shown(f"{config.run} ({', '.join(names)})", paths, trees, stops))
+    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     if len(lengths) == 1:
         console.print(ONE_SEQUENCE)
     if vllm is None:
@@ -141,8 +100,6 @@ def report(config: "RecommendConfig", run: Run) -> None:
             ),
             f"SGLang: {' '.join(options)}",
         ]
-    if assisted:
-        lines.append(f"transformers, generation_config of the assistant: {assisted}")
     for line in (*lines, f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -222,43 +179,7 @@ def _roots(run: Run, verifiers: list[str]) -> list[Roots]:
     return found
 
 
-def _stops(
-    config: "RecommendConfig",
-    run: Run,
-    table: LatencyTable,
-    labels: str,
-    made: dict[str, Any],
-    settings: list[SamplingSetting],
-    length: int,
-) -> dict[str, Stop]:
-    """The best threshold of each kind of confidence, chosen on every second prompt, with figures of
-    the others. length: of the best path.
-    """
-    pair, placed = Pair(run.stage("pair")), config.model.placed
-    prompts = [prompt for prompt in pair.every_prompt() if prompt.split == "trace"][
-        : config.confidence_prompts
-    ]
-    with threads(config.model.threads):
-        if made["drafter"] == "head":
-            target = pair.target(*placed)
-            draft: Any = load_head_draft(run.stage("draft") / "export", target)
-        else:
-            target, draft = pair.models(*placed)
-        drawn = partial(
-            draw_paths,
-            target,
-            draft,
-            settings=settings,
-            new_tokens=made["new_tokens"],
-            stride=made["stride"],
-        )
-        training, others = drawn(prompts=prompts[::2]), drawn(prompts=prompts[1::2])
-    return {by: best_stop(training, others, table, labels, by, length) for by in (LARGEST, DRAWN)}
-
-
-def _shown(
-    title: str, paths: dict[int, Choice], trees: dict[str, Choice], stops: dict[str, Stop]
-) -> Table:
+def _shown(title: str, best: Recommendation) -> Table:
     """Figures of held-out roots."""
     table = Table(
         title=f"{title}: held-out prompts, by labels and prices",
@@ -269,17 +190,15 @@ def _shown(
     for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
         table.add_column(column, justify="left" if column.startswith("best") else "right")
     named = {
-        f"batch of {count}: {own.tree.depth or 'no'} drafted": own for count, own in paths.items()
+        f"batch of {count}: {own.tree.depth or 'no'} drafted": own
+        for count, own in best.paths.items()
     }
     named |= {
         f"{TITLES[name]}: {tuple(own.tree) if own.tree != NONE else 'plain'}": own
-        for name, own in trees.items()
+        for name, own in best.trees.items()
     }
     for name, own in named.items():
         table.add_row(
             name, f"{own.block_efficiency:.2f}", shown(own.tokens_per_second, 0), times(own.speedup)
         )
-    for by, stop in stops.items():
-        what = f"{by} ≥ {stop.rule.threshold:g}, ≤ {stop.rule.longest} drafted"
-        table.add_row(what, "–", shown(stop.tokens_per_second, 0), times(stop.speedup))
     return table

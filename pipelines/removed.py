@@ -17,6 +17,8 @@ REMOVED: dict[str, str] = {
     "draft.label_dtype": "it is draft.labels.dtype.",
     "draft.ema_decay": "training ends with the last weights, or the best with draft.evaluate_every.",
     "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",
+    "evaluation.head_run": "a run with traces.drafter=head decodes with the head's own selector.",
+    "confidence_prompts": "evaluation.methods=[assisted,tuned] times thresholds of confidence.",
     "draft.max_bad_steps": "ten bad steps are passed over.",
 }
 """`*` stands for any name."""

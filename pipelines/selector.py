@@ -11,7 +11,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import checksum, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling import RAW
-from nde_talf.evaluation.report import render_offline
+from nde_talf.evaluation.terminal import render_offline
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.latency import accepts_noise

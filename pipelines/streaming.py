@@ -28,7 +28,7 @@ from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.stats import Generation
 from nde_talf.decoding.verifier import Verifier, verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.evaluation.text_sample import pieces
+from nde_talf.evaluation.sample import pieces
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run

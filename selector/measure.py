@@ -31,7 +31,7 @@ from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -298,7 +298,7 @@ def measure_latency(
     )
 
 
-class _Probe:
+class _Probe(TreePolicy):
     """A policy that drafts the tree and names the verifier that it is told to.
 
     levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.

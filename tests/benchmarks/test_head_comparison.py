@@ -10,8 +10,8 @@ from benchmarks.head_comparison import (
     rank_figure,
     rank_table,
 )
+from benchmarks.papers.talf import calibration_error
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.papers.ranks import calibration_error
 
 
 def record(method: str, prompt: int, tokens: int, steps: int, setting: str = "T=0") -> Record:

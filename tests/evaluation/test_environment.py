@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 from nde_talf.decoding.streams import Block
-from nde_talf.evaluation.environment import code, command, conditions, environment
-from nde_talf.evaluation.text_sample import coloured
+from nde_talf.evaluation.environment import code, conditions, environment
+from nde_talf.evaluation.sample import coloured
 
 
 def test_the_code_is_a_commit_where_there_is_one_and_else_a_version(tmp_path):
@@ -22,16 +22,11 @@ def test_the_code_is_a_commit_where_there_is_one_and_else_a_version(tmp_path):
 
 def test_command_and_machine(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "data=[text,file]"])
-    assert command().endswith("'data=[text,file]'")
     found = environment("cpu", "float32", 1)
-    assert (
-        found["CPU"].endswith("1 thread while timing")
-        and found["torch"][0].isdigit()
-        and found["date"][:2] == "20"
-    )
-    assert conditions("cpu", "float32", 2).startswith("batch size 1, float32, ") and conditions(
-        "cpu", "x", 2
-    ).endswith("2 threads")
+    assert found["command"].endswith("'data=[text,file]'") and found["torch"][0].isdigit()
+    assert found["conditions"].startswith("batch size 1, float32, ")
+    assert found["conditions"].endswith(", 1 thread")
+    assert conditions("cpu", "x", 2).endswith("2 threads")
 
 
 class Letters:

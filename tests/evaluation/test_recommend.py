@@ -7,20 +7,12 @@ import pytest
 import torch
 
 from nde_talf.data.engines.vllm_speculation import draft_method
-from nde_talf.data.text.prompts import Prompt
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Autoregressive
-from nde_talf.decoding.policies.stopping import DRAWN, LARGEST, ConfidenceStop
-from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.head_traces import HeadDraft
-from nde_talf.evaluation import confidence
-from nde_talf.evaluation.confidence import LONGEST, Paths, Rule, best_stop, draw_paths
 from nde_talf.evaluation.recommend import (
     NONE,
     PATHS,
@@ -28,15 +20,15 @@ from nde_talf.evaluation.recommend import (
     held_out,
     lengths_by_batch,
     one_traffic,
-    priced,
     ranges,
+    recommend,
     sglang_config,
     vllm_config,
 )
 from nde_talf.evaluation.static_trees import DRAFTING
-from nde_talf.selector.latency import LatencyTable, StepCosts
-from nde_talf.selector.roots import Roots
-from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.roots import PricedRoots, Roots
+from tests.decoding.tiny_loop import DRAFT, TARGET
 from tests.draft_training.heads import random_head
 from tests.evaluation import labelled
 from tests.vllm_process import in_process
@@ -102,14 +94,27 @@ def test_the_best_length_by_batch_is_the_one_that_pays():
     # 1.2) / 2 = 0.8 s a token.
     assert lengths_by_batch(roots(lengths=(3, 0)), TABLE, "standard")[1][0] == [0, 2, 3]
     assert lengths_by_batch(roots(), labelled.TABLE, "standard")[0] == [3]
+    best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
+    assert (best.lengths, best.candidates) == (lengths, candidates)
+    assert {count: choice.tree.depth for count, choice in best.paths.items()} == {
+        1: 3,
+        2: 3,
+        3: 0,
+        4: 0,
+    }
+    assert list(best.trees) == ["naivetree"] and best.trees["naivetree"].tree.depth == 3
+
+
+def priced(labelled: Roots, tables: list[LatencyTable]) -> PricedRoots:
+    return PricedRoots.of(labelled, ["naivetree"], tables)
 
 
 def test_what_is_chosen_is_reported_on_other_roots():
     tables = [TABLE.batched(count) for count in (1, 4)]
-    trees = fastest_trees(priced(roots(), "naivetree", tables), PATHS)
+    trees = fastest_trees(priced(roots(), tables), PATHS)
     assert trees == [Action(1, 0, 3), NONE]
-    assert fastest_trees(priced(roots(), "naivetree", tables), DRAFTING)[0].depth == 3
-    others = priced(roots(40, (2, 2)), "naivetree", tables)
+    assert fastest_trees(priced(roots(), tables), DRAFTING)[0].depth == 3
+    others = priced(roots(40, (2, 2)), tables)
     one, four = (
         held_out(others, tree, at, count)
         for at, (tree, count) in enumerate(zip(trees, (1, 4), strict=True))
@@ -166,69 +171,6 @@ def test_the_configurations_have_the_engines_shapes():
         "--speculative-algorithm EAGLE3",
         "--speculative-use-rejection-sampling",
     } <= set(options)
-
-
-def paths(sure: int = 2) -> Paths:
-    """The first two tokens are accepted, the others are not; the draft is sure of the first `sure`."""
-    places = torch.arange(LONGEST).double()
-    values = (
-        (places < 2).double(),
-        torch.where(places < sure, 0.9, 0.05),
-        torch.where(places < sure - 1, 0.9, 0.05),
-    )
-    return Paths(
-        *(value.expand(6, 2, -1) for value in values), torch.full((6,), 50), torch.arange(6) // 2
-    )
-
-
-@pytest.mark.parametrize(
-    "by,seconds", [(LARGEST, 1.3), (DRAWN, 1.2)]
-)  # a rule on the largest one looks once more
-def test_the_best_threshold_ends_paths_where_acceptance_does(by, seconds):
-    stop = best_stop(paths(), paths(), TABLE, "naivetree", by, 3)
-    assert 0.05 < stop.rule.threshold <= 0.9 and stop.pays
-    assert stop.tokens_per_second == pytest.approx([3 / seconds] * 3) == stop.speedup
-    assert stop.over_path == pytest.approx([1.3 / seconds] * 3)
-    dear = replace(TABLE, draft=[[3.0, 3.0]] * 2)
-    assert not best_stop(paths(), paths(), dear, "naivetree", by, 0).pays
-
-
-@pytest.mark.parametrize(
-    "draft",
-    [pytest.param("lm", marks=pytest.mark.slow), pytest.param("head", marks=pytest.mark.law)],
-)
-def test_drawn_paths_say_what_a_rule_commits_in_the_loop(draft, monkeypatch):
-    """Expected tokens of the first step by enumeration of the loop, and by 1,500 drawn paths: five
-    standard errors.
-    """
-    monkeypatch.setattr(confidence, "SAMPLES", 1500)
-    monkeypatch.setattr(confidence, "LONGEST", 2)
-    drawn = draw_paths(
-        TARGET, DRAFTS[draft][0], [Prompt("0", "code", "", PROMPT, "trace")], [SETTING], 1, 1
-    )
-    costs = StepCosts(
-        replace(TABLE, draft=[[1e-12, 1e-12]] * 2), ["naivetree"], 9
-    )  # a step takes a second
-    root = (
-        SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
-        .generate(PROMPT, 1, SETTING, Rng.seeded(0))
-        .tokens[0]
-    )
-    for by in (LARGEST, DRAWN):
-        decoder = SpeculativeDecoder(TARGET, DRAFTS[draft][1], ConfidenceStop(0.42, 2, by), "naive")
-
-        def first_step(rng) -> tuple[int, int]:
-            blocks = iter(decoder.blocks(PROMPT, 4, SETTING, rng))  # noqa: B023
-            return next(blocks).tokens[0], len(next(blocks).tokens)
-
-        law = {
-            tokens: chance
-            for (first, tokens), chance in exact_law(first_step).items()
-            if first == root
-        }
-        exact = sum(tokens * chance for tokens, chance in law.items()) / sum(law.values())
-        estimate = 1 / confidence.seconds_per_token(drawn, Rule(by, 0.42, 2), costs).item()
-        assert estimate == pytest.approx(exact, abs=5 / 1500**0.5) and 1.05 < exact < 2.95
 
 
 IN_VLLM = """

@@ -154,15 +154,11 @@ def test_what_cannot_generate_is_told(finished, words, told):
 def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished):
     folder, _ = finished
     here = f"paths.checkpoints={folder}/checkpoints"
-    config = composed(RecommendConfig, here, "confidence_prompts=2", config="recommend")
+    config = composed(RecommendConfig, here, config="recommend")
     nde_talf.pipelines.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
     found = json.loads((out / "recommend.json").read_text())
-    assert (
-        found["settings"] == ["t0.6", "t1.0"]
-        and set(found["confidence"]) == {"largest", "drawn"}
-        and "1" in found["paths"]
-    )
+    assert found["settings"] == ["t0.6", "t1.0"] and "1" in found["paths"]
     if found["vllm"] is None:
         assert not (out / "vllm.json").exists()
     else:
@@ -179,7 +175,6 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         ("setting=t0.2", "setting=t0.2: it was not traced"),
         ("table=nowhere", "table: there is no latency table 'nowhere'"),
         ("table=other.json", "table=other.json: its models have the sizes"),
-        ("confidence_prompts=1", "give 2, or 0 for none"),
         (
             "run=begun base=default",
             "begun/traces: stage=traces is not finished, and recommend reads it",

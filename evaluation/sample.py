@@ -1,6 +1,4 @@
-"""A decoded text as pieces, each with its origin: the prompt, an accepted draft, or the target
-itself.
-"""
+"""A decoded text in pieces, each with its origin: the prompt, an accepted draft, or the target."""
 
 from collections.abc import Iterable, Iterator
 
@@ -26,8 +24,9 @@ def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is
-    complete.
+    """The text that each of `tokens` adds.
+
+    One that ends inside a character adds nothing until that is complete.
     """
     ids = prompt[-CONTEXT:]
     shown = len(tokenizer.decode(ids))

@@ -1,0 +1,162 @@
+"""“DySpec”: Tables 1 to 5.
+
+    python -m benchmarks.papers.dyspec --run checkpoints/default
+
+“DySpec” is the threshold variant, which the paper runs. What Sequoia and the threshold variant have
+to know beforehand is measured on prompts that no table uses.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.papers.shared import Bench, options_of, table
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.evaluation.solver_acceptance import trajectory_trees
+
+DRAWN = SamplingSetting(0.6)
+RULE = "without_replacement"
+BLOCK = 32
+
+
+def methods(bench: Bench, budget: int, setting: SamplingSetting) -> dict[str, tuple]:
+    """The paper's methods with one budget of drafted tokens."""
+    side = round(budget**0.5)
+    shape = sequoia_shape(acceptance_rates(bench, setting), budget, 12)
+    return {
+        "DySpec": (DySpecThreshold(threshold(bench, budget), budget), RULE),
+        "DySpec, heap": (DySpec(budget), RULE),
+        "Sequoia": (Shaped(shape, RULE), RULE),
+        "SpecInfer": (Delayed(Action(side, 0, side)), "specinfer"),
+    }
+
+
+def acceptance_rates(bench: Bench, setting: SamplingSetting) -> list[float]:
+    """Sequoia's positional acceptance rates, of up to 16 children."""
+    generator = torch.Generator().manual_seed(0)
+    found = [
+        (len(p), positional_rates(p, q, 16, generator)) for p, q in rows_on_paths(bench, setting)
+    ]
+    return np.average([rates for _, rates in found], 0, [count for count, _ in found]).tolist()
+
+
+def rows_on_paths(bench: Bench, setting: SamplingSetting) -> Iterator[tuple[Tensor, Tensor]]:
+    """p, q [n, V] along the draft's paths from the target's text, one prompt at a time."""
+    layout = super_tree_layout(1, 8, 0)
+    for prompt in bench.tuning:
+        for trees in trajectory_trees(*bench.models, [prompt], setting, DRAWN, layout):
+            p, q = trees.distributions(*bench.models, setting, DRAWN)
+            yield p.flatten(0, 1), q.flatten(0, 1)
+
+
+def threshold(bench: Bench, budget: int) -> float:
+    """Median of the lowest value at which the heap draws with this budget: with a lower one the
+    threshold variant would spend the budget before it gets deep.
+    """
+    (target, draft), policy, lowest = bench.models, DySpec(budget), []
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
+    for prompt in bench.tuning[:4]:
+        for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 3):
+            lowest.append(policy.values[-1])
+    return median(lowest)
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Nodes of a tree (parents[n] < n, -1 for the root) in depth-first order."""
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+    order, stack = [], [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack += reversed(children[node])
+    return order
+
+
+def reordered(parents: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The parents once node order[i] is called i."""
+    place = {node: index for index, node in enumerate(order)}
+    return [place[parents[node]] if parents[node] >= 0 else -1 for node in order]
+
+
+def nonzero_blocks(parents: Sequence[int], block: int) -> int:
+    """Number of block x block tiles of the tree's mask [N, N] that hold an entry: row n sees its
+    ancestors and itself. A kernel that works block by block skips the others.
+    """
+    columns: list[set[int]] = []  # tiles that each node sees
+    tiles: set[tuple[int, int]] = set()
+    for node, parent in enumerate(parents):
+        columns.append({node // block} | (columns[parent] if parent >= 0 else set()))
+        tiles |= {(node // block, tile) for tile in columns[node]}
+    return len(tiles)
+
+
+def random_trees(nodes: int, count: int) -> list[list[int]]:
+    """Parents of random trees: every node's parent is one of those before it, all equally likely."""
+    generator = torch.Generator().manual_seed(nodes)
+    drawn = (torch.rand(count, nodes, generator=generator) * torch.arange(nodes)).int()
+    return [[-1, *row[1:]] for row in drawn.tolist()]
+
+
+def mean_blocks(nodes: int, order: str) -> str:
+    """Mean number of non-zero blocks of ten random trees."""
+    counts = [
+        nonzero_blocks(reordered(p, depth_first(p)) if order == "depth first" else p, BLOCK)
+        for p in random_trees(nodes, 10)
+    ]
+    return f"{np.mean(counts):.1f}"
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print the tables."""
+    bench = Bench(options)
+    for budget in options.budgets:
+        for temperature in (0.0, 0.6):
+            setting = SamplingSetting(temperature)
+            made = methods(bench, budget, setting)
+            decoded = bench.decode(f"dyspec-{budget}-t{temperature:g}", setting, made, DRAWN)
+            for measure, figure in (
+                ("milliseconds a token", decoded.milliseconds),
+                ("tokens a target pass", decoded.length),
+                ("over plain decoding", decoded.speed),
+            ):
+                table(
+                    f"Tables 1 to 4: {measure}, at most {budget} drafted tokens, {setting}",
+                    ["Set"],
+                    [[kind] for kind in bench.kinds],
+                    list(made),
+                    lambda row, method, figure=figure: figure(method, row[0]),
+                )
+    table(
+        f"Table 5: non-zero blocks of {BLOCK} x {BLOCK} of the mask of random trees",
+        ["Nodes"],
+        [[str(nodes)] for nodes in (256, 512, 1024, 2048)],
+        ["as grown", "depth first"],
+        lambda row, order: mean_blocks(int(row[0]), order),
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = options_of(__doc__, 128)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[64, 768])
+    report(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

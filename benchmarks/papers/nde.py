@@ -1,0 +1,120 @@
+"""“Dynamic Delayed Tree Expansion” (NDE, Thomas et al.): Tables 2 to 5 and Figure 1.
+
+    python -m benchmarks.papers.nde --run checkpoints/default
+
+The run needs traces, a latency table and selectors. Every rule has the static tree that is best by
+the labels, of delayed trees too; NDE's rows take the tree that the run's selector chooses at every
+step.
+"""
+
+import argparse
+
+from benchmarks.papers.shared import EIGHT, Bench, options_of, table
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.evaluation import methods
+from nde_talf.evaluation.loops import TITLES
+from nde_talf.evaluation.methods import Tuner, plan_methods
+from nde_talf.evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
+from nde_talf.selector.roots import Roots, roots_from_traces
+from nde_talf.selector.rows import columns
+
+DEPTHS = 8
+
+
+def labelled(bench: Bench) -> Roots:
+    """The training roots of the run with the labels of all rules that were traced."""
+    store = TraceStore(bench.options.run / "traces")
+    small, large = columns(store, "train", bench.folder)
+    rules = [rule for rule in TITLES if rule in small or rule in large]
+    return roots_from_traces(small, rules, print, large)
+
+
+def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:
+    """Every traced rule under its best static tree, and the run's selectors."""
+    exports = bench.options.run / "selector" / "export"
+    selectors = {
+        folder.name: Selector.from_pretrained(folder)
+        for folder in sorted(exports.iterdir() if exports.is_dir() else ())
+    }
+    parts = methods.Bench(
+        *bench.models,
+        SETTINGS[name],
+        Tuner(bench.folder / "tuned.json", bench.options.new_tokens, []),
+        roots,
+        LatencyTable.load(bench.options.run / "latency" / "table.json"),
+        rules=[own for own in selectors if own != "across"] or ["traversal"],
+        selectors=selectors,
+    )
+    return plan_methods(parts, {"rules", "selector"})
+
+
+def rates(bench: Bench, name: str) -> dict[str, list[float]]:
+    """Acceptance of one of four draws by rule and depth along the draft's path, over all roots."""
+    setting, layout = SETTINGS[name], super_tree_layout(1, DEPTHS, 0)
+    totals: dict[str, list[float]] = {}
+    roots = 0
+    for prompt in bench.prompts:
+        for trees in trajectory_trees(*bench.models, [prompt.tokens], setting, setting, layout):
+            p, q = trees.distributions(*bench.models, setting, setting)
+            roots += len(p)
+            for rule, own in acceptance_by_depth(p, q, 4).items():
+                before = totals.get(rule, [0.0] * DEPTHS)
+                totals[rule] = [a + len(p) * b for a, b in zip(before, own, strict=True)]
+    return {rule: [value / roots for value in own] for rule, own in totals.items()}
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print the tables, and the figure's numbers."""
+    bench = Bench(options)
+    roots = labelled(bench)
+    for name in options.settings:
+        plan, setting = planned(bench, name, roots), SETTINGS[name]
+        decoded = bench.run(f"nde-{name}", setting, plan.methods)
+        known = [*plan.methods, *plan.same]
+        table(
+            f"Tables 2 and 4: tokens a target pass, {setting}",
+            ["Method"],
+            [[method] for method in known],
+            ["all", *bench.kinds],
+            lambda row, kind, plan=plan, decoded=decoded: decoded.length(
+                plan.same.get(row[0], row[0]), None if kind == "all" else kind
+            ),
+        )
+        table(
+            f"Tables 3 and 5: tokens/s over plain decoding, {setting}",
+            ["Method"],
+            [[method] for method in known],
+            ["all", *bench.kinds],
+            lambda row, kind, plan=plan, decoded=decoded: decoded.speed(
+                plan.same.get(row[0], row[0]), None if kind == "all" else kind
+            ),
+        )
+        found = rates(bench, name)
+        table(
+            f"Figure 1: acceptance of one of four draws by depth, {setting}",
+            ["Rule"],
+            [[TITLES.get(rule, OPTIMAL)] for rule in found],
+            [str(depth) for depth in range(DEPTHS)],
+            lambda row, depth, found=found: next(
+                f"{own[int(depth)]:.3f}"
+                for rule, own in found.items()
+                if TITLES.get(rule, OPTIMAL) == row[0]
+            ),
+        )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = options_of(__doc__, 64)
+    parser.add_argument(
+        "--settings", nargs="+", choices=EIGHT, default=["t0.6", "t1.0"], help="that were traced"
+    )
+    report(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""A run's pair and prompts, methods decoded side by side on them, and tables printed from records."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+
+import torch
+
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.common.bootstrap import shown, times
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.delayed import Autoregressive
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.setting import AUTO
+from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from nde_talf.evaluation.loops import Speculative
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.evaluation.speed import speed_ratio
+from nde_talf.evaluation.table import tokens_a_pass
+
+EIGHT = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
+"""The sampling settings of the NDE paper."""
+
+
+def options_of(about: str | None, new_tokens: int) -> argparse.ArgumentParser:
+    """The options that all papers share. new_tokens: the default."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--run", type=Path, default=Path("checkpoints/paper"), help="folder with a pair"
+    )
+    parser.add_argument("--prompts", type=int, default=10, help="of each set of the test split")
+    parser.add_argument("--new-tokens", type=int, default=new_tokens)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, help="folder of the records; default <run>/papers")
+    return parser
+
+
+@dataclass
+class Decoded:
+    """Records of methods that were decoded side by side, by method."""
+
+    records: dict[str, list[Record]]
+
+    def of(self, method: str, kind: str | None = None) -> list[Record]:
+        """The records of a method, of one set of prompts or all."""
+        return [r for r in self.records.get(method, ()) if kind in (None, r.kind)]
+
+    def length(self, method: str, kind: str | None = None) -> str:
+        """Tokens a target pass, with its interval."""
+        records = self.of(method, kind)
+        return shown(tokens_a_pass(records)) if records else "–"
+
+    def speed(self, method: str, kind: str | None = None) -> str:
+        """Tokens per second over plain decoding, with its interval."""
+        ratio = speed_ratio(self.of(method, kind), self.of(BASELINE, kind))
+        return times(ratio) if ratio else "–"
+
+    def milliseconds(self, method: str, kind: str | None = None) -> str:
+        """Milliseconds a token, without the prefill."""
+        records = self.of(method, kind)
+        tokens = sum(r.tokens for r in records)
+        return f"{1e3 * sum(r.seconds for r in records) / tokens:.2f}" if tokens else "–"
+
+    def share(self, method: str, phase: str) -> str:
+        """Part of the step time that a phase takes."""
+        records = self.of(method)
+        seconds = sum(r.seconds for r in records)
+        return f"{100 * sum(r.phases.get(phase, 0.0) for r in records) / seconds:.0f} %"
+
+    def nodes(self, method: str) -> str:
+        """Nodes of a mean tree, the root included."""
+        records = self.of(method)
+        return f"{sum(r.nodes for r in records) / sum(r.steps for r in records):.1f}"
+
+
+@dataclass
+class Bench:
+    """The run that a paper's tables are measured on; `options` as `options_of` reads them."""
+
+    options: argparse.Namespace
+    kinds: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        quiet()
+        if self.options.device == "cpu":
+            torch.set_num_threads(1)
+        self.pair = Pair(self.options.run / "pair")
+        self.folder = self.options.out or self.options.run / "papers"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        by_kind: dict[str, list] = {}
+        for prompt in self.pair.every_prompt():
+            if prompt.split == "test":
+                by_kind.setdefault(prompt.kind, []).append(prompt)
+        self.kinds = list(by_kind)
+        few = [own[: self.options.prompts] for own in by_kind.values()]
+        self.prompts = [prompt for own in few for prompt in own]
+
+    @cached_property
+    def models(self) -> tuple[CausalModel, CausalModel]:
+        """Target and draft."""
+        return self.pair.models(self.options.device, self.options.dtype)
+
+    @cached_property
+    def tuning(self) -> list[list[int]]:
+        """Prompts that no table uses, on which methods may measure what they have to know."""
+        return [p.tokens for p in self.pair.every_prompt() if p.split == "trace"][:12]
+
+    def ours(
+        self,
+        name: str,
+        method: tuple,
+        setting: SamplingSetting,
+        draft_setting: SamplingSetting | str = AUTO,
+    ) -> Generate:
+        """A decoder of (policy, rule), or of (policy, rule, drafter)."""
+        policy, rule, *own = method
+        drafter = own[0] if own else LMDrafter(self.models[1])
+        if policy.trees == "none":
+            drafter = None
+        decoder = SpeculativeDecoder(
+            self.models[0], drafter, policy, VERIFIERS[rule], draft_setting
+        )
+        return Speculative(name, decoder, setting, self.options.new_tokens)
+
+    def decode(
+        self,
+        name: str,
+        setting: SamplingSetting,
+        methods: dict[str, tuple],
+        draft_setting: SamplingSetting | str = AUTO,
+    ) -> Decoded:
+        """Decode methods beside plain decoding and its A/A control; `name`: of the records, from
+        which an interrupted command goes on.
+        """
+        every = {BASELINE: (Autoregressive(), "nss"), CONTROL: (Autoregressive(), "nss"), **methods}
+        made = {n: self.ours(n, own, setting, draft_setting) for n, own in every.items()}
+        return self.run(name, setting, made)
+
+    def run(self, name: str, setting: SamplingSetting, methods: dict[str, Generate]) -> Decoded:
+        """The same for methods that are made already."""
+        file = self.folder / f"{name}-{self.options.new_tokens}-{self.options.dtype}.jsonl"
+        prompts = [(prompt.id, prompt.kind, prompt.tokens) for prompt in self.prompts]
+        run_benchmark(methods, prompts, setting, file, seed=0)
+        here = {prompt.id for prompt in self.prompts}
+        by_method: dict[str, list[Record]] = {}
+        for record in read_records(file):
+            if record.setting == str(setting) and record.prompt in here:
+                by_method.setdefault(record.method, []).append(record)
+        decoded = Decoded(by_method)
+        control = speed_ratio(decoded.of(CONTROL), decoded.of(BASELINE))
+        if control and not trusted(control):
+            print(f"{NOT_TRUSTED}: {name}, plain decoding against itself is {times(control)}.\n")
+        return decoded
+
+
+def table(
+    title: str,
+    keys: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    columns: Sequence[str],
+    cell: Callable[[Sequence[str], str], str],
+) -> None:
+    """Print a table in Markdown. rows: what names each, as many cells as `keys`."""
+    print(f"## {title}\n")
+    print("| " + " | ".join([*keys, *columns]) + " |")
+    print("|---" * (len(keys) + len(columns)) + "|")
+    for row in rows:
+        print("| " + " | ".join([*row, *(cell(row, column) for column in columns)]) + " |")
+    print()

@@ -1,0 +1,195 @@
+"""“SALF & TALF”: Tables 1, 2 and 4, and Figure 2b.
+
+    python -m benchmarks.papers.talf --run checkpoints/default --steps 250 120
+
+Heads are trained as the paper does for its Llama pairs: an EAGLE head first, and from it one head a
+loss for equal steps. “SALF & TALF” is the TALF head (top-4) with SALF trees at a threshold of 0.6;
+the other two draft by beam search.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.papers.shared import Bench, options_of, table
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.pair import spread
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.salf import Optimal, Salf
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.draft_training.evaluate import rows_with_roots
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.target_trees import target_features, target_levels
+from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.tree_attention import TreeLevel
+
+LOSSES = {"EAGLE-2": EagleLoss(), "HASS": HassLoss(), "TALF": TalfLoss(k=4)}
+TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
+"""Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
+ROWS = {
+    "EAGLE-2": ("EAGLE-2", "Beam search"),
+    "HASS": ("HASS", "Beam search"),
+    "SALF & TALF": ("TALF", "SALF"),
+}
+THRESHOLDS = [n / 10 for n in range(1, 10)]
+RANKS = 5
+BINS = 15
+"""Of the calibration error, equally wide."""
+
+
+def trained(bench: Bench, steps: tuple[int, int]) -> dict[str, EagleHead]:
+    """A head a loss, trained where it is not there yet."""
+    target, heads = bench.models[0], {}
+    rows = TokenRows.plain(bench.pair.rows("train"))
+    folder = bench.folder / f"heads-{steps[0]}-{steps[1]}"
+    base = HeadConfig(chain_fraction=0.0, roots=32)
+    warm = replace(base, loss=EagleLoss(), steps=steps[0])
+    start = fit_once(target, rows, warm, folder / "warm")
+    for name, loss in LOSSES.items():
+        config = replace(base, loss=loss, steps=steps[1], warm_start=str(start), seed=1)
+        heads[name] = load_head(fit_once(target, rows, config, folder / name), target)
+    return heads
+
+
+def fit_once(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Path) -> Path:
+    """The folder of a head's export, which is trained where it is not there."""
+    export = folder / "export"
+    if not export.exists():
+        print(f"training the head {folder.name}: {config.steps} steps")
+        save_head(fit_head(target, rows, config, folder / "training"), export)
+    return export
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence
+    of |mean correct - mean confidence|, weighted with the fraction of the outcomes in the bin.
+
+    Args:
+        confidence: [n], the probability given to the most likely token.
+        correct: [n], whether it was right, or how likely that was.
+        bins: equally wide.
+    """
+    index = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
+    return float(sum(gaps) / len(confidence))
+
+
+@torch.inference_mode()
+def after_ranks(
+    head: EagleHead,
+    target: CausalModel,
+    rows: TokenRows,
+    ranks: int = RANKS,
+    stride: int = 8,
+    of_label: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The head after its own n-th most likely token, n = 1..ranks (Figure 2b).
+
+    Args:
+        stride: of the tokens that a root may be, every `stride`-th is one.
+        of_label: as in Appendix A of the paper: confidence is the head's probability of the
+            target's most likely token, and right is agree.
+
+    Returns:
+        Each [ranks, n]: agree (0 or 1), whether the head's most likely next token is the target's;
+        confidence, the head's probability of its most likely token; right, the target's probability
+        of that token, which is how often it is right where the target samples.
+    """
+    found: list[list[Tensor]] = [[], [], []]
+    for row, roots in rows_with_roots(rows.to(target.device), stride):
+        tokens, document = row.tokens, row.document
+        _, features = target_features(target, tokens, document, layers=head.feature_layers)
+        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
+        guesses = head.logits(first).topk(ranks, -1).indices
+        levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
+        drafted = head.tree_features(tokens, features, roots, levels, document=document)[-1]
+        wanted = target_levels(target, tokens, roots, levels, document=document)[0]
+        q = head.logits(drafted).float().softmax(-1)
+        p = target.logits(wanted).float().softmax(-1)
+        confidence, best = q.max(-1)
+        agree = (best == p.argmax(-1)).float()
+        right = p.gather(-1, best[..., None])[..., 0]
+        if of_label:
+            confidence, right = q.gather(-1, p.argmax(-1, keepdim=True))[..., 0], agree
+        for parts, values in zip(found, (agree, confidence, right), strict=True):
+            parts.append(values.flatten(0, 1))
+    agree, confidence, right = (torch.cat(parts).T for parts in found)
+    return agree, confidence, right
+
+
+def report(options: argparse.Namespace) -> None:
+    """Print the tables."""
+    bench = Bench(options)
+    heads = trained(bench, options.steps)
+    crossed = {
+        f"{name} / {tree}": (make(), "nss", EagleDrafter(head))
+        for name, head in heads.items()
+        for tree, make in TREES.items()
+    }
+    for temperature in (0.0, 1.0):
+        setting = SamplingSetting(temperature)
+        decoded = bench.decode(f"talf-t{temperature:g}", setting, crossed)
+        for title, rows in (("Table 1", ROWS), ("Table 2", {n: n.split(" / ") for n in crossed})):
+            for measure, figure in (
+                ("over plain decoding", decoded.speed),
+                ("mean generation length", decoded.length),
+            ):
+                table(
+                    f"{title}: {measure}, temperature {temperature:g}",
+                    ["Method"],
+                    [[name] for name in rows],
+                    bench.kinds,
+                    lambda row, kind, figure=figure, rows=rows: figure(
+                        " / ".join(rows[row[0]]), kind
+                    ),
+                )
+    swept = {
+        f"{at:g}": (Salf(threshold=at), "nss", EagleDrafter(heads["TALF"])) for at in THRESHOLDS
+    }
+    decoded = bench.decode("talf-threshold", SamplingSetting(0.0), swept)
+    columns = {"over plain decoding": decoded.speed, "mean generation length": decoded.length}
+    table(
+        "Table 4: SALF thresholds, TALF head, temperature 0",
+        ["Threshold"],
+        [[at] for at in swept],
+        list(columns),
+        lambda row, column: columns[column](row[0]),
+    )
+    held_out = TokenRows.plain(spread(bench.pair.rows("held_out"), 16))
+    ranked = {
+        name: after_ranks(head, bench.models[0], held_out, of_label=True)[1:]
+        for name, head in heads.items()
+    }
+    ranks = [str(rank) for rank in range(1, RANKS + 1)]
+    table(
+        "Figure 2b: top-1 accuracy, and expected calibration error, after the head's n-th token",
+        ["Loss"],
+        [[name] for name in heads],
+        ranks,
+        lambda row, rank: _both(*(part[int(rank) - 1].cpu().numpy() for part in ranked[row[0]])),
+    )
+
+
+def _both(confidence: np.ndarray, right: np.ndarray) -> str:
+    return f"{right.mean():.3f}, {calibration_error(confidence, right):.3f}"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = options_of(__doc__, 64)
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=(250, 120), help="of an EAGLE head, then of each loss"
+    )
+    report(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

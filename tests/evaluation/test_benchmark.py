@@ -1,0 +1,82 @@
+"""Records of the benchmark: blocks, seeds, orders, and what a cut run goes on from."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from nde_talf.evaluation.benchmark import (
+    Record,
+    finished_blocks,
+    read_records,
+    run_benchmark,
+    together,
+)
+from nde_talf.evaluation.protocol import BASELINE
+from tests.evaluation.example import PROMPTS, SETTING, methods
+
+
+def test_every_pass_goes_over_all_prompts_with_seeds_and_an_order_of_its_own(tmp_path):
+    calls: list = []
+    path = tmp_path / "records.jsonl"
+    run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=3, passes=2)
+    found = list(read_records(path))
+    assert len(found) == 2 * 5 * 4
+    assert {record.block for record in found} == {(p, n) for p, *_ in PROMPTS for n in (0, 1)}
+    blocks = [calls[i : i + 4] for i in range(4, len(calls), 4)]  # behind the warm-up
+    assert all(len({seed for *_, seed in block}) == 1 for block in blocks)
+    assert len({block[0][2] for block in blocks}) == 10  # seeds of blocks
+    orders = [[name for name, *_ in block] for block in blocks]
+    assert len(set(map(tuple, orders))) > 5 and len({tuple(sorted(order)) for order in orders}) == 1
+    followed = {
+        first for order in orders for first, second in pairwise(order) if second == BASELINE
+    }
+    assert len(followed) == 3  # no method always follows the same other one
+
+
+def test_a_cut_benchmark_goes_on_with_whole_blocks(tmp_path):
+    path = tmp_path / "records.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark(methods([], fail_at=14), PROMPTS, SETTING, path, seed=0)
+    with path.open("a") as stream:
+        stream.write(json.dumps({"setting": str(SETTING), "method": BASELINE, "prompt": "p2"})[:-9])
+    calls: list = []
+    run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=0)
+    again = {prompt for _, prompt, _ in calls[4:]}  # the first four calls warm up
+    assert again == {(1, 2, 2), (1, 2, 3), (1, 2, 4)}
+    found = [(r.prompt, r.method) for r in read_records(path)]
+    assert len(found) == len(set(found)) == 20
+
+
+def test_half_a_block_and_one_written_twice_are_measured_again_whole(tmp_path):
+    path = tmp_path / "records.jsonl"
+    run_benchmark(methods(), PROMPTS[:3], SETTING, path, seed=0)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:10], lines[0]]) + "\n")
+    assert finished_blocks(path, str(SETTING), list(methods())) == {("p1", 0)}
+    assert {r.prompt for r in read_records(path)} == {"p1"}
+
+
+def test_generations_of_a_prompt_count_together():
+    first, second = (
+        Record(
+            *("T=1", "ours", "p0", "code", 10 + i, 4, 9, 1.0, {"draft": 0.5}, {"(1, 0, 4)": i}),
+            pass_=i,
+            accepted={"1": 4},
+        )
+        for i in range(2)
+    )
+    other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
+    sums = Record(
+        *("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}),
+        accepted={"1": 8},
+    )
+    assert together([first, other, second]) == [sums, other]
+
+
+def test_a_line_of_json_holds_a_record():
+    record = Record("T=1", "a", "p0", "code", 3, 2, 4, 1.0, pass_=2)
+    assert Record.of_line(record.line()) == record and record.block == ("p0", 2)
+    assert json.loads(record.line())["pass"] == 2
+    with pytest.raises(ValueError, match="seconds"):
+        Record.of_line(record.line().replace('"seconds": 1.0', '"seconds": "fast"'))
