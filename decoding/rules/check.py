@@ -1,61 +1,43 @@
-"""Is this a distribution, is this a draft tree?
+"""Is this a distribution, is this a draft tree? ValueError says what is wrong.
 
-For input that was not made by this package; ValueError says what is wrong.
-
-The decode loop calls `check_drafted` for every tree that a policy drafts on the host, and
-`check_draws` for a sequence's first tree. So a policy that breaks its promise gets an error instead
-of a wrong output law. Trees on a device are not checked.
+The decode loop calls `check_policys_tree` for every tree that a policy drafts on the host. So a
+policy that breaks its promise gets an error instead of a wrong output law. Trees on a device are
+not checked.
 """
 
-from functools import lru_cache
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.tree import DraftTree
 
-Listed = tuple[tuple[int, ...], ...]
-"""The children of each node."""
-_SMALL = 64
-"""Shapes of trees of up to so many nodes are remembered."""
+TOLERANCE = 1e-3
+"""Of the sum of a distribution."""
 
 
-def check_rows(
-    name: str, rows: Tensor, tolerance: float = 1e-3, names: list[int] | None = None
-) -> None:
-    """Raise ValueError unless `rows` [..., V] are distributions: finite, not negative, summing to 1
-    within `tolerance`. names: the nodes that the rows belong to, where these are not 0, 1, ...
+def check_rows(name: str, rows: Tensor, nodes: list[int] | None = None) -> None:
+    """Raise ValueError unless `rows` [n, V] are finite, not negative and sum to 1.
+
+    nodes: numbers of the nodes that the rows belong to, where these are not 0, 1, ...
     """
-    if rows.dim() < 1 or rows.shape[-1] < 1:
-        raise ValueError(
-            f"{name}: its shape is {tuple(rows.shape)}; expected [..., V] with V >= 1."
-        )
-    flat = rows.reshape(-1, rows.shape[-1])
-    sums, lowest = flat.sum(-1), flat.amin(-1)
-    if all(abs(found - 1) <= tolerance for found in sums.tolist()) and all(
-        found >= 0 for found in lowest.tolist()
+    for at, (mass, least) in enumerate(
+        zip(rows.sum(-1).tolist(), rows.amin(-1).tolist(), strict=True)
     ):
-        return  # neither is true of NaN
-    for wrong, what in (
-        (~torch.isfinite(sums), "holds NaN or infinite values"),
-        (lowest < 0, "holds negative values"),
-        ((sums - 1).abs() > tolerance, "does not sum to 1"),
-    ):
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            where = f"node {names[row] if names else row}" if rows.dim() > 1 else "the distribution"
-            raise ValueError(
-                f"{name}: {where} {what} (sum {float(sums[row]):.6g}, smallest"
-                f" {float(lowest[row]):.6g})."
-            )
+        if abs(mass - 1) <= TOLERANCE and least >= 0:  # neither is true of NaN
+            continue
+        wrong = "holds negative values" if least < 0 else "does not sum to 1"
+        if not math.isfinite(mass):
+            wrong = "holds NaN or infinite values"
+        node = nodes[at] if nodes else at
+        raise ValueError(f"{name}: node {node} {wrong} (sum {mass:.6g}, smallest {least:.6g}).")
 
 
 def check_pair_of_rows(p: Tensor, q: Tensor) -> None:
-    """Raise ValueError unless p and q are distributions of the same shape."""
-    if p.shape != q.shape:
+    """Raise ValueError unless p and q are distributions [n, V] of the same shape."""
+    if p.shape != q.shape or p.dim() != 2 or not p.shape[1]:
         raise ValueError(
             f"q: its shape is {tuple(q.shape)}, but p has {tuple(p.shape)}; they need the same"
             " nodes and vocabulary."
@@ -65,125 +47,110 @@ def check_pair_of_rows(p: Tensor, q: Tensor) -> None:
 
 
 def check_tree(tree: DraftTree) -> None:
-    """Raise ValueError for a tree that no verifier can walk, naming the node: parents after their
-    children, missing or wrong distributions, tokens outside the vocabulary, a drafted token without
-    draft mass.
-    """
-    if tree.p is None or len(tree.p) != len(tree):
-        rows = 0 if tree.p is None else len(tree.p)
-        raise ValueError(f"tree.p: it has {rows} rows for {len(tree)} nodes; give p at every node.")
+    """Raise ValueError for a tree that no verifier can walk, naming the node."""
+    if len(tree.p) != len(tree):
+        raise ValueError(
+            f"tree.p: it has {len(tree.p)} rows for {len(tree)} nodes; give p at every node."
+        )
     vocabulary = len(tree.p[0])
     check_topology(tree, vocabulary)
-    for node in range(len(tree)):
-        _check_node("tree.p", node, tree.p[node], vocabulary)
-    _check_left(tree)
+    _check_nodes("tree.p", {node: tree.p[node] for node in range(len(tree))}, vocabulary)
     check_draws(tree, vocabulary)
 
 
-def check_topology(tree: DraftTree, vocabulary: int, kind: str = "") -> list[int]:
-    """The depth of every node.
+def check_topology(tree: DraftTree, vocabulary: int) -> list[int]:
+    """Return the depth of every node. Looks at no distribution.
 
     Raises ValueError, naming the node, unless tokens lie in the vocabulary, parents come before
-    their children, every node below the root is a child of its parent, and the shape is one of
-    `kind`. Looks at no distribution.
+    their children, and every node below the root is a child of its parent.
     """
     count = len(tree)
-    if (
-        not len(tree.parents)
-        == len(tree.depth)
-        == len(tree.children)
-        == len(tree.left)
-        == len(tree.q)
-        == count
-    ):
+    if any(len(x) != count for x in (tree.parents, tree.depth, tree.children, tree.left, tree.q)):
         raise ValueError(
             f"tree: it has {count} tokens, and parents, depth, children, left or q for another"
             " number of nodes."
         )
-    drafted = tree.tokens[1:]
-    if drafted and not 0 <= min(drafted) <= max(drafted) < vocabulary:
-        node = next(node for node, token in enumerate(drafted, 1) if not 0 <= token < vocabulary)
-        raise ValueError(
-            f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of"
-            f" {vocabulary}."
-        )
-    shape = tuple(tree.parents), tuple(map(tuple, tree.children)), kind
-    return _depths(*shape) if count <= _SMALL else _depths.__wrapped__(*shape)
-
-
-@lru_cache(1024)
-def _depths(parents: tuple[int, ...], listed: Listed, kind: str) -> list[int]:
-    """The depth of every node of a tree with these parents and children.
-
-    Raises ValueError for what no tree, or none of `kind`, looks like. Shapes come again and again:
-    each is looked at once.
-    """
-    count, depth = len(parents), [0] * len(parents)
-    for node, parent in enumerate(parents):
-        if 0 <= parent < node:
-            depth[node] = depth[parent] + 1
-        elif node or parent != -1:
+    depth = [0] * count
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if node and not 0 <= token < vocabulary:
+            raise ValueError(
+                f"tree.tokens: node {node} is token {token}, outside the vocabulary of"
+                f" {vocabulary}."
+            )
+        if parent not in range(node) and (node or parent != -1):
             raise ValueError(
                 f"tree.parents: node {node} has parent {parent}; parents precede children, the root"
                 " has -1."
             )
-    seen = bytearray(count)
-    for node, children in enumerate(listed):
-        for child in children:
-            if not 0 < child < count or parents[child] != node:
-                raise ValueError(
-                    f"tree.children: node {node} lists {child}, which is not its child."
-                )
-            seen[child] = 1
-    if count > 1 and (missing := seen.find(0, 1)) > 0:
-        raise ValueError(
-            f"tree.children: node {missing} is missing from those of its parent, node"
-            f" {parents[missing]}."
-        )
-    if kind in _KINDS:
-        _KINDS[kind](listed, depth)
+        depth[node] = depth[parent] + 1 if node else 0
+    _check_children(tree)
     return depth
 
 
-def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: int) -> None:
-    """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have
-    drafted `tree` after the token `root`, with `room` tokens of context left: its topology, and
-    what its kind says of it.
+def _check_children(tree: DraftTree) -> None:
+    listed = [True] + [False] * (len(tree) - 1)
+    for node, (children, masses) in enumerate(zip(tree.children, tree.left, strict=True)):
+        for child in children:
+            if child not in range(1, len(tree)) or tree.parents[child] != node:
+                raise ValueError(
+                    f"tree.children: node {node} lists {child}, which is not its child."
+                )
+            listed[child] = True
+        if len(masses) != len(children):
+            raise ValueError(
+                f"tree.left: node {node} has {len(masses)} masses for {len(children)} children."
+            )
+    if not all(listed):
+        missing = listed.index(False)
+        raise ValueError(
+            f"tree.children: node {missing} is missing from those of its parent, node"
+            f" {tree.parents[missing]}."
+        )
 
-    Looks at no distribution.
+
+def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
+    """Raise ValueError, naming the node, unless children can have been drawn at their parents.
+
+    A node with children needs a distribution q [V], with mass at every child.
+
+    drawn: False for children that were picked: they need no mass, their parent no q.
     """
-    depth = check_topology(tree, vocabulary, kind)
-    if tree.tokens[0] != root:
-        raise ValueError(
-            f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed token,"
-            f" {root}."
-        )
-    if (deepest := max(depth)) > room:
-        raise ValueError(
-            f"tree: node {depth.index(deepest)} lies {deepest} deep, and the context has room for"
-            f" {room}."
-        )
-    if kind == "without_replacement":
-        _distinct(tree)
-    _check_left(tree)
+    rows = {node: tree.q[node] for node, children in enumerate(tree.children) if children}
+    for node, row in list(rows.items()):
+        if row is None and drawn:
+            raise ValueError(
+                f"tree.q: node {node} has children, but no distribution that they were drawn from."
+            )
+        if row is None:
+            del rows[node]
+    _check_nodes("tree.q", rows, vocabulary)
+    for node, row in rows.items() if drawn else ():
+        tokens = [tree.tokens[child] for child in tree.children[node]]
+        for token, mass in zip(tokens, row[tokens].tolist(), strict=True):
+            if not mass > 0:
+                raise ValueError(
+                    f"tree.q: node {node} cannot have drawn token {token}: it has no mass there."
+                )
 
 
-def _check_left(tree: DraftTree) -> None:
-    masses, draws = list(map(len, tree.left)), list(map(len, tree.children))
-    if masses != draws:
-        node = next(node for node, count in enumerate(draws) if masses[node] != count)
-        raise ValueError(
-            f"tree.left: node {node} has {masses[node]} masses for {draws[node]} children."
-        )
+def _check_nodes(name: str, rows: dict[int, Any], vocabulary: int) -> None:
+    """Raise ValueError unless the rows [V] of these nodes are distributions."""
+    for node, row in rows.items():
+        if row.shape != (vocabulary,):
+            raise ValueError(
+                f"{name}: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}]."
+            )
+    if rows:
+        check_rows(name, torch.stack(list(rows.values())), list(rows))
 
 
-def _no_tree(listed: Listed, depth: list[int]) -> None:
-    if len(depth) > 1:
+def _check_none(tree: DraftTree, depth: list[int]) -> None:
+    if len(tree) > 1:
         raise ValueError("tree: node 1 was drafted, and trees of kind 'none' have the root alone.")
 
 
-def _path(listed: Listed, depth: list[int]) -> None:
-    for node, children in enumerate(listed):
+def _check_path(tree: DraftTree, depth: list[int]) -> None:
+    for node, children in enumerate(tree.children):
         if len(children) > 1:
             raise ValueError(
                 f"tree.children: node {node} has {len(children)} draws; one of kind 'path' has one,"
@@ -191,7 +158,7 @@ def _path(listed: Listed, depth: list[int]) -> None:
             )
 
 
-def _distinct(tree: DraftTree) -> None:
+def _check_distinct(tree: DraftTree, depth: list[int]) -> None:
     for node, children in enumerate(tree.children):
         if len({tree.tokens[child] for child in children}) < len(children):
             raise ValueError(
@@ -200,10 +167,13 @@ def _distinct(tree: DraftTree) -> None:
             )
 
 
-def _delayed(listed: Listed, depth: list[int]) -> None:
-    """A trunk, then paths of one length: a draw again is one node, through which so many paths go."""
-    paths, branch, deepest = [1] + [0] * (len(depth) - 1), None, max(depth)
-    for node, children in enumerate(listed):
+def _check_delayed(tree: DraftTree, depth: list[int]) -> None:
+    """Check for a trunk, then paths of one length.
+
+    A draw again is one node, through which so many paths go.
+    """
+    paths, branch, deepest = [1] + [0] * (len(tree) - 1), None, max(depth)
+    for node, children in enumerate(tree.children):
         for child in children:
             paths[child] += 1
         if not children and depth[node] < deepest:
@@ -220,68 +190,34 @@ def _delayed(listed: Listed, depth: list[int]) -> None:
             branch = node
 
 
-_KINDS = {"none": _no_tree, "path": _path, "delayed": _delayed}
-
-
-def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
-    """Raise ValueError, naming the node, unless every node with children has a distribution q [V],
-    finite and summing to 1, with mass at every child (drawn: its children were drawn from it, not
-    picked; picked ones may have none).
-    """
-    nodes = [
-        node
-        for node, children in enumerate(tree.children)
-        if children and (drawn or tree.q[node] is not None)
-    ]
-    found = []
-    for node in nodes:
-        row = tree.q[node]
-        if row is None:
-            raise ValueError(
-                f"tree.q: node {node} has children, but no distribution that they were drawn from."
-            )
-        if row.shape != (vocabulary,):
-            raise ValueError(
-                f"tree.q: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}]."
-            )
-        found.append(row)
-    if not nodes:
-        return
-    rows = torch.stack(found)
-    check_rows("tree.q", rows, names=nodes)
-    if drawn:
-        draws = [
-            (row, node, tree.tokens[child])
-            for row, node in enumerate(nodes)
-            for child in tree.children[node]
-        ]
-        at = upload(integers([row * vocabulary + token for row, _, token in draws]), rows.device)
-        for (_, node, token), mass in zip(draws, rows.take(at).tolist(), strict=True):
-            if not mass > 0:
-                raise ValueError(
-                    f"tree.q: node {node} cannot have drawn token {token}: it has no mass there."
-                )
-
-
-def _check_node(name: str, node: int, row: Tensor, vocabulary: int) -> None:
-    if row.shape != (vocabulary,):
-        raise ValueError(
-            f"{name}: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}], as at the"
-            " root."
-        )
-    try:
-        check_rows(name, row)
-    except ValueError as error:
-        raise ValueError(str(error).replace("the distribution", f"node {node}")) from None
+_KINDS = {
+    "none": _check_none,
+    "path": _check_path,
+    "delayed": _check_delayed,
+    "without_replacement": _check_distinct,
+}
 
 
 def check_policys_tree(policy: Any, tree: DraftTree, state: Any, vocabulary: int) -> None:
     """Raise UserError for a tree that a policy should not have drafted at `state`.
 
-    Of a sequence's first tree the distributions are looked at too.
+    The topology is checked, the root, the room that is left, and what the kind of tree
+    (`TreePolicy.trees`) promises; of a sequence's first tree the distributions too.
     """
     try:
-        check_drafted(tree, policy.trees, state.root, state.room, vocabulary)
+        depth = check_topology(tree, vocabulary)
+        if policy.trees in _KINDS:
+            _KINDS[policy.trees](tree, depth)
+        if tree.tokens[0] != state.root:
+            raise ValueError(
+                f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed"
+                f" token, {state.root}."
+            )
+        if max(depth) > state.room:
+            raise ValueError(
+                f"tree: node {depth.index(max(depth))} lies {max(depth)} deep, and the context has"
+                f" room for {state.room}."
+            )
         if state.tau is None:
             check_draws(tree, vocabulary, drawn=policy.trees != "top_k")
     except ValueError as error:

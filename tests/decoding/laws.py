@@ -1,54 +1,91 @@
-"""The exact law of what one step emits, and the target's, over tables of distributions."""
+"""The exact law of what one step emits, and how far it is from the target's."""
 
-from collections.abc import Callable
-from itertools import product
+import torch
+from torch import Tensor
 
-import pytest
-
-from nde_talf.decoding.testing import EnumeratedRng, exact_law
-from nde_talf.decoding.tree import DraftTree, Verdict
-from tests.decoding.tables import Tables, context_of
+from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf.decoding.testing import exact_law
+from tests.decoding.tables import emitted, scored
 
 Law = dict[tuple[int, ...], float]
 
 
-def emitted_law(
-    tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree, Verdict]], length: int
-) -> Law:
-    """Law of the first `length` tokens: one step's output, continued by samples of p."""
-
-    def tokens(rng):
-        tree, verdict = step(rng)
-        return *context_of(tree, verdict.end), verdict.token
-
-    return tokens_law(tables, tokens, length)
-
-
-def tokens_law(
-    tables: Tables, step: Callable[[EnumeratedRng], tuple[int, ...]], length: int
-) -> Law:
-    """The same of a step that returns its tokens."""
-
-    def experiment(rng):
-        tokens = step(rng)
-        while len(tokens) < length:
-            tokens = (*tokens, rng.categorical(tables(tokens)[0]))
-        return tokens
-
-    law = exact_law(experiment)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    return law
-
-
-def target_law(tables: Tables, length: int) -> Law:
-    law = {}
-    for tokens in product(range(tables.vocabulary), repeat=length):
-        probability = 1.0
-        for i, token in enumerate(tokens):
-            probability *= float(tables(tokens[:i])[0][token])
-        law[tokens] = probability
-    return law
-
-
 def distance(law: dict, other: dict) -> float:
     return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+
+
+def step_error(
+    tables, policy, rule, length: int, device: bool = False, room: int = 1 << 20
+) -> float:
+    """Largest difference of probability between the first `length` tokens that a step emits,
+    continued by the target, and the target's.
+
+    What follows the step is not enumerated: its law is p's, of which the float64 quotients are
+    taken.
+    """
+    law = exact_law(lambda rng: emitted(scored(tables, policy, rng, device, room), rule, rng))
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return distance(continued(law, tables, length), continued({(): 1.0}, tables, length))
+
+
+def continued(law: Law, tables, length: int) -> Law:
+    """The law of the first `length` tokens where p goes on behind those of `law`."""
+    found: Law = {}
+    for tokens, probability in law.items():
+        parts = {tokens[:length]: probability}
+        for _ in range(length - len(tokens)):
+            parts = {
+                (*head, t): x * y
+                for head, x in parts.items()
+                for t, y in enumerate(_shares(tables(head)[0]))
+            }
+        for whole, part in parts.items():
+            found[whole] = found.get(whole, 0.0) + part
+    return found
+
+
+def _shares(row: Tensor) -> list[float]:
+    return (row.double() / row.double().sum()).tolist()
+
+
+GAPS = (10, 14, 16, 17, 18, 25, 40, 80)
+# Name -> (logits of p, logits of q, setting of p, setting of q). Position 0 of the logits is the
+# favourite.
+PEAKED: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSetting]] = {
+    **{f"gap {gap}": ([0, 1, 0.5, 0.8], [gap, 1, 0.2, 0.7], RAW, RAW) for gap in GAPS},
+    "both peaked": ([20, 17, 3, 1], [18, 2, 17, 0], RAW, RAW),
+    "two steps": ([0, 0.4, 1, 2], [35, 17, 0.5, 0], RAW, RAW),
+    "ties": ([1, 1, 1, 0], [17, 17, 0, 0], RAW, RAW),
+    "equal": ([17, 0, 1, 9], [17, 0, 1, 9], RAW, RAW),
+    "one-hot draft": ([0, 1, 0.5, 0.8], [3, 1, 1, 0], RAW, SamplingSetting(0.0)),
+    "one-hot target": ([3, 1, 1, 0], [16.5, 1, 0.5, 0.8], SamplingSetting(0.0), RAW),
+    "cold draft": ([1, 2, 0.5, 0], [6, 2, 0.5, 1], RAW, SamplingSetting(0.3)),
+    "top-p of the target": ([2, 1, 0.5, 0.8], [17, 1, 0.2, 0.7], SamplingSetting(1.0, 0.7), RAW),
+    "top-p of the draft": ([2, 1, 0.5, 0.8], [1, 3, 2, 0.7], RAW, SamplingSetting(1.0, 0.9)),
+    "top-p of both": (
+        [0, 1, 3, 3],
+        [3, 2.5, 1, 1],
+        SamplingSetting(1.0, 0.9),
+        SamplingSetting(0.7, 0.9),
+    ),
+}
+
+
+class PeakedTables:
+    """p(. | context) and q(. | context) of a kind, with exact ones, zeros and ties, in `dtype`.
+
+    Every context turns the logits round, so that rows differ.
+    """
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = 4):
+        p, q, self.target, self.draft = PEAKED[kind]
+        self.p, self.q = (torch.tensor(logits[:vocabulary], dtype=dtype) for logits in (p, q))
+        self.vocabulary = vocabulary
+        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if context not in self._rows:
+            turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
+            p, q = (logits.roll(turn) for logits in (self.p, self.q))
+            self._rows[context] = warp(p, self.target), warp(q, self.draft)
+        return self._rows[context]

@@ -1,0 +1,271 @@
+"""Every rule's output law is the target's on every kind of tree that it takes, host and device.
+
+By exact enumeration of the code that the decode loop calls, in float64 and float32, with rows that
+have zeros, ones, ties and hardly any difference between p and q.
+"""
+
+import pytest
+import torch
+
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
+from nde_talf.decoding.policies.fixed import Shaped
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.rules.residual import Residual, accept
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.testing import exact_law, expectation
+from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.verifier import check_compatible
+from tests.decoding.laws import PEAKED, PeakedTables, distance, step_error
+from tests.decoding.tables import KINDS, Tables, context_of, emitted, one_step, scored, tau
+
+FLAT, UNEVEN, FORKED = ((), (), ()), (((),), ()), (((), ()), ())
+# What is drafted -> (how, tokens of the law to look at). The rest of longer ones is p's own.
+TREES = {
+    "none": (lambda: Delayed(Action(1, 0, 0)), 1),
+    "path": (lambda: Delayed(Action(1, 0, 2)), 3),
+    "trunk alone": (lambda: Delayed(Action(4, 2, 0)), 3),
+    "two": (lambda: Delayed(Action(2, 0, 1)), 2),
+    "three": (lambda: Delayed(Action(3, 0, 1)), 2),
+    "trunk": (lambda: Delayed(Action(2, 1, 1)), 3),
+    "deep": (lambda: Delayed(Action(2, 0, 2)), 3),
+    "deep trunk": (lambda: Delayed(Action(2, 1, 2)), 4),
+    "three deep": (lambda: Delayed(Action(3, 0, 2)), 3),
+    "iid": (lambda: Shaped(UNEVEN, "iid"), 3),
+    "distinct": (lambda: Shaped(FLAT[:2], "without_replacement"), 2),
+    "three distinct": (lambda: Shaped(FLAT, "without_replacement"), 2),
+    "deep distinct": (lambda: Shaped(FORKED, "without_replacement"), 3),
+    "dyspec": (lambda: DySpec(nodes=3), 4),
+    "dyspec, context ends": (lambda: DySpec(nodes=3), 2),
+    "dyspec, threshold": (lambda: DySpecThreshold(threshold=0.1, nodes=3), 3),
+    "dyspec, no threshold": (lambda: DySpecThreshold(threshold=0.0, nodes=3), 2),
+    "top": (lambda: Shaped(UNEVEN, "top_k"), 3),
+    "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
+    "deep beam": (lambda: Beam(k=3, depth=3, nodes=5), 4),
+    "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
+    "salf, filled": (lambda: Salf(nodes=3, batch=1, threshold=0.3, fill=True), 3),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
+    "dynatree, wide": (
+        lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)),
+        3,
+    ),
+}
+HOST_ONLY = ("dyspec", "salf", "dynatree")
+LARGE = ("trunk", "deep", "deep trunk", "three deep", "iid", "deep distinct", "deep beam")
+BOTTOM_UP = ("bv", "tv", "traversal", "gbv", "gbv_exact", "traversal_without_replacement")
+DEEPEST = ("deep trunk", "three deep", "deep beam")
+DISTINCT = ("without_replacement", "traversal_without_replacement")
+CASES = [
+    (tree, name, device)
+    for tree, (make, _) in TREES.items()
+    for name, rule in VERIFIERS.items()
+    if name != "greedy" and make().trees in rule.trees
+    for device in (False, True)
+    if not device or (rule.on_device and not tree.startswith(HOST_ONLY) and tree not in DEEPEST)
+]
+FEW = ("random", "sparse", "one-hot q")  # kinds for large trees and for the device
+SLOW = pytest.mark.slow
+
+
+def error(tree: str, name: str, device: bool, tables) -> float:
+    make, length = TREES[tree]
+    room = 1 if tree.endswith("context ends") else 100
+    return step_error(tables, make(), VERIFIERS[name], length, device, room)
+
+
+@pytest.mark.parametrize(
+    "tree,name,device,kind",
+    [
+        pytest.param(*case, kind, marks=() if plain and kind == "random" else SLOW)
+        for case in CASES
+        for plain in [not case[2] and case[0] not in LARGE]
+        for kind in (KINDS if plain else FEW)
+    ],
+)
+def test_output_law_is_the_targets(tree, name, device, kind):
+    tables = Tables(kind, seed=3, vocabulary=2 if tree in LARGE or device else 3)
+    # "close" is p = q up to 1e-9, so that the residual is rounding noise.
+    assert error(tree, name, device, tables) < (1e-7 if kind == "close" else 1e-9)
+
+
+TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
+SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tree,name,device", [case for case in CASES if not case[2] or case[0] not in LARGE]
+)
+def test_laws_of_peaked_rows(tree, name, device):
+    for kind in PEAKED if tree in ("distinct", "three distinct", "dyspec") else SOME:
+        for dtype in TOLERANCE if kind == "two steps" else [torch.float32]:
+            tables = PeakedTables(kind, dtype, 2 if tree in LARGE else 3)
+            assert error(tree, name, device, tables) < TOLERANCE[dtype], (kind, dtype)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("tree,name,device", CASES)
+def test_all_laws_of_peaked_rows(tree, name, device, dtype):
+    for kind in PEAKED:
+        tables = PeakedTables(kind, dtype, 3 if device or tree in LARGE else 4)
+        assert error(tree, name, device, tables) < TOLERANCE[dtype], kind
+
+
+@pytest.mark.parametrize("last_tau", [None, 0, 1, 2, 3])
+def test_following_tau_is_lossless(last_tau):
+    """The next tree depends on what was accepted before; given that, the law is the target's."""
+    tables, policy = Tables("random", seed=3), FollowTau(2, 1, 1)
+    law = exact_law(
+        lambda rng: emitted(scored(tables, policy, rng, tau=last_tau), VERIFIERS["specinfer"], rng)[
+            :1
+        ]
+    )
+    assert distance(law, {(t,): x for t, x in enumerate(tables(())[0].tolist())}) < 1e-9
+
+
+class Spoilt(Shaped):
+    """Three draws without replacement, with other masses than they were drawn from."""
+
+    def __init__(self, masses):
+        super().__init__(FLAT[:2], "without_replacement")
+        self.masses = masses
+
+    def draft(self, state, drafter, rng):
+        tree = super().draft(state, drafter, rng)
+        tree.left[0] = self.masses(tree)
+        return tree
+
+
+def wrong_correction(tree, rng):
+    """Accepting with min(1, p / q), but correcting from p instead of from the residual."""
+    child = tree.children[0][0]
+    p, q, token = tree.p[0], tree.q[0], tree.tokens[child]
+    if rng.bernoulli(float(p[token] / q[token])):
+        return Verdict(child, rng.categorical(tree.p[child]))
+    return Verdict(0, rng.categorical(p))
+
+
+@pytest.mark.parametrize(
+    "policy,rule,tables",
+    [
+        (Delayed(Action(1, 0, 1)), wrong_correction, Tables("random", seed=3)),
+        (Shaped(FLAT[:2], "without_replacement"), VERIFIERS["specinfer"], Tables("random", seed=7)),
+        # 1 - q(x) in float32 for what is left
+        (
+            Spoilt(lambda tree: [1.0, 1 - float(tree.q[0][tree.tokens[1]])][: len(tree.left[0])]),
+            VERIFIERS["without_replacement"],
+            PeakedTables("gap 16"),
+        ),
+    ],
+    ids=["correction", "i.i.d. rule on distinct draws", "remaining mass"],
+)
+def test_a_bias_is_caught(policy, rule, tables):
+    assert step_error(tables, policy, rule, 2) > 1e-3
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("kind", ["gap 16", "gap 18", "two steps"])
+def test_what_a_child_was_drawn_from_need_not_be_recorded(name, kind):
+    policy = Spoilt(lambda tree: [None] * len(tree.children[0]))
+    assert step_error(PeakedTables(kind), policy, VERIFIERS[name], 2) < 2e-7
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+@pytest.mark.parametrize("left", [0.0, None])
+def test_a_child_that_could_not_be_drawn_is_never_accepted(name, left):
+    """Nothing is left behind a first draw of probability 1; a second child changes nothing."""
+    p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([1.0, 0.0, 0.0])
+    assert accept(float(p[1]), float(q[1]), Residual(), left=0.0) == 0
+    tree = DraftTree.rooted(0, q)
+    tree.add(0, 0)
+    tree.add(0, 1, left)
+    tree.p = [p] * 3
+    law = exact_law(lambda rng: emitted(tree, VERIFIERS[name], rng)[0])
+    assert [law[token] for token in range(3)] == pytest.approx(p.tolist(), abs=1e-7)
+
+
+@pytest.mark.parametrize("trees", ["delayed", "without_replacement"])
+def test_rules_refuse_trees_on_which_they_are_biased(trees):
+    refused = {name for name, rule in VERIFIERS.items() if trees not in rule.trees}
+    assert refused >= {"naive", "tv", "bv"} ^ (
+        {"naive", "tv", "bv"} if trees != "delayed" else set()
+    )
+    for name in refused:
+        with pytest.raises(UserError, match=f"verifier={name} .*'{trees}'"):
+            check_compatible(trees, VERIFIERS[name])
+
+
+def greedy_text(tables, length: int) -> list[int]:
+    tokens = []
+    for _ in range(length):
+        tokens.append(int(tables(tuple(tokens))[0].argmax()))
+    return tokens
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("naive", "tv", "bv")])
+def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
+    tables = Tables("one-hot p", seed=3)
+    tree = DraftTree.rooted(0, torch.full((3,), 1 / 3, dtype=torch.float64))
+    best = greedy_text(tables, 2)
+    wrong = [[(best[0] + 1) % 3, 0], [best[0], (best[1] + 1) % 3]]
+    # Repeats under the root, but for rules of distinct draws.
+    for path in (wrong[0], best, *([] if name in DISTINCT else wrong[1:])):
+        node = 0
+        for token in path:
+            node = tree.add(node, token)
+    tree.q = [tree.q[0]] * len(tree)
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    outcomes = exact_law(lambda rng: emitted(tree, VERIFIERS[name], rng))
+    assert [list(text) for text in outcomes] == [greedy_text(tables, 3)]
+
+
+def test_greedy_matching_is_refused_above_temperature_0():
+    tables = Tables("random", seed=7)
+    for device in (False, True):
+        tree = scored(tables, Shaped(UNEVEN, "top_k"), Rng.seeded(0), device)
+        if device:
+            assert int(VERIFIERS["greedy"](tree, Rng.seeded(0)).token) == -1
+        else:
+            with pytest.raises(UserError, match="temperature 0"):
+                VERIFIERS["greedy"](tree, Rng.seeded(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_block_efficiencies_keep_their_order(kind):
+    tables = Tables(kind, seed=8, vocabulary=2)
+
+    def efficiency(name: str, policy) -> float:
+        return expectation(lambda rng: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng)))
+
+    for tree, better, worse in (
+        (lambda: Delayed(Action(1, 0, 3)), "bv", "naive"),
+        (lambda: Delayed(Action(2, 1, 1)), "traversal", "specinfer"),
+        (lambda: Shaped(FORKED, "without_replacement"), DISTINCT[1], DISTINCT[0]),
+    ):
+        assert efficiency(better, tree()) >= efficiency(worse, tree()) - 1e-9
+    flat = Delayed(Action(3, 0, 1))
+    assert efficiency("traversal", flat) == pytest.approx(efficiency("specinfer", flat), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "close"])
+def test_on_a_single_path_methods_coincide(kind):
+    tables, path = Tables(kind, seed=6), Delayed(Action(1, 0, 2))
+
+    def law(name):
+        def step(rng):
+            tree, verdict = one_step(tables, path, VERIFIERS[name], rng)
+            return tau(tree, verdict), *tree.tokens, verdict.token
+
+        return exact_law(step)
+
+    others = [name for name in VERIFIERS if name not in (*BOTTOM_UP, "greedy", "nss")]
+    for first, *family in (others, BOTTOM_UP):
+        expected = law(first)
+        for name in family:
+            assert distance(expected, law(name)) < 1e-9, name
