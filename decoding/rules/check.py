@@ -89,23 +89,24 @@ def check_topology(tree: DraftTree, vocabulary: int) -> list[int]:
 
 def _check_children(tree: DraftTree) -> None:
     listed = [True] + [False] * (len(tree) - 1)
-    for node, (children, masses) in enumerate(zip(tree.children, tree.left, strict=True)):
+    for node, children in enumerate(tree.children):
         for child in children:
             if child not in range(1, len(tree)) or tree.parents[child] != node:
                 raise ValueError(
                     f"tree.children: node {node} lists {child}, which is not its child."
                 )
             listed[child] = True
-        if len(masses) != len(children):
-            raise ValueError(
-                f"tree.left: node {node} has {len(masses)} masses for {len(children)} children."
-            )
     if not all(listed):
         missing = listed.index(False)
         raise ValueError(
             f"tree.children: node {missing} is missing from those of its parent, node"
             f" {tree.parents[missing]}."
         )
+    for node, (children, masses) in enumerate(zip(tree.children, tree.left, strict=True)):
+        if len(masses) != len(children):
+            raise ValueError(
+                f"tree.left: node {node} has {len(masses)} masses for {len(children)} children."
+            )
 
 
 def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:

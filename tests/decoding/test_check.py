@@ -1,0 +1,184 @@
+"""A tree that no verifier can walk, or no such policy may draft, is refused by its node: most would
+change the law unseen.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
+from nde_talf.decoding.rules.check import check_policys_tree, check_tree
+from nde_talf.decoding.rules.labels import expected_block_efficiency
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.verifier import Verifier, check_compatible
+from tests.decoding.pairs import tiny_pair
+
+V = 5
+Q = torch.full((V,), 1 / V)
+
+
+def made(*paths: list[int]) -> DraftTree:
+    """The tree of these paths, each node's children drawn from Q."""
+    tree = DraftTree.rooted(0)
+    for path in paths:
+        node = 0
+        for token in path:
+            node = tree.add(node, token)
+    tree.q = [Q if children else None for children in tree.children]
+    tree.p = [Q] * len(tree)
+    return tree
+
+
+def path() -> DraftTree:
+    return made([1, 2, 3])
+
+
+def again() -> DraftTree:
+    """A path whose first token was drawn twice, and nothing below it."""
+    tree = path()
+    tree.add(0, 1)
+    return tree
+
+
+def spoilt(field: str, node: int, value) -> DraftTree:
+    tree = path()
+    getattr(tree, field)[node] = value
+    return tree
+
+
+TOPOLOGY = {
+    "outside the vocabulary": (spoilt("tokens", 2, 9), "tree.tokens: node 2 is token 9"),
+    "a child before its parent": (spoilt("parents", 1, 2), "tree.parents: node 1 has parent 2"),
+    "a child of another node": (spoilt("children", 0, [1, 3]), "tree.children: node 0 lists 3"),
+    "nobody's child": (
+        spoilt("children", 1, []),
+        "node 2 is missing from those of its parent, node 1",
+    ),
+    "masses": (spoilt("left", 0, []), "tree.left: node 0 has 0 masses for 1 children"),
+}
+DRAWS = {
+    "no q": (spoilt("q", 1, None), "tree.q: node 1 has children, but no distribution"),
+    "q of other tokens": (spoilt("q", 1, Q[:2]), "tree.q: node 1 has shape"),
+    "q sums to 2": (spoilt("q", 1, 2 * Q), "tree.q: node 1 does not sum to 1"),
+    "q has no mass": (spoilt("q", 1, torch.eye(V)[0]), "node 1 cannot have drawn token 2"),
+}
+KINDS = {
+    "none": (path(), "none", "node 1 was drafted"),
+    "path": (made([1], [2]), "path", "node 0 has 2 draws; one of kind 'path'"),
+    "distinct": (made([1], [1]), "without_replacement", "node 0 drew a token twice"),
+    "delayed, lengths": (made([1, 2], [3]), "delayed", "of one length"),
+    "delayed, two branch points": (again(), "delayed", "node 1 has 1 draws and 2 paths"),
+    "root": (spoilt("tokens", 0, 4), "path", "node 0 is token 4; the root"),
+    "room": (made([1, 2, 3, 4, 1]), "path", "lies 5 deep, and the context has room for 4"),
+}
+
+
+def check(tree: DraftTree, trees: str, first: bool = True) -> None:
+    state = SimpleNamespace(root=0, room=4, tau=None if first else 1)
+    check_policys_tree(SimpleNamespace(trees=trees), tree, state, V)
+
+
+@pytest.mark.parametrize(
+    "tree,words", [*TOPOLOGY.values(), *DRAWS.values()], ids=[*TOPOLOGY, *DRAWS]
+)
+def test_a_malformed_tree_is_refused_by_its_node(tree, words):
+    with pytest.raises(ValueError, match=words):
+        check_tree(tree)
+    with pytest.raises(UserError, match=rf"drafted a tree of kind 'iid'.*{words}"):
+        check(tree, "iid")
+
+
+@pytest.mark.parametrize("tree,words", TOPOLOGY.values(), ids=TOPOLOGY)
+def test_topology_is_looked_at_in_every_tree(tree, words):
+    with pytest.raises(UserError, match=words):
+        check(tree, "top_k", first=False)
+
+
+@pytest.mark.parametrize("tree,kind,words", KINDS.values(), ids=KINDS)
+def test_a_tree_of_another_kind_is_refused(tree, kind, words):
+    with pytest.raises(UserError, match=rf"of kind '{kind}'.*{words}"):
+        check(tree, kind)
+
+
+def test_sound_trees_pass():
+    for trees in ("path", "delayed", "iid", "without_replacement", "top_k"):
+        check(path(), trees)
+    check(made([1, 2, 3], [1, 2, 4], [1, 1, 1]), "delayed")
+    check(spoilt("q", 1, torch.eye(V)[0]), "top_k")  # a picked token needs no mass
+    for tree, _ in DRAWS.values():
+        check(tree, "path", first=False)
+
+
+@pytest.mark.parametrize(
+    "p,words",
+    [
+        (spoilt("p", 1, Q[:1]), "tree.p: node 1 has shape"),
+        (spoilt("p", 2, 2 * Q), "tree.p: node 2 does not sum to 1"),
+        (spoilt("p", 2, Q * float("nan")), "tree.p: node 2 holds NaN"),
+        (spoilt("p", 2, torch.tensor([2.0, -1, 0, 0, 0])), "tree.p: node 2 holds negative"),
+    ],
+)
+def test_rows_of_the_target_are_checked(p, words):
+    with pytest.raises(ValueError, match=words):
+        VERIFIERS["specinfer"].checked(p, Rng.seeded(0))
+    tree = path()
+    tree.p = tree.p[:2]
+    with pytest.raises(ValueError, match="it has 2 rows for 4 nodes"):
+        check_tree(tree)
+
+
+def test_the_loop_checks_every_tree():
+    class Broken(Delayed):
+        drafted = 0
+
+        def draft(self, state, drafter, rng):
+            tree = super().draft(state, drafter, rng)
+            self.drafted += 1
+            if self.drafted == 4:
+                tree.children[0].append(3)
+            return tree
+
+    target, draft = tiny_pair(16)
+    policy = Broken(Action(1, 0, 3))
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS["specinfer"])
+    with pytest.raises(UserError, match=r"policy Broken drafted .*node 0 lists 3"):
+        decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0))
+    assert policy.drafted == 4
+
+
+@pytest.mark.parametrize(
+    "p,q,k,words",
+    [
+        ([[0.5, 0.4]], [[0.5, 0.5]], 2, "p: node 0 does not sum to 1"),
+        ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 holds negative"),
+        ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 holds NaN"),
+        ([[0.5, 0.5]], [[1.0]], 2, "q: its shape"),
+        ([[0.5, 0.5]], [[0.5, 0.5]], 0, "k=0"),
+    ],
+)
+def test_bad_rows_are_named(p, q, k, words):
+    for rate in (lambda *x: acceptance("specinfer", *x), optimal_acceptance):
+        with pytest.raises(ValueError, match=words):
+            rate(torch.tensor(p), torch.tensor(q), k)
+
+
+def test_unknown_names_and_kinds_are_named():
+    row = torch.full((1, 2), 0.5)
+    with pytest.raises(UserError, match="no OTLP solver"):
+        acceptance("bv", row, row, 1)
+    with pytest.raises(ValueError, match="no mass"):
+        branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
+    with pytest.raises(UserError, match="verifier=bv: it has no labels"):
+        expected_block_efficiency(row, row, row, "bv")
+    with pytest.raises(ValueError, match="no kind idd"):
+        Verifier("mine", len, frozenset({"idd"}))
+    with pytest.raises(UserError, match="kind 'idd'"):
+        check_compatible("idd", VERIFIERS["nss"])
