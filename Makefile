@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 
 SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter file,$(origin PYTHON)),,--named)
 
-FAST := not (slow or pipeline or law or vllm or ray or cuda)
+FAST := not (slow or pipeline or law or nightly or vllm or ray or cuda)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run check test test-vllm test-transformers nightly setup lint types docs constraints check-constraints clean
@@ -53,15 +53,11 @@ test-transformers: setup
 	  PYTHONPATH=.venv-transformers $(BIN)/python -m pytest $(MODEL_TESTS) $(ARGS) || exit 1; \
 	done
 
-# What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
-# planted faults, flipped bits, kills, everything else that goes wrong. Hours.
+# What takes too long for every change: other versions of transformers, long laws, all presets' miniatures, bad command lines,
+# damaged artefacts, kills, planted faults. Hours.
 nightly: test-transformers
-	$(BIN)/python -m benchmarks.miniatures --presets
 	$(BIN)/python -m pytest -m law -n 2
-	$(BIN)/python -m benchmarks.mutations
-	$(BIN)/python -m benchmarks.flips
-	$(BIN)/python -m benchmarks.kills
-	$(BIN)/python -m benchmarks.campaign
+	$(BIN)/python -m pytest -m nightly
 
 # constraints.txt: made anew on the package index, or checked there.
 constraints:

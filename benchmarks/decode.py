@@ -11,6 +11,7 @@ static shapes (on CUDA: graphs).
 """
 
 import argparse
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -23,9 +24,7 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
-from benchmarks.forwards import ForwardClock, watched
-from benchmarks.rows import doubts, rate
-from benchmarks.timing import report
+from benchmarks.timing import doubts, rate, report
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import shown
@@ -39,9 +38,10 @@ from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import (
@@ -53,9 +53,11 @@ from nde_talf.evaluation.loops import (
     Schedule,
     Speculative,
     action_title,
+    add_matches,
     assisted_title,
     is_outside,
     lookup_title,
+    record_of,
     transformers_assisted,
     transformers_lookup,
     transformers_loop,
@@ -96,6 +98,65 @@ GRID = (
 """Schedules of transformers' assisted generation that are tried."""
 Tree = tuple[str, Action]  # a rule, and a tree for it
 Tried = TypeVar("Tried", bound=Hashable)
+
+
+class ForwardClock:
+    """Seconds inside the forward passes and output layers of the models it watches, and how many
+    passes the draft made.
+
+    Watch a model before anything is built of it.
+    """
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds, self.draft_passes = 0.0, 0
+
+    def watch(self, model: CausalModel | EagleHead, draft: bool = False) -> None:
+        if isinstance(model, CausalModel):
+            reader, hidden = model.reader, self._timed(model.hidden, draft)
+            model.hidden, model.logits = hidden, self._timed(model.logits, False)
+            model.reader = lambda layers: self._timed(reader(layers), draft) if layers else hidden
+        else:
+            model.forward = self._timed(model.forward, draft)
+
+    def _timed(self, function: Callable, counted: bool) -> Callable:
+        def timed(*args, **kwargs):
+            self.draft_passes += counted
+            started = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds += time.perf_counter() - started
+            return result
+
+        return timed
+
+
+def watched(
+    name: str,
+    decoder: SpeculativeDecoder,
+    setting: SamplingSetting,
+    new_tokens: int,
+    clock: ForwardClock,
+) -> Generate:
+    """A method of our loop (see `evaluation.methods.Speculative`) whose records say what happened
+    inside the models.
+    """
+
+    def generate(prompt: list[int], seed: int, kind: str):
+        stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(seed))
+        next(iter(stream))  # the prefill
+        clock.reset()
+        started = time.process_time()
+        for _ in stream:
+            pass
+        record = record_of(name, setting, stream.generation)
+        record.cpu_seconds = time.process_time() - started
+        add_matches(record, decoder.drafting)
+        record.forward_seconds, record.draft_passes = clock.seconds, clock.draft_passes
+        return record
+
+    return generate
 
 
 @dataclass
@@ -364,16 +425,7 @@ def main() -> None:
             run_benchmark(made, prompts, setting, records, seed=0)
         read = list(read_records(records))
     table, notes = rows(read)
-    command = f"python -m benchmarks.decode --run checkpoints/{options.run.name}"
-    for name in ("prompts", "tuning", "new_tokens", "schedules", "forward"):
-        if getattr(options, name) != parser.get_default(name):
-            command += f" --{name.replace('_', '-')} {getattr(options, name)}"
-    for name in ("temperatures", "trees"):
-        if list(getattr(options, name)) != list(parser.get_default(name)):
-            command += f" --{name} {' '.join(map(str, getattr(options, name)))}"
-    if options.static:
-        command += " --static"
-    report(options.name, command, COLUMNS, table, [*notes, *doubts(read)])
+    report(options.name, COLUMNS, table, [*notes, *doubts(read)])
 
 
 if __name__ == "__main__":

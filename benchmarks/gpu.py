@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import timing
-from benchmarks.rows import doubts, rate
-from benchmarks.timing import report
+from benchmarks.timing import doubts, rate, report
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
@@ -128,9 +127,6 @@ def main(arguments: list[str] | None = None) -> None:
             "--device cuda: torch sees no GPU here. --device cpu --size small rehearses on the CPU."
         )
     timing.RESULTS = options.results
-    command = f"python -m benchmarks.gpu --part {options.part}" + (
-        " --size small" if options.size == "small" else ""
-    )
     size, device = SIZES[options.size], torch.device(options.device)
     try:
         parts = {
@@ -140,12 +136,12 @@ def main(arguments: list[str] | None = None) -> None:
             "heads": heads,
             "attention": attention,
         }
-        parts[options.part](options, size, device, command)
+        parts[options.part](options, size, device)
     except UserError as error:
         raise SystemExit(str(error)) from error
 
 
-def pair(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+def pair(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     until = time.monotonic() + 60 * options.minutes
     options.folder.mkdir(parents=True, exist_ok=True)
     for records in options.folder.glob("*.jsonl"):  # of another pair
@@ -185,7 +181,6 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device, command:
         )
     report(
         "gpu_pair",
-        command,
         ["model", "M parameters", "steps", "s", "tokens/s", "held-out nats a token"],
         found,
         [_machine(device)],
@@ -267,7 +262,7 @@ def _loss(model: nn.Module, tokens: Tensor, teacher: nn.Module | None = None) ->
     return F.cross_entropy(logits.flatten(0, 1), p.flatten(0, 1))
 
 
-def traces(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+def traces(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     target, draft = _load(options, device)
     starts = _prompts(options, size)
     started = time.perf_counter()
@@ -304,10 +299,10 @@ def traces(options: argparse.Namespace, size: Size, device: torch.device, comman
             _peak(device),
         ]
     )
-    report("gpu_traces", command, columns, found, [_machine(device)])
+    report("gpu_traces", columns, found, [_machine(device)])
 
 
-def decode(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+def decode(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     target, draft = _load(options, device)
     wide = _load(options, device, "float32")
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
@@ -339,7 +334,7 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
         add(f"{title}, static", (target, draft), tree, rule, fixed)
     rule, tree = TREES[0]
     add(f"{VERIFIERS[rule].name} {tuple(tree)}, float32", wide, tree, rule, None)
-    _decoded("decode", made, prompts, options, size, device, command)
+    _decoded("decode", made, prompts, options, size, device)
 
 
 def _decoded(
@@ -349,7 +344,6 @@ def _decoded(
     options: argparse.Namespace,
     size: Size,
     device: torch.device,
-    command: str,
 ) -> None:
     """Run all methods, interleaved, and report them. Where it was stopped, it goes on."""
     records = options.folder / f"{part}-{options.size}.jsonl"
@@ -401,7 +395,6 @@ def _decoded(
     ]
     report(
         f"gpu_{part}",
-        command,
         columns,
         found,
         notes + doubts([record for own in by_method.values() for record in own]),
@@ -409,7 +402,7 @@ def _decoded(
     records.unlink()
 
 
-def heads(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+def heads(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     target, _ = _load(options, device)
     rows = torch.load(options.folder / "held_out.pt", weights_only=True)
     batch = rows[torch.arange(min(8, size.batch)) % len(rows)].to(device)
@@ -444,7 +437,7 @@ def heads(options: argparse.Namespace, size: Size, device: torch.device, command
         f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens"
         " are roots."
     )
-    report("gpu_heads", command, columns, found, [_machine(device), note])
+    report("gpu_heads", columns, found, [_machine(device), note])
 
 
 def _head_step(
@@ -476,7 +469,7 @@ def _head_step(
 
 
 @torch.inference_mode()
-def attention(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+def attention(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     full, dtype, found = options.size == "full", torch.bfloat16, []
     heads, shared, width = (32, 8, 128) if full else (4, 2, 32)  # of Llama-3-8B
     for context, rows in product((256, 1024, 4096, 16384) if full else (64, 256), (1, 8, 64)):
@@ -500,7 +493,7 @@ def attention(options: argparse.Namespace, size: Size, device: torch.device, com
         f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the"
         " other, launches included."
     )
-    report("gpu_attention", command, columns, found, [_machine(device), note])
+    report("gpu_attention", columns, found, [_machine(device), note])
 
 
 def _milliseconds(device: torch.device, call: Callable[[], object], calls: int = 50) -> float:

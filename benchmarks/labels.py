@@ -190,42 +190,7 @@ def speed(
         "by CPU time",
         "of it in the models' passes",
     ]
-    report("labels_speed", "python -m benchmarks.labels", columns, rows, [times.note()])
-
-    layout, samples = super_tree_layout(), 24
-    values: dict[bool, list[Tensor]] = {True: [], False: []}
-    for trees in roots.trees(samples, layout, 8):
-        p, q = trees.distributions(target, draft, setting, setting)
-        for exact, parts in values.items():
-            parts.append(
-                expected_block_efficiency(p, q, trees.tokens, VERIFIER, layout, exact, check=False)
-            )
-    depths = torch.tensor([tree.depth for tree in TREES])
-    groups = {
-        "depth 1": depths == 1,
-        "depth 2-4": (depths > 1) & (depths < 5),
-        "depth 5-16": depths > 4,
-    }
-    sizes = (1, 2, 4, 8)
-    times = interleaved({str(s): lambda s=s: roots.by_super_trees(s) for s in sizes}, repeats)
-    spread = {
-        exact: torch.cat(parts).view(count, samples, -1).var(1).mean(0)
-        for exact, parts in values.items()
-    }
-    rows = [
-        [s, times.seconds[str(s)] / count, times.cpu[str(s)] / count]
-        + [
-            float((spread[exact][group].mean() / s).sqrt())
-            for group in groups.values()
-            for exact in (True, False)
-        ]
-        for s in sizes
-    ]
-    columns = ["super-trees a root (s)", "seconds a root", "CPU seconds a root"]
-    columns += [
-        f"standard error, {group}{how}" for group in groups for how in ("", " (last level sampled)")
-    ]
-    report("labels_error", "python -m benchmarks.labels", columns, rows, [times.note()])
+    report("labels_speed", columns, rows, [times.note()])
 
 
 def noise(
@@ -273,7 +238,7 @@ def noise(
         rows.append(row)
     columns = ["method", "mean label", "its standard deviation, one super-tree"]
     columns += [f"variance removed, depth {group}" for group in groups]
-    report("labels", "python -m benchmarks.labels", [*columns, "difference of means"], rows)
+    report("labels", [*columns, "difference of means"], rows)
 
 
 def main() -> None:

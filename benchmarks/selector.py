@@ -1,10 +1,9 @@
-"""What selectors win over everything that could be run in their place, from the files of finished
-runs.
+"""What selectors win over everything that could be run in their place, from files of finished runs.
 
-`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--out FOLDER]`. The commands that make the committed pages' runs are in PAGES. --online: runs with
-`evaluation=campaign`, of other settings or seeds, that are reported together; without it all
-evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have
-come. Writes results/selector.md and docs/selector.png, or both into --out.
+`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--out FOLDER]`.
+--online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together;
+without it all evaluations beside --run whose names begin with its name. Unfinished ones count as
+far as they have come. Writes results/selector.md, or selector.md into --out.
 """
 
 import argparse
@@ -14,71 +13,20 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rows import doubts
-from benchmarks.timing import RESULTS
+from benchmarks.timing import RESULTS, doubts
 from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.evaluation.benchmark import Record, read_records, together
 from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
-from nde_talf.evaluation.plots import offline_picture
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, MEAN, speed_ratios
 from nde_talf.evaluation.table import markdown, row
 from nde_talf.pipelines.stage import BEGUN
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAPER = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
-R="$R traces.stride=16 traces.validation_samples=4"
-S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
-for stage in pair latency traces selector; do python -m pipelines.run $R $S run=paper stage=$stage; done
-for s in t0.2 t0.6 t1.0 p0.9; do
-  python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s] \
-    evaluation.new_tokens=32
-done
-G="run=paper-t0 base=paper traces.settings=[t0] traces.train_prompts=120 selector.verifiers=[traversal]"
-G="$G evaluation.settings=[t0] evaluation.new_tokens=32"
-for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
-python -m pipelines.run $R $G stage=evaluate evaluation=campaign
-python -m benchmarks.selector --run checkpoints/paper"""
-SECOND = """R="model=testbed2 traces=testbed selector=small model.threads=1 traces.settings=[t0.6,t1.0]"
-R="$R traces.train_prompts=110 traces.validation_prompts=24 traces.stride=16 traces.validation_samples=4"
-S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
-F="data.mix.mathematics.source=gsm8k_train.jsonl data.mix.encyclopedia.source=wikitext2_valid.txt"   # where no hub is reached
-F="$F data.mix.chat.source=alpaca_question.jsonl"
-C="data.mix.chat.template='User: {turns}\\nAssistant: {reference}'"
-for stage in pair latency traces selector; do python -m pipelines.run $R $S $F "$C" run=second stage=$stage; done
-for s in t0.6 t1.0; do
-  python -m pipelines.run $R $S $F "$C" run=second-$s base=second stage=evaluate evaluation=campaign \
-    evaluation.settings=[$s] evaluation.prompts=120 evaluation.new_tokens=32
-done
-python -m benchmarks.selector --run checkpoints/second --out benchmarks/results/second"""
-PAGES = {
-    "paper": (
-        (
-            "One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on"
-            " traffic of several domains"
-        ),
-        PAPER,
-        (
-            "The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and"
-            " given to these runs with `model.target=`, `model.draft=` and `data=traffic_full`."
-        ),
-    ),
-    "second": (
-        (
-            "A second pair (`model=testbed2`: a 10-layer target and a 2-layer draft, both trained"
-            " here) on mathematics, an encyclopedia and chat, for which nothing was tuned before"
-            " this one run"
-        ),
-        SECOND,
-        "Chat is 80 questions with answers, so that few of its prompts are decoded.",
-    ),
-}
-"""By name of the run: the pair, the commands that made it, and a remark."""
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
-{pair}. Batch size 1, {machine}.
+Batch size 1, {machine}.
 All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one and the same
 forward pass; brackets are 95 % bootstrap intervals, prompts resampled, and for a mean over settings the same
 resampled prompts in all of them. The A/A control is plain decoding under a second name."""
@@ -93,19 +41,6 @@ GREEDY_NOTE = """\
 At temperature 0 a draft that is warped as the target is draws one token, so that all rules accept the same tokens and only the
 length of a path is left to choose. One selector stands for all rules there; it is trained on traces of its own at that
 temperature. "Draft trees" are those of other papers' policies, of the draft's most probable tokens."""
-OFFLINE_NOTE = """\
-Of the selectors' training run, by labels and prices, against the selector's own best static tree of the setting. How long to
-train, and whether to choose at all, comes from folds of the training prompts; the held-out prompts take no part. "Root by root"
-chooses by the labels themselves, in hindsight: between scoring on other super-trees than were chosen by (too low: labels are
-noisy) and on the same (too high). "Of the way" is how much of that gain the selector gets, against the higher and against the
-lower of the two."""
-OFFLINE = {
-    "selector": "NDE",
-    "static_domain": "best static by domain",
-    "over_domain": "NDE over by domain",
-    "entropy_rule": "by draft entropy",
-    "traversal_static": "Traversal's best static",
-}
 LEARNED = "selector (NDE)"
 MAIN = selector_title("traversal")
 MIXED = f"{NGRAM} + {MAIN}"
@@ -118,9 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/paper"))
     parser.add_argument("--online", type=Path, nargs="+")
-    parser.add_argument(
-        "--out", type=Path, help="a folder for both files in place of the committed ones"
-    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the page")
     options = parser.parse_args()
     beside = sorted(
         path.parent.parent
@@ -131,13 +64,9 @@ def main() -> None:
         raise UserError(
             f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign."
         )
-    offline = read_json(options.run / "selector" / "offline.json")
-    page = PAGES.get(options.run.name, ("The run's pair", "", ""))
-    text = "\n\n".join(_sections(page, offline, online)) + "\n"
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-    ((options.out or RESULTS) / "selector.md").write_text(text)
-    offline_picture(offline).figure().savefig((options.out or DOCS) / "selector.png")
+    text = "\n\n".join([INTRODUCTION.format(machine=_machine(online)), *_online(online)]) + "\n"
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "selector.md").write_text(text)
     print(text)
 
 
@@ -238,38 +167,13 @@ class Campaign(NamedTuple):
         return self.over(ours, dict.fromkeys(self.records, theirs))
 
 
-def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded]) -> Iterator[str]:
-    results = next(
-        (run.report / "results.json" for run in runs if (run.report / "results.json").exists()),
-        None,
-    )
-    machine = read_json(results)["environment"] if results else {}
-    known = [machine[key] for key in ("device", "CPU", "dtype") if key in machine]
-    pair, commands, remark = page
-    where = ", ".join([*known, f"torch {machine['torch']}"] if machine else ["an unfinished run"])
-    yield INTRODUCTION.format(pair=pair, machine=where)
-    if commands:
-        yield f"```\n{commands}\n```\n\n{remark}"
-    yield "## Online"
-    yield from _online(runs)
-    yield "## Offline: held-out roots"
-    yield OFFLINE_NOTE
-    rows = (
-        _offline_row(name, *entry)
-        for name, tables in offline.items()
-        for entry in _settings(tables["measured"])
-    )
-    columns = [
-        "selector",
-        "setting",
-        "roots",
-        "best static tree",
-        *OFFLINE.values(),
-        "root by root",
-        "of the way",
-        "worst 5 %",
-    ]
-    yield markdown(columns, rows)
+def _machine(runs: list[Decoded]) -> str:
+    for run in runs:
+        if (run.report / "results.json").exists():
+            made = read_json(run.report / "results.json")["environment"]
+            known = [str(made[key]) for key in ("device", "CPU", "dtype") if key in made]
+            return ", ".join([*known, f"torch {made['torch']}"])
+    return "an unfinished run"
 
 
 def _online(runs: list[Decoded]) -> Iterator[str]:
@@ -337,8 +241,6 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
                 ["", *columns],
                 ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in rivals.items()),
             )
-    yield "### What lost"
-    yield from _lost(found, learned, best)
     yield "### The methods"
     for setting, roles in found.records.items():
         yield f"{setting}\n\n" + markdown(
@@ -377,28 +279,6 @@ def _columns(found: Campaign, role: str, one: str, best: dict[str, str]) -> Iter
     yield found.over(role, best)
 
 
-def _lost(found: Campaign, learned: list[str], best: dict[str, str]) -> Iterator[str]:
-    """In words: the selectors that are not faster than the best rival, and the rivals that are
-    slower than plain decoding.
-    """
-    lines = []
-    for setting in found.records:
-        ratios = {role: found.over(role, best).get(setting) for role in learned}
-        slower = [
-            f"{role} ({shown(own, 3)})" for role, own in ratios.items() if own and own[1] <= 1
-        ]
-        plain = [
-            r
-            for r in found.roles(learned=False)
-            if 0 < found.speed(setting, r) < found.speed(setting, BASELINE)
-        ]
-        said = f"not shown to be faster than {best[setting]}: {'; '.join(slower) or 'none'}"
-        lines.append(
-            f"- {setting}: {said}. Slower than plain decoding: {', '.join(plain) or 'none'}."
-        )
-    yield "\n".join(lines)
-
-
 def _called(found: Campaign, setting: str, role: str) -> str:
     name = found.titles[setting][role]
     return role if name == role else f"{role}, {name}" if not name.startswith(role) else name
@@ -429,34 +309,6 @@ def _decoded(runs: list[Decoded]) -> Iterable[str]:
         yield f"{what}, " + ", ".join(
             f"{count} prompts at {setting}" for setting, count in own.items()
         )
-
-
-def _settings(own: dict) -> list[tuple[str, dict]]:
-    return [
-        *own["settings"].items(),
-        ("all", {**own["all"], "roots": own["validation_roots"], "static": ""}),
-    ]
-
-
-def _offline_row(name: str, setting: str, own: dict) -> list[str]:
-    static = str(tuple(own["static"])) if own["static"] else ""
-    ratios = (shown(own.get(key), 3) for key in OFFLINE)
-    bounds = own["split_half"][0], own["same_half"][0]
-    way = [
-        f"{100 * (own['selector'][0] - 1) / (bound - 1):.0f}" if bound > 1 else "–"
-        for bound in reversed(bounds)
-    ]
-    root = f"{bounds[0]:.3f} to {bounds[1]:.3f}"
-    return [
-        name,
-        setting,
-        str(own["roots"]),
-        static,
-        *ratios,
-        root,
-        f"{way[0]} to {way[1]} %",
-        f"{own['worst_5_percent']:.2f}",
-    ]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Timing several things side by side, and writing what was found."""
+"""Timing things side by side with an A/A control, figures of records, and writing what was measured."""
 
 import json
 import platform
 import random
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,19 +14,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nde_talf.decoding.common.bootstrap import interval, samples, shown
-from nde_talf.evaluation.protocol import NOT_TRUSTED
+from nde_talf.decoding.common.bootstrap import interval, ratio_of_totals, samples, shown, times
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, trusted
+from nde_talf.evaluation.protocol import CONTROL as PLAIN_AGAIN
+from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import markdown
 
 RESULTS = Path(__file__).with_name("results")
 CONTROL = "A/A control"
+CLOCKS = "wall time", "CPU time"
 
 
 @dataclass
 class Timings:
-    """Median seconds of every task, by the wall's clock and of CPU time. control: the A/A control,
-    one task timed under two names in the same rounds: [second over first, low, high] by either
-    clock, 95 % bootstrap over rounds.
+    """Median seconds of every task, by the wall's clock and of CPU time.
+
+    Attributes:
+        control: the A/A control, one task timed under two names in the same rounds: [second over
+            first, low, high] by either clock, 95 % bootstrap over rounds.
     """
 
     seconds: dict[str, float]
@@ -31,67 +40,94 @@ class Timings:
     control: dict[str, list[float]]
 
     def note(self, what: str = "") -> str:
-        """What the control says, as a line below a table."""
-        found = ", ".join(f"{shown(ratio, 3)} by {clock}" for clock, ratio in self.control.items())
-        right = all(low <= 1 <= high for _, low, high in self.control.values())
-        return f"A/A control{what}, one task against itself: {found}" + (
-            "." if right else f": {NOT_TRUSTED}."
-        )
+        """Say below a table what the control says."""
+        ratios = ", ".join(f"{shown(ratio, 3)} by {clock}" for clock, ratio in self.control.items())
+        end = "." if all(map(trusted, self.control.values())) else f": {NOT_TRUSTED}."
+        return f"A/A control{what}, one task against itself: {ratios}{end}"
 
 
 def interleaved(tasks: dict[str, Callable[[], object]], repeats: int) -> Timings:
-    """Time every task once in each of `repeats` rounds, in an order drawn anew, after one round to
-    warm up.
+    """Time every task once in each of `repeats` rounds, in an order drawn anew.
 
-    The first task is the control too: it runs a second time in each round.
+    A round to warm up comes first. The first task is the control too: it runs a second time in each
+    round.
     """
     first = next(iter(tasks))
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in (*tasks, CONTROL)}
     every, order = [*tasks.items(), (CONTROL, tasks[first])], random.Random(0)
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in every}
     for turn in range(repeats + 1):
         for name, task in order.sample(every, len(every)):
             wall, cpu = time.perf_counter(), time.process_time()
             task()
             if turn:
                 rounds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    values = {name: np.array(own) for name, own in rounds.items()}
-    pairs = np.stack([values[CONTROL], values[first]])  # [2, rounds, clocks]
+    medians = {name: np.median(each, axis=0) for name, each in rounds.items()}
+    pairs = np.stack([rounds[CONTROL], rounds[first]])  # [2, rounds, clocks]
     resampled = np.median(pairs[:, samples(repeats)], axis=2)
-    ratios, found = resampled[0] / resampled[1], np.median(pairs, axis=1)
-    return Timings(
-        *(
-            {name: float(np.median(own[:, clock])) for name, own in values.items() if name in tasks}
-            for clock in (0, 1)
-        ),
-        {
-            name: interval(found[0, at] / found[1, at], ratios[:, at])
-            for at, name in enumerate(("wall time", "CPU time"))
-        },
-    )
+    ratios = medians[CONTROL] / medians[first]
+    control = {
+        clock: interval(ratios[at], resampled[0, ..., at] / resampled[1, ..., at])
+        for at, clock in enumerate(CLOCKS)
+    }
+    wall, cpu = ({name: float(medians[name][at]) for name in tasks} for at in range(len(CLOCKS)))
+    return Timings(wall, cpu, control)
 
 
-def report(
-    name: str, command: str, columns: list[str], rows: list[list], notes: Sequence[str] = ()
-) -> None:
-    """Print a Markdown table with `notes` below, and write it with the machine it was measured on
-    to results/<name>.md and .json.
+def rate(records: list[Record], above: str, below: str) -> list[float]:
+    """Divide the sum of one field by the sum of another, with a 95 % interval over prompts."""
+    pairs = [[getattr(record, above), getattr(record, below)] for record in records]
+    return ratio_of_totals(np.array(pairs, dtype=float))
+
+
+def doubts(records: list[Record]) -> list[str]:
+    """Write a line for every setting whose A/A control does not hold 1."""
+    lines = []
+    for setting in dict.fromkeys(record.setting for record in records):
+        both = (
+            [r for r in records if (r.setting, r.method) == (setting, name)]
+            for name in (PLAIN_AGAIN, BASELINE)
+        )
+        ratio = speed_ratio(*both)
+        if ratio and not trusted(ratio):
+            lines.append(
+                f"{setting}: {NOT_TRUSTED} (plain decoding against itself: {times(ratio)}); it"
+                " supports no claim."
+            )
+    return lines
+
+
+def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str] = ()) -> None:
+    """Print a Markdown table with `notes` below, and write it to results/<name>.md and .json.
+
+    With it stand the command, the commit, the processor, torch and its threads.
     """
-    machine = {
+    where = {
+        "command": shlex.join(
+            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+        ),
+        "commit": _commit(),
+        "processor": _processor(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
     }
     cells = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
     text = markdown(columns, cells) + "\n" + "".join(f"\n{note}\n" for note in notes)
     print(text)
     RESULTS.mkdir(exist_ok=True)
-    where = ", ".join(f"{key} {value}" for key, value in machine.items())
-    (RESULTS / f"{name}.md").write_text(f"`{command}` ({where})\n\n{text}")
-    content = {
-        "command": command,
-        **machine,
-        "columns": columns,
-        "rows": rows,
-        **({"notes": list(notes)} if notes else {}),
-    }
+    line = ", ".join(f"{key} {value}" for key, value in where.items() if key != "command")
+    (RESULTS / f"{name}.md").write_text(f"`{where['command']}` ({line})\n\n{text}")
+    content = {**where, "columns": columns, "rows": rows, "notes": list(notes)}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(RESULTS.parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -5,20 +5,15 @@ Every rule is timed twice. "from probabilities": on rows of the target that are 
 which is where published ratios start the clock. "from logits": as the decode loop runs it, which
 warps the rows that a rule looks at.
 
-Beside our rules, on the same rows and from logits: transformers' `_speculative_sampling`; vLLM's
-rejection sampler, where vLLM is installed (run this in `.venv-vllm`); and with --authors FOLDER the
-verifiers of the GBV paper's authors, from a copy of their repository. They take paths of one length
-without a trunk, so they are timed on the trees (4, 0, 4) and (1, 0, 8).
+Beside our rules, on the same rows and from logits: transformers' `_speculative_sampling`, and
+vLLM's rejection sampler where vLLM is installed (run this in `.venv-vllm`).
 
 `warp` is timed on one peaked row, one flat one, and 32 peaked rows of which one is flat.
 
-`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats
-15] [--authors FOLDER]`
+`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats 15]`
 """
 
 import argparse
-import shlex
-import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
@@ -43,15 +38,10 @@ from nde_talf.decoding.tree import DraftTree
 
 PATH = Action(1, 0, 8)
 TREES = (Action(4, 0, 4), Action(4, 4, 4), PATH)
-AIMS = {"bv": 2.0, "gbv": 3.0, "khisti": 10.0}
-"""Softmaxes from logits at 32,000 tokens, where they are not OTHERS."""
-OTHERS = 1.5
-LABEL_AIMS = {"khisti": 10.0, "naive": "–", "bv": "–"}
 BRANCHING, ON_PATHS = (
     ("nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"),
     ("naive", "bv"),
 )
-AUTHORS = ("naive", "nss", "specinfer", "spectr", "bv", "traversal", "gbv")
 SETTING = SamplingSetting(1.0)
 CUTS = (
     SamplingSetting(0.7),
@@ -62,7 +52,6 @@ CUTS = (
 """Settings that `warp` is timed with."""
 WARPED = 32_000, 150_000
 PARTS = ("rules", "labels", "warp")
-COMMAND = shlex.join(["python", "-m", "benchmarks.verification", *sys.argv[1:]])
 LOGITS = ", from logits"
 
 
@@ -133,7 +122,7 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
 
 
 def verification_ratios(
-    vocabulary: int, action: Action, trees: int, repeats: int, authors: str | None
+    vocabulary: int, action: Action, trees: int, repeats: int
 ) -> tuple[dict[str, Ratios], str]:
     """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over
     rounds; and what the A/A control says.
@@ -167,13 +156,13 @@ def verification_ratios(
     names = ON_PATHS if action == PATH else BRANCHING
     tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
     tasks |= {name + LOGITS: partial(verify_logits, name) for name in names}
-    tasks |= {name + LOGITS: partial(on_all, rule) for name, rule in peers(action, authors).items()}
+    tasks |= {name + LOGITS: partial(on_all, rule) for name, rule in peers(action).items()}
     times = interleaved(tasks, repeats)
     note = times.note(f" (V = {vocabulary:,}, {tuple(action)})")
     return _over_softmax(times, [name for name in tasks if name != "softmax"]), note
 
 
-def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], object]]:
+def peers(action: Action) -> dict[str, Callable[[Case], object]]:
     """Others' verification of one tree with the target's logits [N, V], by name.
 
     Paths for transformers and vLLM.
@@ -183,10 +172,6 @@ def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], obj
         found["transformers"] = _transformers
         if find_spec("vllm"):
             found["vLLM"] = _vllm()
-    if authors and not action.l1:
-        sys.path.insert(0, authors)
-        fitting = [name for name in AUTHORS if action == PATH or name not in ON_PATHS]
-        found |= {f"authors' {name}": partial(_authors, name) for name in fitting}
     return found
 
 
@@ -237,24 +222,6 @@ def _vllm() -> Callable[[Case], object]:
         )
 
     return verify
-
-
-def _authors(name: str, case: Case) -> object:
-    """`TreeVerifier.verify` on rows by prefix, as their `target_tree_pass` and `iid_draft` make
-    them.
-    """
-    from verifier import TreeVerifier
-
-    tree = case.tree
-    paths = [[tree.tokens[each] for each in (0, *tree.path(node))] for node in range(len(tree))]
-    prefixes = [",".join(map(str, path)) for path in paths]
-    ends = [
-        paths[child] for children in tree.children for child in children if not tree.children[child]
-    ]
-    q = {prefix: row for prefix, row in zip(prefixes, tree.q, strict=True) if row is not None}
-    return TreeVerifier(
-        ends, prefixes, q, dict(zip(prefixes, torch.softmax(case.logits, -1), strict=True))
-    ).verify(name)
 
 
 def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
@@ -312,7 +279,7 @@ def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
     rows = []
     for case, cut in product(cases, CUTS):
         ratios = (own[f"{case}, {cut}"] / own[case] for own in (times.seconds, times.cpu))
-        rows.append([f"{vocabulary:,}", case, str(cut), *ratios, 40 if "flat" in case else 10])
+        rows.append([f"{vocabulary:,}", case, str(cut), *ratios])
     return rows, times.note(f" (V = {vocabulary:,})")
 
 
@@ -323,9 +290,6 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--trees", type=int, default=24)
-    parser.add_argument(
-        "--authors", help="folder with the verifier.py and node.py of the GBV paper's authors"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if "rules" in options.parts:
@@ -334,10 +298,9 @@ def main() -> None:
         labels(options)
     if "warp" in options.parts:
         found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
-        columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time", "aim"]
+        columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time"]
         report(
             "warp",
-            COMMAND,
             columns,
             [row for own, _ in found for row in own],
             [said for _, said in found],
@@ -355,15 +318,12 @@ def rules(options: argparse.Namespace) -> None:
             for v in options.vocabulary
             for after, clock in kinds
         ),
-        "aim",
     ]
     rows, notes = [], []
     for action in TREES:
         found = {}
         for v in options.vocabulary:
-            found[v], said = verification_ratios(
-                v, action, options.trees, options.repeats, options.authors
-            )
+            found[v], said = verification_ratios(v, action, options.trees, options.repeats)
             notes.append(said)
         for name in dict.fromkeys(name.removesuffix(LOGITS) for name in found[v]):
             own = [
@@ -372,17 +332,10 @@ def rules(options: argparse.Namespace) -> None:
                 for after in ("", LOGITS)
                 for at in (0, 1)
             ]
-            rows.append(
-                [
-                    str(tuple(action)),
-                    name,
-                    *own,
-                    AIMS.get(name, OTHERS) if name in VERIFIERS else "–",
-                ]
-            )
+            rows.append([str(tuple(action)), name, *own])
     if not find_spec("vllm"):
         notes.append("vLLM is not installed here.")
-    report("verification", COMMAND, columns, rows, notes)
+    report("verification", columns, rows, notes)
 
 
 def labels(options: argparse.Namespace) -> None:
@@ -391,13 +344,11 @@ def labels(options: argparse.Namespace) -> None:
     columns = [
         "method",
         *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")),
-        "aim",
     ]
     report(
         "verification_labels",
-        COMMAND,
         columns,
-        [[name, *own, LABEL_AIMS.get(name, 2.0)] for name, own in found.items()],
+        [[name, *own] for name, own in found.items()],
         [said],
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import decode, timing
-from benchmarks.rows import doubts, rate
+from benchmarks.timing import doubts, rate
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.draft_training.export import save_head

@@ -1,42 +1,21 @@
-"""Miniatures of real models: the configuration class of a published model with its peculiarities, a
-few layers of 32 numbers.
+"""Miniatures of published models: a configuration's class with its peculiarities, and a few layers of 32 numbers."""
 
-`python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy
-decoding through trees give the text of plain passes, can a head be built on it. `--presets` runs
-the miniatures of all presets of configs/model from pair to report, in a temporary folder
-(`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
-"""
-
-import argparse
 import json
-import time
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
-
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from benchmarks.costs import composed, presets, put
-from benchmarks.timing import markdown
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loading import architecture
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.draft_training.families import not_for_vllm
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import Config, register
 from nde_talf.pipelines.dry_run import model_config
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
 """Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest
 text.
@@ -56,10 +35,18 @@ VISION = {
     "image_size": 16,
 }
 VISION |= {"patch_size": 8}
-FAMILIES = """llama mistral mistral3 ministral3 qwen2 qwen3 qwen3_moe mixtral gemma gemma2 gemma3_text gemma3 phi phi3 granite
-granitemoe starcoder2 cohere cohere2 olmo2 olmo3 olmoe gpt_oss llama4_text exaone4 glm4 smollm3 stablelm persimmon opt gpt_neox
-gpt2 gptj codegen bloom mpt mamba jamba minimax qwen3_next"""
-"""Model types of transformers, whose miniatures are tried."""
+
+
+def presets() -> list[str]:
+    """The presets of models that are not trained here."""
+    files = sorted((ROOT / "configs/model").glob("*.yaml"))
+    return [path.stem for path in files if "target:" in path.read_text()]
+
+
+def composed(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        return OmegaConf.to_object(compose("config", list(overrides)))
 
 
 def shrink(config: Any, rows: int = ROWS) -> Any:
@@ -189,101 +176,11 @@ def miniature(preset: str, folder: Path) -> Config:
     return config
 
 
-def greedy(model: CausalModel, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens by plain passes over all of the text."""
-    tokens = list(prompt)
-    for _ in range(count):
-        with torch.no_grad():
-            logits = model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits
-        tokens.append(int(logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
-
-
-def decodes(model: CausalModel) -> bool:
-    """Whether greedy decoding through trees, which reach past the window, gives the tokens of plain
-    passes.
-    """
-    prompt, draft = [5, 6, 7, 8, 9] * 4, LMDrafter(model)
-    decoder = SpeculativeDecoder(
-        model, draft, Beam(k=3, depth=10, nodes=20), VERIFIERS["greedy"], SamplingSetting(1.0)
-    )
-    return decoder.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(0)).tokens == greedy(
-        model, prompt, 40
-    )
-
-
-def tried(kind: str, folder: Path) -> list[str]:
-    """A family's line of the table: loads, decodes, head, vLLM."""
-    from transformers import AutoConfig
-
-    try:
-        build(
-            shrink(AutoConfig.for_model(kind)),
-            folder / kind,
-            train_tokenizer(texts()[:5], TOKENS),
-            0,
-        )
-        model = CausalModel.load(folder / kind, "cpu", "float32", kind)
-    except UserError as error:
-        return [
-            kind,
-            f"no: {str(error).split(': ', 1)[1].split(', so one pass')[0].split('. ')[0]}",
-            "–",
-            "–",
-            "–",
-        ]
-    try:
-        family = EagleHead(model).family
-        head = [family.name, "no" if not_for_vllm(family) else "yes"]
-    except UserError:
-        head = ["–", "–"]
-    return [kind, "yes", "equal" if decodes(model) else "DIFFERENT", *head]
-
-
 def from_pair_to_report(preset: str, folder: Path) -> list[str]:
-    """Run a preset's miniature: its line of the table."""
+    """Run a preset's miniature, and name the folders of the stages that finished."""
     import nde_talf.pipelines.run
 
-    config, started = miniature(preset, folder), time.perf_counter()
-    try:
-        nde_talf.pipelines.run.run(config)
-        done = "yes"
-    except UserError as error:
-        done = f"no: {error}"
-    stages = sorted(
-        path.parent.name
-        for path in Path(config.paths.checkpoints, config.run).glob("*/manifest.json")
-    )
-    return [f"`{preset}`", done, ", ".join(stages), f"{time.perf_counter() - started:.0f} s"]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--presets",
-        nargs="*",
-        metavar="NAME",
-        help="run these presets' miniatures, or all, from pair to report",
-    )
-    named = parser.parse_args().presets
-    quiet()
-    with TemporaryDirectory() as folder:
-        if named is None:
-            table = markdown(
-                ["family", "loads", "decodes", "head", "vLLM head"],
-                [tried(kind, Path(folder)) for kind in FAMILIES.split()],
-            )
-            put("models.md", "families", table)
-        else:
-            lines = []
-            for preset in named or presets():
-                (own := Path(folder, preset)).mkdir()
-                lines.append(from_pair_to_report(preset, own))
-            table = markdown(["preset", "from pair to report", "stages", "time"], lines)
-            if not named:
-                put("models.md", "presets", table)
-    print(table)
-
-
-if __name__ == "__main__":
-    main()
+    config = miniature(preset, folder)
+    nde_talf.pipelines.run.run(config)
+    finished = Path(config.paths.checkpoints, config.run).glob("*/manifest.json")
+    return sorted(path.parent.name for path in finished)

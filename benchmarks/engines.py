@@ -1,12 +1,10 @@
-"""Our proposer inside vLLM, greedily, at one request and at four at a time: lengths by a selector,
-fixed ones and n-grams.
+"""Ways to speculate inside vLLM, greedily, at one request and at four at a time.
 
-Also vLLM without speculation, and with its own draft_model and ngram.
-
-`python -m benchmarks.vllm_proposer [--run checkpoints/default]`, after `python -m pipelines.run`
-with a selector of draft features (docs/serving.md). An engine is a process, one at a time, and engines
-take turns, round by round. All methods of our proposer share one engine, where they take turns by
-group of prompts.
+`python -m benchmarks.engines [--run checkpoints/default]`, after `python -m pipelines.run` with a
+selector of draft features (docs/serving.md). Compared are vLLM without speculation, with its own
+draft_model and ngram, with the run's exported head, and with our proposer: lengths by a selector,
+fixed ones and n-grams. An engine is a process, one at a time, and engines take turns, round by
+round. All methods of our proposer share one engine, where they take turns by group of prompts.
 """
 
 import argparse
@@ -23,7 +21,7 @@ import numpy as np
 
 from benchmarks.timing import report
 from nde_talf.data.engines.vllm import open_llm, sampling_params
-from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
+from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
 from nde_talf.decoding.sampling import SamplingSetting
@@ -60,6 +58,8 @@ def engines(run: Path, selector: Path, overhead_ms: float) -> dict[str, dict[str
         f"vLLM's {name} {DRAFTED}": {"speculative_config": method}
         for name, method in theirs.items()
     }
+    if (head := run / "draft" / "export").is_dir():
+        alone[f"our head {DRAFTED}"] = {"speculative_config": head_method(str(head), DRAFTED)}
     return {
         PLAIN: {PLAIN: {}},
         OURS: own,
@@ -144,7 +144,7 @@ def run_engine(given: dict, threads: int) -> dict[str, dict[int, dict]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.json"
         file.write_text(json.dumps(given))
-        command = [sys.executable, "-m", "benchmarks.vllm_proposer", "--work", str(file)]
+        command = [sys.executable, "-m", "benchmarks.engines", "--work", str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(
@@ -190,8 +190,6 @@ def main() -> None:
             rounds[-1] |= run_engine({**given, "methods": methods, "turn": turn}, options.threads)
             if engine == PLAIN and not turn and table is not None:
                 overhead = step_overhead(rounds[0][f"{PLAIN}|1"], table)
-    sizes = ("selector", "prompts", "new_tokens", "rounds", "threads")
-    command = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in sizes)
     columns = [
         "method",
         "at once",
@@ -207,7 +205,7 @@ def main() -> None:
         f"Without speculation a step of vLLM takes {overhead:.1f} ms more than the latency table's"
         " pass over one token."
     )
-    report("vllm_proposer", f"python -m benchmarks.vllm_proposer {command}", columns, rows, notes)
+    report("engines", columns, rows, notes)
 
 
 def step_overhead(plain: dict[int, dict], table: LatencyTable) -> float:

@@ -1,0 +1,229 @@
+"""Forward passes: over trees, products with few rows, and prompts in chunks.
+
+`python -m benchmarks.forward [passes|products|prefill ...] [--run checkpoints/default]`, after
+stage pair, on one thread.
+
+- passes: a pass over a tree whose rows have two children each, after a text, from the session's
+  call to the hidden states. Interleaved: transformers' forward, the native one with one mask over
+  text and tree, and the native one that attends to the text without a mask and merges
+  (`nde_talf.decoding.forward.attention`; OPEN_FROM is the context from which on it does that).
+- products: a few rows times a large matrix in float32, by MKL and by oneDNN, in CPU time; then a
+  pass of a Qwen 2 of eight layers of 896 with either.
+- prefill: a prompt in one pass or in chunks up to the logits of its last token: CPU time, and the
+  peak of a process of its own. All ways have the same hidden state at the end to 1e-4.
+
+The models are the run's, and a Llama with random weights and grouped query heads for long texts.
+"""
+
+import argparse
+import resource
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.timing import interleaved, report
+from nde_talf.data.text.pair import ROLES
+from nde_talf.decoding.forward import attention, product
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.session import TreeSession
+
+ROWS, CONTEXTS, LONG = (1, 4, 16, 64), (128, 512, 1024, 2048), (2048, 8192)
+WAYS = {"transformers": 0, "native, one mask": 1 << 30, "native, merged": 1}
+"""By way, the OPEN_FROM that it runs with."""
+SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
+PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
+LENGTHS, CHUNKS = (128, 512, 2048, 8192), (0, 256, 512, 2048)
+"""Tokens of a prompt, and of its chunks; 0: one pass."""
+
+
+def grouped(longest: int) -> CausalModel:
+    """A Llama of four layers with random weights, whose eight query heads share two of keys."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=512, max_position_embeddings=longest, **sizes, **heads)
+    return CausalModel(LlamaForCausalLM(config), "random Llama, 8 query heads, 2 of keys")
+
+
+def qwen() -> CausalModel:
+    """A Qwen 2 of eight layers, as wide as Qwen2.5-0.5B, with random weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 8}
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
+    return CausalModel(Qwen2ForCausalLM(Qwen2Config(vocab_size=32000, **sizes, **heads)), "Qwen 2")
+
+
+def session_after(model: CausalModel, context: int, room: int) -> TreeSession:
+    """A session that holds `context` tokens, and has room for so many rows after them."""
+    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session.reset(context + room)
+    session.append([7 * i % model.vocab_size for i in range(context)])
+    return session
+
+
+def tree_pass(session: TreeSession, rows: int, open_from: int) -> Callable[[], Tensor]:
+    """A pass over a binary tree of so many rows, which the session drops again."""
+    tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
+
+    def run() -> Tensor:
+        attention.OPEN_FROM = {session.device.type: open_from}
+        hidden = session.grow(tokens, parents)
+        session.rollback()
+        return hidden
+
+    return run
+
+
+def passes(options: argparse.Namespace) -> None:
+    models = [CausalModel.load(options.run / "pair" / role, name=role) for role in ROLES]
+    cases = [(model, context) for model in models for context in options.contexts]
+    if options.long:
+        llama = grouped(max(options.long) + max(options.rows))
+        cases += [(llama, context) for context in options.long]
+    table, notes, known = [], [], attention.OPEN_FROM
+    for model, context in cases:
+        theirs = CausalModel(model.module, model.name, "transformers")
+        room = max(options.rows)
+        sessions = {
+            way: session_after(theirs if way == "transformers" else model, context, room)
+            for way in WAYS
+        }
+        for rows in options.rows:
+            tasks = {way: tree_pass(sessions[way], rows, WAYS[way]) for way in WAYS}
+            times = interleaved(tasks, options.repeats)
+            faster = [
+                clock["transformers"] / min(clock[way] for way in list(WAYS)[1:])
+                for clock in (times.seconds, times.cpu)
+            ]
+            micros = [1e6 * times.seconds[way] for way in WAYS]
+            table.append([model.name, context, rows, *micros, *faster])
+            notes.append(times.note(f" ({model.name}, {context} tokens, {rows} rows)"))
+    attention.OPEN_FROM = known
+    columns = ["model", "tokens of context", "rows", *(f"{way}, µs" for way in WAYS)]
+    report("passes", [*columns, "times as fast", "by CPU time"], table, notes)
+
+
+def products(options: argparse.Namespace) -> None:
+    if not product.has_onednn():
+        raise SystemExit("products: this torch has no oneDNN.")
+    kinds = {f"{width} x {height}": partial(_products, width, height) for width, height in SHAPES}
+    kinds["a pass of 8 layers of 896"] = partial(_passes, qwen())
+    table, notes = [], []
+    for name, tasks in kinds.items():
+        one = 0.0
+        for rows in PRODUCT_ROWS:
+            times = interleaved(tasks(rows), options.repeats)
+            mkl, onednn = (1e3 * times.cpu[way] for way in ("MKL", "oneDNN"))
+            one = one or mkl
+            table.append([name, rows, mkl, onednn, onednn / mkl, mkl / one, onednn / one])
+        notes.append(times.note(f" ({name}, {rows} rows)"))
+    columns = ["product", "rows", "MKL, ms", "oneDNN, ms", "oneDNN over MKL"]
+    columns += ["MKL, of one row", "oneDNN, of one row by MKL"]
+    report("products", columns, table, notes)
+
+
+def _products(width: int, height: int, rows: int) -> dict[str, Callable[[], Tensor]]:
+    weight, states = torch.randn(height, width), torch.randn(rows, width)
+    onednn = torch.ops.mkldnn._linear_pointwise
+    return {
+        "MKL": lambda: F.linear(states, weight),
+        "oneDNN": lambda: onednn(states, weight, None, "none", [], ""),
+    }
+
+
+def _passes(model: CausalModel, rows: int) -> dict[str, Callable[[], None]]:
+    session = session_after(model, 96, max(PRODUCT_ROWS))
+
+    def run(onednn: bool) -> None:
+        product.ONEDNN = onednn
+        model.logits(session.grow(list(range(rows)), list(range(-1, rows - 1))))
+        session.rollback()
+
+    return {"MKL": partial(run, False), "oneDNN": partial(run, True)}
+
+
+def prompt_in_chunks(model: CausalModel, length: int, chunk: int) -> Tensor:
+    """Return the hidden state [H] of a prompt's last token, whose logits are made too."""
+    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session.reset(length)
+    tokens, step = [7 * i % model.vocab_size for i in range(length)], chunk or length
+    for start in range(0, length, step):
+        hidden = session.append(tokens[start : start + step])
+    model.logits(hidden[-1])
+    return hidden[-1]
+
+
+def peak(work: Callable[[], object]) -> float:
+    """MiB by which `work` raises the peak of a process of its own."""
+    context = get_context("fork")
+    queue = context.SimpleQueue()
+
+    def measure() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        work()
+        queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+    process = context.Process(target=torch.inference_mode()(measure))
+    process.start()
+    process.join()
+    return queue.get()
+
+
+def prefill(options: argparse.Namespace) -> None:
+    models = [CausalModel.load(options.run / "pair" / "target", name="target")]
+    models.append(grouped(max(LENGTHS)))
+    cases = [
+        (
+            model,
+            length,
+            {c: partial(prompt_in_chunks, model, length, c) for c in CHUNKS if c < length},
+        )
+        for model in models
+        for length in LENGTHS
+        if length <= model.max_context
+    ]
+    # Before anything else makes this process large.
+    peaks = [{chunk: peak(task) for chunk, task in tasks.items()} for *_, tasks in cases]
+    table, notes = [], []
+    for (model, length, tasks), memory in zip(cases, peaks, strict=True):
+        for task in tasks.values():
+            torch.testing.assert_close(task(), tasks[0](), atol=1e-4, rtol=1e-4)
+        times = interleaved({str(chunk): task for chunk, task in tasks.items()}, options.repeats)
+        for chunk in tasks:
+            seconds = times.cpu[str(chunk)]
+            row = [model.name, length, chunk or "none", 1e3 * seconds, seconds / times.cpu["0"]]
+            table.append([*row, memory[chunk]])
+        notes.append(times.note(f" ({model.name}, {length} tokens)"))
+    columns = ["model", "tokens of the prompt", "chunk", "first token, ms", "of one pass"]
+    report("prefill", [*columns, "memory, MiB"], table, notes)
+
+
+PARTS = {"passes": passes, "products": products, "prefill": prefill}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser.add_argument("--long", type=int, nargs="*", default=LONG, help="of the random Llama")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    for part in options.parts:
+        PARTS[part](options)
+
+
+if __name__ == "__main__":
+    main()
