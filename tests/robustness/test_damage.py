@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from nde_talf.selector.selector import Selector
 from safetensors.torch import load_file, save_file
 
 from nde_talf.data.text.pair import Pair
@@ -23,7 +24,6 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.selector import Selector
 from tests.robustness import child
 
 pytestmark = pytest.mark.nightly
