@@ -257,7 +257,7 @@ def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
     numbers are held, and the backward pass needs 10 bytes for each score of one part, and 7 for
     each number inside the MLP at the nodes of one depth.
 
-    These numbers were fitted to torch's memory tracker (`benchmarks.costs --heads`).
+    These numbers were fitted to torch's memory tracker.
     """
     draft, length, loss, own = config.draft, row_length(config), config.draft.loss, target.config
     width, inner = own.hidden_size, getattr(own, "intermediate_size", None) or 4 * own.hidden_size
