@@ -97,7 +97,7 @@ class Roots:
             uniforms = torch.rand(
                 len(part), len(layout), generator=self.generator, dtype=torch.float64
             )
-            yield super_trees(*self.prefixes, self.tokens, part, layout, self.setting, uniforms)
+            yield super_trees(*self.prefixes, part, layout, self.setting, uniforms)
 
     def by_super_trees(self, samples: int) -> None:
         layout = super_tree_layout()

@@ -52,7 +52,7 @@ def trajectory_trees(
         if len(at):
             drawn = at, samples, layout, draft_setting, generator, len(at) * samples
             prefix = Prefix(target, tokens)
-            yield from sampled_super_trees(prefix, draft_prefix(draft, prefix), tokens, *drawn)
+            yield from sampled_super_trees(prefix, draft_prefix(draft, prefix), *drawn)
 
 
 def draft_paths(

@@ -21,7 +21,7 @@ from nde_talf.decoding.common.formats import Format
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-WORKING = ("training", "curves", "drawn", "answers", "variants")
+WORKING = ("training", "curves", "trajectories", "answers", "variants")
 """Folders of a stage that it resumes from, or that are only looked at.
 
 No later stage reads them.

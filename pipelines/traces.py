@@ -24,8 +24,6 @@ from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import SUCCESSOR, Stage
 from nde_talf.pipelines.tracking import tracked
 
-DRAWN = ("trajectories", "rollouts")
-"""What vLLM samples, in stores below that of the traces."""
 SUPER_TREE_DEPTH = 17
 """Tokens after a root that a context has to have room for."""
 
@@ -56,8 +54,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     place = _place(config, folder)
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
-        drawn = DRAWN if traces.drafter == "lm" else DRAWN[:1]  # a head drafts in torch alone
-        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in drawn} | stores
+        stores = {"trajectories": f"{place}/trajectories", **stores}
     model = config.model
     how = model.device, engine, model.threads, model.draft_device, model.forward
     head = (
@@ -130,7 +127,7 @@ def _place(config: Config, folder: Path) -> str:
                 f"traces.store={url}: there are traces in it that this stage did not begin. Give"
                 " another URL, or delete them."
             )
-        for each in (store, *(TraceStore(f"{url}/drawn/{kind}", kind) for kind in DRAWN)):
+        for each in (store, TraceStore(f"{url}/trajectories", "trajectories")):
             each.clear()
     write_json(folder / ELSEWHERE, {"url": url})
     return url

@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-from torch import Tensor
-
 from nde_talf.decoding.sampling import SamplingSetting
 
 
@@ -13,22 +11,9 @@ class Engine(Protocol):
     def sample(
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
-        """Each prompt with up to `new_tokens` tokens after it.
+        """Continue each prompt by up to `new_tokens` tokens.
 
         An end-of-text token ends a text and is dropped.
-        """
-
-    def rollouts(
-        self,
-        prefixes: list[list[int]],
-        setting: SamplingSetting,
-        length: int,
-        copies: int,
-        seed: int,
-    ) -> Tensor:
-        """Independent continuations of each of P prefixes: [P, copies, length].
-
-        End of text is a token like any other.
         """
 
     def close(self) -> None:
@@ -36,6 +21,6 @@ class Engine(Protocol):
 
 
 def end_of_text(generation_config) -> set[int]:
-    """The tokens that end a text, from a transformers GenerationConfig."""
+    """Return the tokens that end a text, from a transformers GenerationConfig."""
     eos = generation_config.eos_token_id
     return set(eos if isinstance(eos, list) else [eos]) - {None}

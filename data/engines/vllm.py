@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.settings import EngineConfig
@@ -34,85 +33,40 @@ class VLLMEngine:
         folder: the model.
         dtype: type of its weights, such as "float32".
         config: tensor_parallel, gpu_memory and max_length are used.
-        target: of a draft, the target whose vocabulary it speaks, as `CausalModel.match` has it:
-            tokens that the target does not have are never drawn, and one that the draft does not
-            know counts as its padding token.
     """
 
-    def __init__(self, folder: str, dtype: str, config: EngineConfig, target: str | None = None):
+    def __init__(self, folder: str, dtype: str, config: EngineConfig):
         self.folder, self.dtype, self.config = str(folder), dtype, config
         self._model: Any = None
         self._stops = sorted(_stops(self.folder))
-        self._known, self._unknown = _rows(self.folder)
-        drawn = self._known if target is None else min(self._known, _rows(target)[0])
-        self._drawn = list(range(drawn)) if drawn < self._known else None
 
     def sample(
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
-        outputs = self._generate(prompts, setting, seed, new_tokens, stop_token_ids=self._stops)
-        continued = [list(output.outputs[0].token_ids) for output in outputs]
-        continued = [row[:-1] if row and row[-1] in self._stops else row for row in continued]
-        return [[*prompt, *row] for prompt, row in zip(prompts, continued, strict=True)]
-
-    def rollouts(
-        self,
-        prefixes: list[list[int]],
-        setting: SamplingSetting,
-        length: int,
-        copies: int,
-        seed: int,
-    ) -> Tensor:
-        different = copies if setting.temperature else 1  # vLLM refuses copies of a greedy text
-        outputs = self._generate(
-            prefixes, setting, seed, length, different
-        )  # min_tokens would forbid eos
-        drawn = [[list(one.token_ids) for one in output.outputs] for output in outputs]
-        return (
-            torch.tensor(drawn, dtype=torch.long)
-            .view(len(prefixes), different, length)
-            .expand(-1, copies, -1)
-        )
-
-    def close(self) -> None:
-        if self._model is not None:
-            self._model.llm_engine.engine_core.shutdown()
-            self._model = None
-            gc.collect()
-
-    def _generate(
-        self,
-        prompts: list[list[int]],
-        setting: SamplingSetting,
-        seed: int,
-        new_tokens: int,
-        copies: int = 1,
-        **options,
-    ) -> list:
         model = self._vllm()
-        longest, limit = (
-            max(map(len, prompts), default=0) + new_tokens,
-            model.model_config.max_model_len,
-        )
+        longest = max(map(len, prompts), default=0) + new_tokens
+        limit = model.model_config.max_model_len
         if longest > limit:  # vLLM would stop at its limit and not say so
             raise UserError(
                 f"{self.folder}: vLLM was opened for sequences of {limit} tokens and is asked for"
                 f" {longest}. Raise engine.max_length (null: what is needed, up to the model's own"
                 " limit), or take shorter prompts."
             )
-        seeds = (
-            (seed * 1_000_003 + i * copies) % (1 << 62) for i in range(len(prompts))
-        )  # copy j has the seed + j
-        options |= {"n": copies, "allowed_token_ids": self._drawn}
-        sampling = [sampling_params(setting, new_tokens, own, **options) for own in seeds]
-        known = [
-            [token if token < self._known else self._unknown for token in prompt]
-            for prompt in prompts
-        ]
+        seeds = [(seed * 1_000_003 + i) % (1 << 62) for i in range(len(prompts))]
+        asked = [sampling_params(setting, new_tokens, s, stop_token_ids=self._stops) for s in seeds]
         with self._errors():
-            return model.generate(
-                [{"prompt_token_ids": prompt} for prompt in known], sampling, use_tqdm=False
+            outputs = model.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False
             )
+        texts = [list(output.outputs[0].token_ids) for output in outputs]
+        texts = [text[:-1] if text and text[-1] in self._stops else text for text in texts]
+        return [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.llm_engine.engine_core.shutdown()
+            self._model = None
+            gc.collect()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -128,7 +82,7 @@ class VLLMEngine:
             ) from error
 
     def _vllm(self) -> Any:
-        """The instance of vLLM; opened when it is first needed."""
+        """Return the instance of vLLM; it is opened when it is first needed."""
         if self._model is not None:
             return self._model
         if torch.cuda.is_available():
@@ -145,22 +99,23 @@ class VLLMEngine:
 
 
 def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) -> Any:
-    """A `vllm.LLM` over token ids alone, which samples as it is asked to and not as the model's own
-    files advise.
-    """
+    """Open a `vllm.LLM` over token ids alone, which ignores what the model's files advise."""
     if not torch.cuda.is_available():
         options["enforce_eager"] = True
-    own = {
-        "dtype": dtype,
-        "max_model_len": max_length,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",
-    }
-    return import_vllm().LLM(folder, runner="generate", trust_remote_code=False, **own, **options)
+    return import_vllm().LLM(
+        folder,
+        runner="generate",
+        dtype=dtype,
+        max_model_len=max_length,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        trust_remote_code=False,
+        **options,
+    )
 
 
 def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None, **options) -> Any:
-    """VLLM's SamplingParams for our sampling setting.
+    """Make vLLM's SamplingParams for our sampling setting.
 
     End of text is a token like any other unless `options` name stops.
 
@@ -189,19 +144,8 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
     )
 
 
-def _rows(folder: str) -> tuple[int, int]:
-    """By config.json: how many tokens a model has rows for, and which of them stands for one that
-    it does not know.
-    """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
-    rows, padding = config.vocab_size, getattr(config, "pad_token_id", None)
-    return rows, padding if isinstance(padding, int) and 0 <= padding < rows else rows - 1
-
-
 def _stops(folder: str) -> set[int]:
-    """The end-of-text tokens of a model folder, by generation_config.json or else config.json.
+    """Read the end-of-text tokens of a model folder, by generation_config.json or else config.json.
 
     Raises UserError without.
     """
@@ -209,13 +153,11 @@ def _stops(folder: str) -> set[int]:
 
     try:
         try:
-            return end_of_text(GenerationConfig.from_pretrained(folder))
+            config = GenerationConfig.from_pretrained(folder)
         except OSError:  # no generation_config.json
-            return end_of_text(
-                GenerationConfig.from_model_config(
-                    AutoConfig.from_pretrained(folder, trust_remote_code=False)
-                )
-            )
+            model = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = GenerationConfig.from_model_config(model)
+        return end_of_text(config)
     except (OSError, ValueError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
@@ -224,7 +166,7 @@ def _stops(folder: str) -> set[int]:
 
 
 def import_vllm():
-    """The vllm module, quiet. Raises UserError that says how to install it, or what breaks it."""
+    """Import the vllm module, quiet. Raises UserError that says how to install it, or what breaks it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not torch.cuda.is_available():

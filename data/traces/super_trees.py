@@ -3,8 +3,7 @@ trajectory at once.
 
 Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and
 each sees the prefix up to its own root through the mask. The target takes one pass for all inner
-rows. The draft takes one pass a level, or one in all for trees that an engine has drawn. Only
-hidden states are stored; distributions are computed from them, a chunk at a time.
+rows. The draft takes one pass a level. Only hidden states are stored; distributions are computed from them, a chunk at a time.
 """
 
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from nde_talf.data.engines.base import Engine
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, inverse_cdf, warp
@@ -181,31 +179,20 @@ def draw_super_trees(
 def super_trees(
     target: Prefix,
     draft: Prefix,
-    trajectory: Tensor,
     roots: Tensor,
     layout: SuperTreeLayout,
     draft_setting: SamplingSetting,
-    uniforms: Tensor | None = None,
-    drawn: Tensor | None = None,
+    uniforms: Tensor,
     chunk: int = 1 << 30,
 ) -> SuperTrees:
-    """Super-trees at the positions `roots` [T] of the trajectory [L].
-
-    They are drawn here with `uniforms` [T, N], or given as `drawn`, the tokens after each root [T,
-    N - 1].
-    """
-    if drawn is None:
-        tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
-    else:
-        tokens = torch.cat([trajectory[roots][:, None], drawn.to(trajectory)], -1)
-        h_q = draft.rows(roots, layout).run(tokens[:, : layout.inner])
+    """Draw super-trees at the positions `roots` [T] with `uniforms` [T, N], and run the target."""
+    tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
     return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), h_q)
 
 
 def sampled_super_trees(
     target: Prefix,
     draft: Prefix,
-    trajectory: Tensor,
     positions: Tensor,
     samples: int,
     layout: SuperTreeLayout,
@@ -213,50 +200,8 @@ def sampled_super_trees(
     generator: torch.Generator,
     micro_batch: int,
 ) -> Iterator[SuperTrees]:
-    """`samples` super-trees at each root position [R] of the trajectory [L], root by root,
-    `micro_batch` trees at a time.
-    """
+    """Draw `samples` super-trees at each root position [R], `micro_batch` trees at a time."""
     roots = positions.repeat_interleave(samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
     for part, own in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
-        yield super_trees(target, draft, trajectory, part, layout, draft_setting, own)
-
-
-def tree_rollouts(
-    engine: Engine,
-    roots: list[list[int]],
-    samples: int,
-    layout: SuperTreeLayout,
-    setting: SamplingSetting,
-    seed: int,
-) -> Tensor:
-    """Super-trees drawn by a generation engine: the trunk is one continuation, the branches are
-    continuations of its prefixes.
-
-    Args:
-        engine: samples from the draft.
-        roots: R contexts, each ending with a root.
-        samples: super-trees at each root.
-        setting: what the draft samples under.
-        seed: of the trunks; the branches have the next.
-
-    Returns:
-        The tokens after each root [R * samples, N - 1], root by root, in the layout's order of
-        rows.
-    """
-    tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
-    if not roots:
-        return tokens[:, 1:]
-    trunks = tokens[:, 1 : layout.l1 + 1] = engine.rollouts(
-        roots, setting, layout.l1, samples, seed
-    ).flatten(0, 1)
-    contexts = [root for root in roots for _ in range(samples)]
-    points = range(layout.l1 + 1)
-    prefixes = [
-        [*root, *trunk[:point]]
-        for root, trunk in zip(contexts, trunks.tolist(), strict=True)
-        for point in points
-    ]
-    branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
-    tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
-    return tokens[:, 1:]
+        yield super_trees(target, draft, part, layout, draft_setting, own)

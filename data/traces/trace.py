@@ -42,7 +42,6 @@ def trace_trajectories(
     config: TracesConfig,
     micro_batch: MicroBatch,
     seed: int,
-    drawn: list[Tensor] | None = None,
 ) -> dict[str, list | Tensor]:
     """Trace trajectories: a table with a row for each root and setting.
 
@@ -53,8 +52,6 @@ def trace_trajectories(
         micro_batch: how many super-trees go through the models at once. It does not change the
             result.
         seed: of the super-trees.
-        drawn: super-trees that an engine has drawn, for each trajectory [roots * samples, N - 1];
-            all settings must then share the draft's.
 
     Returns:
         Columns of R rows; none if the target ended its text at once after every prompt. prompt_id,
@@ -67,17 +64,14 @@ def trace_trajectories(
     generator = torch.Generator().manual_seed(seed)
     pairs = [(setting, draft_setting(setting, config)) for setting in settings]
     parts: list[dict[str, list | Tensor]] = []
-    for i, (prompt, trajectory) in enumerate(zip(prompts, trajectories, strict=True)):
+    for prompt, trajectory in zip(prompts, trajectories, strict=True):
         roots = root_positions(prompt.tokens, trajectory, config.stride)
         if roots:  # else the target ended its text at once
             named = {
                 name: [value] * len(roots)
                 for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
             }
-            rollouts = None if drawn is None else drawn[i]
-            found = _trace(
-                target, draft, trajectory, roots, pairs, config, micro_batch, generator, rollouts
-            )
+            found = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator)
             parts += [named | columns for columns in found]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
@@ -88,7 +82,7 @@ def trace_trajectories(
 
 @torch.inference_mode()
 def _trace(
-    target, draft, trajectory, positions, pairs, config, micro_batch, generator, drawn
+    target, draft, trajectory, positions, pairs, config, micro_batch, generator
 ) -> list[dict[str, Tensor]]:
     """The columns of one trajectory that are numbers, for each pair of the target's and the draft's
     setting.
@@ -104,9 +98,8 @@ def _trace(
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 
     def labelled(part: slice) -> list[dict[str, Tensor]]:
-        own = None if drawn is None else drawn[part]
         trees = super_trees(
-            p_prefix, q_prefix, tokens, roots[part], layout, pairs[0][1], uniforms[part], own, chunk
+            p_prefix, q_prefix, roots[part], layout, pairs[0][1], uniforms[part], chunk
         )
         return labels(trees, target, draft, pairs, config.verifiers, layout, chunk)
 

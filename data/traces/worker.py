@@ -1,5 +1,4 @@
-"""One worker of stage traces: samples trajectories, draws super-trees and traces roots, one shard
-at a time.
+"""One worker of stage traces: samples trajectories and traces roots, one shard at a time.
 
 A worker is made from plain settings, so that it can live in this process or in a Ray actor on
 another machine. It writes its shards itself, to a store that every worker reaches.
@@ -22,15 +21,14 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.data.traces.super_trees import Draft, tree_rollouts
-from nde_talf.data.traces.trace import draft_setting, root_positions, trace_trajectories
+from nde_talf.data.traces.super_trees import Draft
+from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.super_tree import super_tree_layout
 
 STATES = ("h_p_previous", "h_q_previous", "h_q_root")
 """Columns that are stored in half precision."""
@@ -85,16 +83,14 @@ def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
 
 
 class Tracer:
-    """Samples and traces on one machine.
+    """Samples trajectories by either engine, and traces them in torch, on one machine.
 
-    Either engine samples trajectories and super-trees; torch always scores.
-
-    A device belongs to torch's models or to one model inside vLLM, never to both: each is freed
-    before another one is loaded.
+    A device belongs to torch's models or to vLLM, never to both: each is freed before the other is
+    loaded.
 
     Args:
         pair: folder of the pair.
-        stores: where shards go, by kind: "traces", and with vLLM "trajectories" and "rollouts".
+        stores: where shards go, by kind: "traces", and with vLLM "trajectories".
         config: what is traced.
         device: of the models in torch.
         engine: its name is "transformers" or "vllm".
@@ -121,7 +117,7 @@ class Tracer:
         self.placed, self.head = (device, config.dtype, draft_device, forward), head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"! {text}"))
-        self._open: tuple[str, Engine] | None = None
+        self._vllm: VLLMEngine | None = None
         if threads:
             torch.set_num_threads(threads)
 
@@ -135,18 +131,17 @@ class Tracer:
         return target, self.head(target)
 
     def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
-        """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or
-        "traces" of what there is of both.
+        """Make and write shard number `shard` of a kind, "trajectories" or "traces".
 
-        Returns its rows.
+        Traces are of the trajectories that are stored, if they are. Returns the shard's rows.
         """
-        drawn = [store for name, store in self.stores.items() if name != "traces"]
-        earlier = drawn[:1] if kind == "rollouts" else drawn if kind == "traces" else []
-        inputs = [store.lists(store.name(shard, shards))["tokens"] for store in earlier]
-        make = {"trajectories": self.trajectories, "rollouts": self.rollouts, "traces": self.trace}[
-            kind
-        ]
-        return self.stores[kind].write(self.stores[kind].name(shard, shards), make(unit, *inputs))
+        store = self.stores[kind]
+        if kind == "trajectories":
+            return store.write(store.name(shard, shards), self.trajectories(unit))
+        texts = None
+        if sampled := self.stores.get("trajectories"):
+            texts = sampled.lists(sampled.name(shard, shards))["tokens"]
+        return store.write(store.name(shard, shards), self.trace(unit, texts))
 
     def most_roots(self, work: list[Unit]) -> tuple[int, int]:
         """Count the most roots that units can have, and the bytes of their columns."""
@@ -162,11 +157,7 @@ class Tracer:
         """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes
         after it.
         """
-        engine = (
-            TransformersEngine(self.models[0])
-            if self.engine.name == "transformers"
-            else self._vllm("target")
-        )
+        engine = self._engine()
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):
             at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
@@ -181,60 +172,24 @@ class Tracer:
             "tokens": [tokens[i] for i in range(len(unit.prompts))],
         }
 
-    def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees at
-        each trajectory's roots.
-        """
-        layout, setting = (
-            super_tree_layout(),
-            draft_setting(SETTINGS[unit.settings[0]], self.config),
-        )
-        roots = [
-            [
-                trajectory[: position + 1]
-                for position in root_positions(prompt.tokens, trajectory, self.config.stride)
-            ]
-            for prompt, trajectory in zip(unit.prompts, trajectories, strict=True)
-        ]
-        every = [root for own in roots for root in own]
-        drawn = tree_rollouts(
-            self._vllm("draft"), every, unit.samples, layout, setting, 2 * unit.seed
-        )
-        parts = drawn.int().split([len(own) * unit.samples for own in roots])
-        return {
-            "prompt_id": [p.id for p in unit.prompts],
-            "tokens": [part.flatten().tolist() for part in parts],
-        }
-
     def trace(
-        self,
-        unit: Unit,
-        trajectories: list[list[int]] | None = None,
-        drawn: list[list[int]] | None = None,
+        self, unit: Unit, trajectories: list[list[int]] | None = None
     ) -> dict[str, list | Tensor]:
-        """The columns of `trace_trajectories`, hidden states in half precision; what an engine has
-        not sampled is sampled here.
+        """Make the columns of `trace_trajectories`, hidden states in half precision.
 
-        Raises UserError for states that half precision cannot hold.
+        Without trajectories they are sampled here. Raises UserError for states that half precision
+        cannot hold.
         """
         if trajectories is None:
             trajectories = self.trajectories(unit)["tokens"]
-        trees = drawn and [
-            torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn
-        ]
-        settings, config = (
-            [SETTINGS[name] for name in unit.settings],
-            replace(self.config, samples=unit.samples),
-        )
         columns = trace_trajectories(
             *self.models,
             unit.prompts,
             trajectories,
-            settings,
-            config,
+            [SETTINGS[name] for name in unit.settings],
+            replace(self.config, samples=unit.samples),
             self.micro_batch,
             unit.seed,
-            trees,
         )
         states = {name: columns[name].half() for name in STATES if name in columns}
         for name, half in states.items():
@@ -247,16 +202,17 @@ class Tracer:
         return columns | states
 
     def close(self) -> None:
-        """Free what models and engines hold; what is needed again is loaded again."""
+        """Free what models and engine hold; what is needed again is loaded again."""
         self.__dict__.pop("models", None)
-        if self._open:
-            self._open[1].close()
-            self._open = None
+        if self._vllm:
+            self._vllm.close()
+            self._vllm = None
         free_memory()
 
-    def _vllm(self, role: str) -> Engine:
-        if self._open is None or self._open[0] != role:
+    def _engine(self) -> Engine:
+        if self.engine.name == "transformers":
+            return TransformersEngine(self.models[0])
+        if self._vllm is None:
             self.close()
-            of = self.pair.where("target") if role == "draft" else None
-            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.engine, of)
-        return self._open[1]
+            self._vllm = VLLMEngine(self.pair.where("target"), self.config.dtype, self.engine)
+        return self._vllm

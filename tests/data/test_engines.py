@@ -14,11 +14,9 @@ from transformers import Gemma3Config
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine, import_vllm
-from nde_talf.data.traces.super_trees import tree_rollouts
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 from tests.vllm_process import in_process
@@ -64,6 +62,12 @@ def law_fits(
     return chisquare(groups[1], [x * total for x in groups[0]]).pvalue > 1e-4
 
 
+def first_tokens(engine, setting: SamplingSetting) -> torch.Tensor:
+    """The first token that is sampled after each of two prompts [2, DRAWS]."""
+    texts = engine.sample([p for p in PROMPTS[:2] for _ in range(DRAWS)], setting, 1, 0)
+    return torch.tensor([text[-1] for text in texts]).view(2, DRAWS)
+
+
 def test_sampling_follows_the_model_and_its_seed(model):
     engine = TransformersEngine(model)
     for prompt, text in zip(PROMPTS, engine.sample(PROMPTS, GREEDY, 6, 0), strict=True):
@@ -73,34 +77,19 @@ def test_sampling_follows_the_model_and_its_seed(model):
     first, again, other = (engine.sample(PROMPTS, SETTINGS[0], 8, seed) for seed in (3, 3, 4))
     assert first == again != other
     for setting in SETTINGS:
-        drawn = engine.rollouts(PROMPTS[:2], setting, 2, DRAWS, 0)
-        assert drawn.shape == (2, DRAWS, 2)
-        assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
-    assert not law_fits(drawn[0, :, 0], model, PROMPTS[1], SETTINGS[1]), (
-        "the test must be able to fail"
-    )
+        drawn = first_tokens(engine, setting)
+        assert all(law_fits(drawn[i], model, PROMPTS[i], setting) for i in range(2))
+    assert not law_fits(drawn[0], model, PROMPTS[1], SETTINGS[1]), "the test must be able to fail"
 
 
-def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
+def test_an_end_of_text_ends_a_text(model):
     engine = TransformersEngine(model)
     (text,) = engine.sample(PROMPTS[:1], GREEDY, 6, 0)
     model.module.generation_config.eos_token_id = text[4]
     try:
         assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
-        drawn = engine.rollouts(PROMPTS[:1], SETTINGS[0], 6, 200, 0)
-        assert (drawn == text[4]).any() and drawn.shape == (1, 200, 6)
     finally:
         model.module.generation_config.eos_token_id = None
-
-
-@pytest.mark.parametrize("rows", [30, 50])
-def test_a_draft_draws_the_tokens_that_its_target_has(rows):
-    draft = tiny_model(40, hidden=64, layers=2, scale=0.5)
-    draft.match(rows)
-    prompts = PROMPTS[:2] if rows < 40 else [[1, 45, 3], [4, 5, 49, 41]]
-    drawn = TransformersEngine(draft).rollouts(prompts, SETTINGS[1], 2, DRAWS, 0)
-    assert drawn.shape == (2, DRAWS, 2) and drawn.max() < min(rows, 40)
-    assert all(law_fits(drawn[i, :, 0], draft, prompts[i], SETTINGS[1]) for i in range(2))
 
 
 @pytest.mark.parametrize(
@@ -117,18 +106,6 @@ def test_texts_of_models_with_windows_are_those_of_plain_passes(name):
     ):
         logits = target.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
         assert text[len(prompt) :] == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-
-
-def test_super_trees_of_rollouts_are_laid_out_by_path(model):
-    """A greedy engine's super-tree: every path is the one greedy continuation of its prefix."""
-    layout, trajectory = super_tree_layout(2, 2, 3), [1, 2, 3, 4, 5]
-    tokens = tree_rollouts(
-        TransformersEngine(model), [trajectory[:3], trajectory], 2, layout, GREEDY, 0
-    )
-    assert tokens.shape == (4, len(layout) - 1)
-    for tree, root in zip(tokens, (3, 3, 5, 5), strict=True):
-        (text,) = TransformersEngine(model).sample([trajectory[:root]], GREEDY, 5, 0)
-        assert tree.tolist() == [text[root + int(depth) - 1] for depth in layout.depth[1:]]
 
 
 def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):
@@ -171,7 +148,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 
 def too_long(engine, settings, prompts):
     try:
-        engine.rollouts(prompts, settings[0], 60, 2, 0)
+        engine.sample(prompts, settings[0], 62, 0)
     except UserError as error:
         return str(error)
 
@@ -182,9 +159,8 @@ if __name__ == "__main__":
     found = {
         "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
         "sampled": [engine.sample(prompts, settings[0], 12, seed) for seed in (3, 3, 4)],
-        "rollouts": [engine.rollouts(prompts[:2], setting, 2, draws, 0).tolist() for setting in settings],
-        "equal": [engine.rollouts([prompts[0]] * 4, settings[0], 12, 3, 5).flatten(0, 1).tolist() for _ in range(2)],
-        "greedy_rollouts": engine.rollouts(prompts, SamplingSetting(0.0), 12, 2, 0).tolist(),
+        "drawn": [engine.sample([p for p in prompts[:2] for _ in range(draws)], setting, 1, 0) for setting in settings],
+        "equal": [engine.sample([prompts[0]] * 4, settings[0], 12, 5) for _ in range(2)],
         "too_long": too_long(engine, settings, prompts),
     }
     engine.close()
@@ -204,7 +180,6 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         engine = TransformersEngine(model)
         assert found["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
         assert len(found["greedy"][0]) < len(text)
-        assert found["greedy_rollouts"] == engine.rollouts(PROMPTS, GREEDY, 12, 2, 0).tolist()
     finally:
         model.module.generation_config.eos_token_id = None
     first, again, other = found["sampled"]
@@ -215,46 +190,6 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         "requests must not share random numbers"
     )
     assert "engine.max_length" in found["too_long"]
-    for setting, drawn in zip(SETTINGS, found["rollouts"], strict=True):
-        drawn = torch.tensor(drawn)
-        assert drawn.shape == (2, DRAWS, 2)
-        assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
-
-
-DRAFT_IN_VLLM = """
-import json, sys
-from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.decoding.sampling import SamplingSetting
-
-if __name__ == "__main__":
-    draft, targets, prompts, setting, draws = json.load(open(sys.argv[1]))
-    found = []
-    for target, own in zip(targets, prompts):
-        engine = VLLMEngine(draft, "float32", EngineConfig(max_length=64), target)
-        found.append(engine.rollouts(own, SamplingSetting(*setting), 2, draws, 0).tolist())
-        engine.close()
-    json.dump(found, open(sys.argv[2], "w"))
-"""
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_a_draft_in_vllm_draws_the_tokens_that_its_target_has(tmp_path):
-    """Of a draft with 40 rows beside a target with 30, and beside one with 50, whose text has
-    tokens that the draft does not know.
-    """
-    draft, setting = tiny_model(40, hidden=64, layers=2, scale=0.5), SETTINGS[1]
-    draft.module.save_pretrained(tmp_path / "draft")
-    prompts = {30: PROMPTS[:2], 50: [[1, 45, 3], [4, 5, 49, 41]]}
-    for rows in prompts:
-        tiny_model(rows).module.save_pretrained(tmp_path / str(rows))
-    targets, pair = (
-        [str(tmp_path / str(rows)) for rows in prompts],
-        (setting.temperature, setting.top_p),
-    )
-    arguments = [str(tmp_path / "draft"), targets, list(prompts.values()), pair, DRAWS]
-    found = in_process(DRAFT_IN_VLLM, arguments, tmp_path)
-    for drawn, (rows, own) in zip(found, prompts.items(), strict=True):
-        draft.match(rows)
-        assert all(law_fits(torch.tensor(drawn)[i, :, 0], draft, own[i], setting) for i in range(2))
+    for setting, texts in zip(SETTINGS, found["drawn"], strict=True):
+        drawn = torch.tensor([text[-1] for text in texts]).view(2, DRAWS)
+        assert all(law_fits(drawn[i], model, PROMPTS[i], setting) for i in range(2))

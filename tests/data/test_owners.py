@@ -98,9 +98,9 @@ def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pai
     (tmp_path / "traces").mkdir()
     found = traces.work(config(), {"pair": pair, "traces": tmp_path / "traces"})
     assert found["roots"] > 0 and not Witness.open
-    assert Witness.alive == [others, others], "the target's, then the draft's"
-    drawn = TraceStore(tmp_path / "traces/drawn/rollouts", "rollouts")
-    assert drawn.shards and not drawn.faults() and not TraceStore(tmp_path / "traces").faults()
+    assert Witness.alive == [others]
+    texts = TraceStore(tmp_path / "traces/trajectories", "trajectories")
+    assert texts.shards and not texts.faults() and not TraceStore(tmp_path / "traces").faults()
     assert TraceStore(tmp_path / "traces").read("train")["h_p_previous"].dtype == "float16"
 
 

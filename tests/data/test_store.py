@@ -227,8 +227,8 @@ def test_a_stage_that_was_begun_at_a_url_goes_on_there_and_nowhere_else(tmp_path
     assert TraceStore(folder).roots == 3
     # Once more at the same URL: the folder is new, and the shards there are the finished stage's.
     TraceStore(own).finish()
-    drawn = TraceStore(f"{own}/drawn/rollouts", "rollouts")
-    drawn.write("rollouts-00000-of-00002.parquet", columns(3))
+    texts = TraceStore(f"{own}/trajectories", "trajectories")
+    texts.write("trajectories-00000-of-00002.parquet", columns(3))
     again, another = tmp_path / "traces.new", tmp_path / "another/traces"
     again.mkdir()
     another.mkdir(parents=True)
@@ -237,5 +237,5 @@ def test_a_stage_that_was_begun_at_a_url_goes_on_there_and_nowhere_else(tmp_path
             place(own, new, force)
     assert TraceStore(own).roots == 3
     assert place(own, again, force=True) == own
-    assert not TraceStore(own).shards and not TraceStore(drawn.folder.url, "rollouts").shards
+    assert not TraceStore(own).shards and not TraceStore(texts.folder.url, "trajectories").shards
     assert not list((tmp_path / "own").rglob("*.parquet"))

@@ -84,9 +84,7 @@ def labelled(request):
         trajectory = torch.tensor(CONTEXT)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         root, generator = torch.tensor([len(CONTEXT) - 1]), torch.Generator().manual_seed(1)
-        found = sampled_super_trees(
-            *prefixes, trajectory, root, SAMPLES, LAYOUT, SETTING, generator, 40
-        )
+        found = sampled_super_trees(*prefixes, root, SAMPLES, LAYOUT, SETTING, generator, 40)
         parts = [
             labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)[0]
             for trees in found
@@ -144,9 +142,7 @@ def test_labels_in_chunks_are_labels_of_all_rows_at_once():
     with torch.inference_mode():
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         roots, generator = torch.tensor([4, 7]), torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(
-            *prefixes, trajectory, roots, 2, LAYOUT, SETTING, generator, 4
-        )
+        (trees,) = sampled_super_trees(*prefixes, roots, 2, LAYOUT, SETTING, generator, 4)
         for chunk in (29, 100, 5000):
             found = labels(
                 trees,

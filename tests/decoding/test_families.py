@@ -146,9 +146,7 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
         target, draft = padded_pair(name, rows)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         generator = torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(
-            *prefixes, trajectory, roots, 1, layout, setting, generator, 9
-        )
+        (trees,) = sampled_super_trees(*prefixes, roots, 1, layout, setting, generator, 9)
         found = trees.distributions(target, draft, setting, setting)
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner - 6, layout.inner):

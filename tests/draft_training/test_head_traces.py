@@ -81,7 +81,6 @@ def test_its_labels_are_the_tokens_of_a_step():
     drawn = sampled_super_trees(
         prefix,
         draft.prefix(prefix),
-        context,
         torch.tensor([2]),
         samples,
         layout,
