@@ -150,9 +150,3 @@ def test_sampled_speculation_is_refused_where_vllm_gets_it_wrong(served):
     assert served.fast["fault_once_repaired"] is None, (
         "the check sees what is wrong, not which version it is"
     )
-    if served.fast["fault"] is None:
-        pytest.skip("this vLLM has no such fault")
-    assert (
-        "T=0.7 is refused" in served.fast["refused"]
-        and served.fast["fault"] in served.fast["refused"]
-    )
