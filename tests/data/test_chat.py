@@ -89,20 +89,6 @@ def test_a_document_is_what_the_template_renders(family, tokenizer):
     )
 
 
-def test_thoughts_are_the_assistants_where_a_template_shows_them():
-    texts = [
-        "Two and two?",
-        "<think>\nOn fingers.\n</think>\n\nFour.",
-        "And one?",
-        "<think>\nOnce more.\n</think>\n\nFive.",
-    ]
-    encoder = ChatEncoder(family_tokenizer("qwen3", texts))
-    first, second = encoder.documents(dialogue([texts[:2], texts[2:]]))
-    assert counted(encoder, first) == [texts[1] + "<|im_end|>"]
-    assert counted(encoder, second) == [texts[3] + "<|im_end|>"]
-    assert "On fingers" not in encoder.decode(second.tokens), "Qwen3 drops earlier thoughts"
-
-
 def test_a_cut_answer_has_no_end_to_learn(family, tokenizer):
     encoder = ChatEncoder(tokenizer)
     *_, last = encoder.documents(dialogue(cut=True))
@@ -143,24 +129,6 @@ def test_a_template_that_rewrites_answers_is_refused(answer):
         ChatEncoder(tokenizer, showing(answer)), [dialogue(TURNS[:1])]
     )
     assert not documents and skipped == {"whose answers the template does not show as they are": 1}
-
-
-def test_what_a_template_puts_in_front_of_every_answer_does_not_count():
-    encoder = ChatEncoder(
-        family_tokenizer("qwen2", ["a few words"]), showing("Well. {{ turn.content }}")
-    )
-    (document,) = encoder.documents(dialogue(TURNS[:1]))
-    assert counted(encoder, document) == [ANSWERS[0] + "<|im_end|>"]
-
-
-def test_answers_rendered_otherwise_than_prompted_for_are_refused():
-    thinking = family_tokenizer("qwen2", ["a few words"])
-    asks = thinking.chat_template.replace(
-        "'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}"
-    )
-    assert asks != thinking.chat_template
-    with pytest.raises(UnsuitedError, match="prompts for"):
-        ChatEncoder(thinking, asks).documents(dialogue())
 
 
 def test_special_tokens_inside_an_answer_are_refused():

@@ -3,7 +3,6 @@ is taken.
 """
 
 import os
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ from nde_talf.decoding.common.checkpoint import (
     BEFORE,
     CHECKPOINT,
     SAMPLED,
-    damage,
     fingerprint,
     resumable,
     sampled,
@@ -21,7 +19,7 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
-from nde_talf.selector.train import SelectorModule, fit_selector
+from nde_talf.selector.train import fit_selector
 from tests.draft_training.heads import KillBefore
 from tests.selector.examples import CONFIG, priced
 
@@ -75,31 +73,6 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
     assert sorted(os.listdir(tmp_path / "killed")) == [CHECKPOINT]  # the training has ended
 
 
-def test_every_flip_in_a_checkpoint_is_seen_or_changes_nothing(tmp_path):
-    path = tmp_path / CHECKPOINT
-    content = {
-        "state_dict": {"a": torch.randn(40), "b": torch.arange(9)},
-        "epoch": 3,
-        "loops": {"x": [1.5, None, "y"]},
-    }
-    torch.save(content, path)
-    good, seen = path.read_bytes(), 0
-    for place in range(0, len(good), 9):
-        path.write_bytes(good)
-        flip(path, place, place % 8)
-        if damage(path) is not None:
-            seen += 1
-            continue
-        found = torch.load(path, weights_only=True)
-        assert (
-            torch.equal(found["state_dict"]["a"], content["state_dict"]["a"])
-            and found["loops"] == content["loops"]
-        )
-    assert seen > 0.2 * len(good) / 9
-    path.write_bytes(good[:-200])
-    assert damage(path) is not None
-
-
 def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
     (tmp_path / CHECKPOINT).write_bytes(b"")
     assert (
@@ -107,44 +80,6 @@ def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
         and "damaged" in capsys.readouterr().out
         and not list(tmp_path.iterdir())
     )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):
-    monkeypatch.setattr("nde_talf.selector.train.CHECKPOINT_SECONDS", 0.0)
-    training, validation, config = priced(120, 0), priced(60, 1), replace(CONFIG, epochs=5)
-    undisturbed, _ = fit_selector(
-        training, validation, config, tmp_path / "undisturbed", progress=False
-    )
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(small)], capture_output=True
-    ).returncode:
-        pytest.skip("mounting is not allowed here")
-
-    def fill(module: SelectorModule) -> None:
-        if module.current_epoch == epoch:
-            free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
-            (small / "filler").write_bytes(bytes(free - 100_000))
-
-    try:
-        with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
-            patch.setattr(SelectorModule, "on_train_epoch_start", fill)
-            fit_selector(training, validation, config, small / "run", progress=False)
-        (small / "filler").unlink()
-        left = {path.name: damage(path) for path in (small / "run").glob("*.ckpt")}
-        assert left == ({CHECKPOINT: None, BEFORE: None} if epoch else {})
-        assert (
-            not epoch
-            or torch.load(small / "run" / CHECKPOINT, weights_only=True)["epoch"] == epoch - 1
-        )
-        resumed, _ = fit_selector(training, validation, config, small / "run", progress=False)
-        assert same(resumed, undisturbed)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):

@@ -31,15 +31,6 @@ def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_
     assert list(load_documents("stdlib")["name"]) == list(names)
 
 
-@pytest.mark.slow
-def test_a_document_stays_on_its_side_of_the_split_when_the_corpus_grows(standard_library):
-    training, held_out = split_documents(standard_library, 0.1, seed=3)
-    some = standard_library.select(range(0, len(standard_library), 2))
-    few_training, few_held_out = split_documents(some, 0.1, seed=3)
-    assert set(few_training["name"]) <= set(training["name"])
-    assert set(few_held_out["name"]) <= set(held_out["name"])
-
-
 def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=0)
     assert not set(training["name"]) & set(held_out["name"])

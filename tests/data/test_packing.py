@@ -49,9 +49,3 @@ def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():
     assert rows.loss.tolist() == [[False] * 5 + [True] * 3]
     with pytest.raises(UserError, match="None of 1 documents"):
         pack_documents([document(15, 2, 3)], 8)
-
-
-def test_padding_is_the_token_asked_for_and_belongs_to_no_document():
-    rows = pack_documents([document(3, 1)], 5, pad=9)
-    assert rows.tokens.tolist() == [[1, 1, 1, 9, 9]]
-    assert rows.document.tolist() == [[0, 0, 0, PADDING, PADDING]] and not rows.loss[0, 3:].any()

@@ -228,42 +228,6 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         load_sets({"q": own}, 5, 0, plain)
 
 
-def test_a_text_that_several_parts_have_is_drawn_once(tmp_path, tokenizer):
-    parts = [
-        PromptPart(
-            write(tmp_path, name, [{"text": f"Hello {i}"} for i in range(first, first + 8)]),
-            "{text}",
-        )
-        for name, first in (("a", 0), ("b", 4))
-    ]
-    prompts = load_sets({"q": PromptSet(parts=parts)}, 8, 0, tokenizer)
-    assert len({p.text for p in prompts}) == 8
-
-
-def test_a_conversation_without_a_human_turn_is_left_out(tmp_path, tokenizer):
-    robots = [{"conversations": [{"from": "gpt", "value": f"So {i}."}]} for i in range(5)]
-    people = [
-        {"conversations": [*robots[i]["conversations"], {"from": "human", "value": f"Why {i}?"}]}
-        for i in range(3)
-    ]
-    own = PromptSet(
-        source=write(tmp_path, "talk", robots + people + [{"conversations": []}]),
-        template="{conversations}",
-    )
-    assert sorted(p.text for p in load_sets({"q": own}, 3, 0, tokenizer)) == [
-        "Why 0?",
-        "Why 1?",
-        "Why 2?",
-    ]
-    with pytest.raises(UserError, match="has 3"):
-        load_sets({"q": own}, 4, 0, tokenizer)
-
-
-def test_a_prompt_to_continue_keeps_its_white_space(tmp_path, tokenizer):
-    own = PromptSet(source=write(tmp_path, "code", [ROWS["humaneval"](3)]), template="{prompt}")
-    assert [p.text for p in load_sets({"q": own}, 1, 0, tokenizer)] == ["def f3(x):\n    "]
-
-
 def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path):
     own = train_tokenizer([WORDS, TEMPLATE], 400)
     own.add_special_tokens({"bos_token": "<s>"})

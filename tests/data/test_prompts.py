@@ -1,9 +1,7 @@
-import ast
-
 import pytest
 
 from nde_talf.data.text.corpus import load_documents, split_documents
-from nde_talf.data.text.prompts import CODE, PROSE, prompts_from_documents
+from nde_talf.data.text.prompts import prompts_from_documents
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 
@@ -23,21 +21,6 @@ def prompts(held_out, tokenizer):
     return prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64))
 
 
-def docstrings(source):
-    """(start, end) lines of every docstring of a Python source, counted from 1."""
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
-            continue
-        if isinstance(getattr(body[0].value, "value", None), str):
-            yield body[0].lineno, body[0].end_lineno
-
-
-@pytest.mark.slow
-def test_half_the_prompts_are_code_and_half_are_prose(prompts):
-    assert [prompt.kind for prompt in prompts] == [CODE, PROSE] * 30
-
-
 @pytest.mark.slow
 def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(
     prompts, tokenizer, held_out
@@ -50,24 +33,6 @@ def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents
         == len({prompt.id for prompt in prompts})
         == len(prompts)
     )
-
-
-@pytest.mark.slow
-def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_outside(
-    prompts, held_out
-):
-    sources = list(held_out["text"])
-    spans = {source: list(docstrings(source)) for source in sources}
-    for prompt in prompts:
-        inside = []
-        for source in sources:
-            start = source.find(prompt.text)
-            while start >= 0:
-                line = source.count("\n", 0, start + len(prompt.text)) + 1
-                inside.append(any(first <= line <= last for first, last in spans[source]))
-                start = source.find(prompt.text, start + 1)
-        assert (prompt.kind == PROSE) in inside
-        assert prompt.text.endswith("\n") == (prompt.kind == CODE)
 
 
 @pytest.mark.slow

@@ -75,13 +75,6 @@ def test_a_half_written_shard_is_named(tmp_path):
     )
 
 
-def test_a_killed_write_leaves_nothing_behind(tmp_path):
-    store = TraceStore(tmp_path)
-    with pytest.raises(ValueError, match="length"):
-        store.write(store.name(0, 1), {**columns(4), "context": torch.arange(3)})
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_shard_without_rows_is_only_an_entry(tmp_path):
     store = TraceStore(tmp_path)
     store.write(store.name(0, 2), {})
@@ -135,20 +128,6 @@ def test_two_processes_write_one_store_at_once(tmp_path):
     assert len(before["context"]) == 78 and all(
         np.array_equal(before[name], after[name]) for name in before
     )
-
-
-def test_a_shard_made_again_after_the_store_was_finished_counts(tmp_path):
-    store = TraceStore(tmp_path)
-    for shard in range(2):
-        store.write(store.name(shard, 2), columns(2))
-    store.finish()
-    index = (tmp_path / INDEX).read_bytes()
-    TraceStore(tmp_path).finish()
-    assert (tmp_path / INDEX).read_bytes() == index, "nothing new, so nothing is written"
-    TraceStore(tmp_path).write(store.name(1, 2), columns(5))
-    assert TraceStore(tmp_path).roots == 7 and not TraceStore(tmp_path).faults()
-    TraceStore(tmp_path).finish()
-    assert TraceStore(tmp_path).roots == 7 and not TraceStore(tmp_path).faults()
 
 
 def test_a_read_opens_only_what_it_returns(tmp_path):

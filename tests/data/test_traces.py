@@ -13,7 +13,6 @@ from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
-from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.sampling import RAW, warp
 from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
@@ -81,24 +80,6 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     assert float(together["entropy_p_previous"][0]) == pytest.approx(
         float(-(p * p.log()).sum()), abs=1e-5
     )
-
-
-@pytest.mark.parametrize("draft", ["match", "raw"])
-def test_greedy_decoding_is_traced_with_the_features_of_unwarped_rows(pair, draft):
-    """They are those of the loop at temperature 0 (tests/decoding/test_draft_temperature.py).
-
-    Labels are of the greedy target: with a draft that is greedy too all branches are one path.
-    """
-    greedy, warm = (
-        trace(pair, ["t0"], draft_temperature=draft),
-        trace(pair, ["t1.0"], draft_temperature="raw"),
-    )
-    for name in SCALARS:
-        torch.testing.assert_close(greedy[name], warm[name], rtol=1e-4, atol=1e-5)
-    labels = greedy["traversal"]
-    one, many = (labels[..., TREE_INDEX[action]] for action in (Action(1, 0, 3), Action(4, 0, 3)))
-    assert bool((labels >= 1).all()) and not torch.equal(labels, warm["traversal"])
-    assert torch.equal(one, many) if draft == "match" else bool((many >= one - 1e-6).all())
 
 
 @pytest.mark.parametrize("rows", [7, 9, 14])

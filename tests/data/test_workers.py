@@ -53,10 +53,6 @@ class Squares:
             raise UserError("99 is too much")
         return x * x
 
-    def slow_square(self, x: int) -> int:
-        time.sleep(5 if x == 0 else 0.1)
-        return x * x
-
     def write(self, shard: int, shards: int) -> int:
         """A shard of a store, and the worker's process in a file, so that it can be killed."""
         (self.folder / "workers" / str(os.getpid())).touch()
@@ -118,14 +114,6 @@ class TestRay:
         with pytest.raises(UserError, match="4 workers died over unit 1 of square"):
             run(tmp_path, [1, 13, 2], 2)
 
-    def test_work_goes_to_whoever_is_free_and_workers_live_on(self, tmp_path, ray):
-        with Workers(partial(Squares, tmp_path), 2, None, 0) as workers:
-            found = list(workers.map(Squares.slow_square, [(x,) for x in range(8)]))
-            assert found[-1] == (0, 0) and sorted(found) == [(i, i * i) for i in range(8)]
-            started = time.monotonic()
-            assert sorted(workers.map(Squares.square, [(4,), (5,)])) == [(0, 16), (1, 25)]
-            assert time.monotonic() - started < 5  # no new processes
-
     def test_gpus_that_the_cluster_has_not_are_named_at_once(self, tmp_path, ray):
         started = time.monotonic()
         with pytest.raises(
@@ -134,23 +122,6 @@ class TestRay:
         ):
             run(tmp_path, [1, 2], 2, gpus=1)
         assert time.monotonic() - started < 30  # with the start of the cluster
-
-    @pytest.mark.parametrize("ray", [2], indirect=True)
-    def test_a_busy_cluster_is_told_and_a_free_part_of_it_used(
-        self, tmp_path, monkeypatch, ray, capsys
-    ):
-        other = ray.remote(num_gpus=1)(Squares)
-        held = [other.remote(tmp_path), other.remote(tmp_path)]
-        ray.get([actor.square.remote(2) for actor in held])
-        monkeypatch.setattr(parallel, "FREE_SECONDS", 1.0)
-        with pytest.raises(
-            UserError, match=r"no Ray worker can start: the cluster has 2 GPUs.*free are 0 GPUs"
-        ):
-            run(tmp_path, [1, 2], 2, gpus=1)
-        ray.kill(held[0])
-        monkeypatch.setattr(parallel, "FREE_SECONDS", 30.0)
-        assert sorted(run(tmp_path, [1, 2, 4], 2, gpus=1)) == [(0, 1), (1, 4), (2, 16)]
-        assert "! 1 GPUs and" in capsys.readouterr().out
 
     def test_a_cluster_that_does_not_answer_is_named_in_seconds(self, tmp_path, ray):
         ray.shutdown()

@@ -3,7 +3,6 @@ loaded before it has gone.
 """
 
 import gc
-import json
 import shutil
 from pathlib import Path
 from typing import ClassVar
@@ -12,23 +11,15 @@ import pytest
 import torch
 
 import nde_talf.data.traces.worker
-from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.data.text.pair import Pair, spread
-from nde_talf.data.text.settings import DataConfig
-from nde_talf.data.text.tokenizer import train_tokenizer
+from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.train_lm import held_out_report
-from nde_talf.pipelines import draft, traces
-from nde_talf.pipelines import pair as pair_stage
-from nde_talf.pipelines.config import Config, ModelConfig
+from nde_talf.pipelines import traces
+from nde_talf.pipelines.config import Config
 from tests import ROOT
-from tests.data.chat_templates import family_tokenizer
-from tests.draft_training.heads import tiny_target
-from tests.pipelines.micro import write_corpus
 
 
 def models() -> list[CausalModel]:
@@ -102,54 +93,6 @@ def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pai
     texts = TraceStore(tmp_path / "traces/trajectories", "trajectories")
     assert texts.shards and not texts.faults() and not TraceStore(tmp_path / "traces").faults()
     assert TraceStore(tmp_path / "traces").read("train")["h_p_previous"].dtype == "float16"
-
-
-def test_a_head_is_not_trained_beside_the_engine_that_writes_its_dialogues(
-    tmp_path, pair, monkeypatch
-):
-    class Reached(Exception):
-        pass
-
-    def rows(*args):
-        raise Reached(len(models()))
-
-    others = len(models())
-    family_tokenizer("llama3", ["some text"]).save_pretrained(pair / "target")
-    (pair / "target/checksums.json").unlink()
-    monkeypatch.setattr(draft, "dialogue_rows", rows)
-    with pytest.raises(Reached) as reached:
-        draft.work(
-            config(dialogues=DialogueConfig(source="x.jsonl", regenerate=True)),
-            {"pair": pair, "draft": tmp_path / "draft"},
-        )
-    assert reached.value.args == (others,)
-
-
-def test_a_pairs_figures_are_computed_with_one_model_after_the_other(tmp_path, monkeypatch):
-    write_corpus(tmp_path / "corpus.jsonl")
-    lines = (tmp_path / "corpus.jsonl").read_text().splitlines()
-    tokenizer = train_tokenizer([json.loads(line)["text"] for line in lines], 300)
-    for name, layers, rows in (("target", 2, 304), ("draft", 1, 300)):
-        tiny_target(rows, layers=layers).module.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    own = ModelConfig(target=str(tmp_path / "target"), draft=str(tmp_path / "draft"), length=32)
-    text = DataConfig(source=str(tmp_path / "corpus.jsonl"), prompt_count=4, prompt_tokens=[4, 8])
-    gc.collect()
-    others, alive, load = len(models()), [], CausalModel.load.__func__
-
-    def noted(cls, *args):
-        alive.append(len(models()) - others)
-        return load(cls, *args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(CausalModel, "load", classmethod(noted))
-        (tmp_path / "pair").mkdir()
-        found = pair_stage.work(config(model=own, data=text), {"pair": tmp_path / "pair"})
-    assert alive == [0, 0, 0], "the draft for a look, the target, the draft"
-    assert found["cost_ratio"] > 0 and found["parameters"]["target"] > found["parameters"]["draft"]
-    rows = spread(Pair(tmp_path / "pair").rows("held_out"), pair_stage.HELD_OUT_ROWS)
-    both = held_out_report(*Pair(tmp_path / "pair").models("cpu", "float32"), rows)
-    assert {name: found[name] for name in both} == both
 
 
 def test_closing_a_worker_frees_its_models(tmp_path, pair):
