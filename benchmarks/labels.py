@@ -1,8 +1,6 @@
-"""Labels: what super-trees save, where the time goes, and how noisy one root's labels are.
+"""Labels: roots a second from super-trees, against trees drawn for every action.
 
-`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`. Three
-tables: roots a second from super-trees against own trees for every action; a label's standard error
-against seconds; what the exact last level removes.
+`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`.
 """
 
 import argparse
@@ -24,17 +22,14 @@ from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.data.traces.trace import root_positions
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.rules.acceptance import SOLVERS
-from nde_talf.decoding.rules.labels import (
-    Bundle,
+from nde_talf.decoding.rules.bundles import Bundle
+from nde_talf.decoding.rules.gains import (
     branch_gains,
-    expected_block_efficiency,
+    trunk_paths,
     trunk_reach,
 )
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
-from nde_talf.evaluation.solver_acceptance import trajectory_trees
 
 VERIFIER = "specinfer"  # of the first two tables
 
@@ -66,9 +61,7 @@ def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> 
         nodes = (layout.parents[paths] + tree * rows).flatten(0, 1)
         return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
 
-    reach, trunk = trunk_reach(
-        bundle(torch.arange(1, layout.l1 + 1).view(-1, 1, 1)), count, VERIFIER
-    )
+    reach, trunk = trunk_reach(bundle(trunk_paths(layout)), count, VERIFIER)
     if not layout.l2:
         return 1 + trunk[:, -1]
     return reach.sum(-1) + branch_gains(bundle(layout.paths), reach[:, -1], VERIFIER)[:, -1, -1]
@@ -156,9 +149,7 @@ def speed(
     setting: SamplingSetting,
     repeats: int,
 ) -> None:
-    """Tables labels_speed and labels_error (its seconds; the errors come from one sample's standard
-    deviation).
-    """
+    """Time the labels of all trees at the roots of one trajectory, four super-trees a root."""
     trajectory = max(TransformersEngine(target).sample(prompts, setting, 64, 0), key=len)
     prompt = next(p for p in prompts if trajectory[: len(p)] == p)
     roots = Roots((target, draft), prompt, trajectory, setting)
@@ -190,62 +181,13 @@ def speed(
         "by CPU time",
         "of it in the models' passes",
     ]
-    report("labels_speed", columns, rows, [times.note()])
-
-
-def noise(
-    target: CausalModel,
-    draft: CausalModel,
-    prompts: list[list[int]],
-    setting: SamplingSetting,
-    samples: int,
-) -> None:
-    """Table labels: every method's noise, what the exact last level removes of it, and that it
-    biases nothing.
-    """
-    layout = super_tree_layout()
-    drafting = torch.tensor([tree.depth > 0 for tree in TREES])
-    values = {
-        (name, exact): []
-        for name in LABELLED
-        for exact in ((False, True) if name in SOLVERS else (True,))
-    }
-    for trees in trajectory_trees(target, draft, prompts, setting, setting, layout, samples, 32):
-        p, q = trees.distributions(target, draft, setting, setting)
-        for (name, exact), parts in values.items():
-            found = expected_block_efficiency(p, q, trees.tokens, name, layout, exact, check=False)
-            parts.append(found.view(-1, samples, len(TREES))[..., drafting])
-    depths = torch.tensor([tree.depth for tree in TREES])[drafting]
-    groups = {
-        "1": depths == 1,
-        "2": depths == 2,
-        "3-4": (depths > 2) & (depths < 5),
-        "5-16": depths > 4,
-    }
-    rows = []
-    for name in LABELLED:
-        exact = torch.cat(values[name, True])  # [roots, samples, A]
-        row: list = [name, float(exact.mean()), float(exact.var(1).mean().sqrt())]
-        if name in SOLVERS:
-            sampled = torch.cat(values[name, False])
-            difference = (exact - sampled).mean(-1).flatten()
-            error = float(difference.std() / len(difference) ** 0.5)
-            removed = 1 - exact.var(1).mean(0) / sampled.var(1).mean(0)
-            row += [*(f"{100 * float(removed[group].mean()):.1f} %" for group in groups.values())]
-            row.append(f"{float(difference.mean()):+.4f} ± {error:.4f}")
-        else:
-            row += ["–"] * (len(groups) + 1)
-        rows.append(row)
-    columns = ["method", "mean label", "its standard deviation, one super-tree"]
-    columns += [f"variance removed, depth {group}" for group in groups]
-    report("labels", [*columns, "difference of means"], rows)
+    report("labels", columns, rows, [times.note()])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--setting", default="t1.0")
     options = parser.parse_args()
@@ -254,7 +196,6 @@ def main() -> None:
     target, draft = pair.models("cpu", "float32")
     prompts = [p.tokens for p in pair.prompts("test", options.prompts, "--prompts")]
     speed(target, draft, prompts, SETTINGS[options.setting], options.repeats)
-    noise(target, draft, prompts, SETTINGS[options.setting], options.samples)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_two_processes_write_one_store_at_once(tmp_path):
         subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)])
         for first in (0, 1)
     ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
     found = TraceStore(tmp_path)
     assert sorted(found.shards) == [found.name(i, 40) for i in range(40)] and not found.faults()
     before = found.read("train")
