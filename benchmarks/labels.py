@@ -22,8 +22,8 @@ from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.data.traces.trace import root_positions
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.rules.bundles import Bundle
-from nde_talf.decoding.rules.gains import (
+from nde_talf.decoding.rules.labels import (
+    Bundle,
     branch_gains,
     trunk_paths,
     trunk_reach,

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from nde_talf.selector.selector import Selector
 from safetensors.torch import load_file, save_file
 
 from nde_talf.data.text.pair import Pair
@@ -24,6 +23,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 from tests.robustness import child
 
 pytestmark = pytest.mark.nightly
