@@ -14,11 +14,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from nde_talf.data.dialogues.pack import Document, pack_documents
 from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.settings import KEY
-from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.base import Engine
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine

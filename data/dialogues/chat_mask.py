@@ -1,5 +1,4 @@
-"""A dialogue as token ids through a chat template, and which of them an assistant would have
-generated.
+"""A dialogue as token ids through a chat template, and which of them an assistant generates.
 
 What counts is found from the template alone. An answer begins where the template prompts for it, or
 after what the template puts before every answer, such as an empty block of thoughts. It ends with
@@ -16,9 +15,9 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.dialogues.pack import Document
 from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, Message
 from nde_talf.data.dialogues.settings import KEY
+from nde_talf.data.dialogues.token_rows import Document
 from nde_talf.decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
@@ -62,12 +61,11 @@ class ChatEncoder:
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of `messages` and of what the template puts before the next answer."""
+        """Encode `messages` and what the template puts before the next answer."""
         return self._ids(self._render(messages, add_generation_prompt=True))
 
     def documents(self, dialogue: Dialogue) -> list[Document]:
-        """The dialogue as documents, in which the answers' tokens count, each with the token that
-        ends its turn.
+        """Encode a dialogue as documents, in which the answers and their ends of turn count.
 
         There is one document, unless the template renders an answer differently once the dialogue
         goes on. Qwen3's does, as it drops earlier thoughts; then there is one document for every
@@ -78,9 +76,8 @@ class ChatEncoder:
                 faithfully.
             UserError: the template ends no turn with a special token.
         """
-        documents = (
-            self._marked(dialogue.messages) if self.marked else self._derived(dialogue.messages)
-        )
+        encode = self._marked if self.marked else self._derived
+        documents = encode(dialogue.messages)
         if dialogue.cut:
             documents[-1] = self._without_end(documents[-1])
         return documents
@@ -92,100 +89,83 @@ class ChatEncoder:
 
     def _derived(self, messages: Sequence[Message]) -> list[Document]:
         whole = self._render(messages)
-        found = [
-            self._answer(messages[: i + 1])
-            for i, message in enumerate(messages)
-            if message["role"] == ASSISTANT
-        ]
-        if all(whole.startswith(text) for text, _, _ in found):
-            return [self._document(whole, [(start, said) for _, start, said in found])]
-        return [self._document(text, [(start, said)]) for text, start, said in found]
+        ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
+        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in ends}
+        if all(whole.startswith(text) for text in texts):
+            return [self._document(whole, list(texts.values()))]
+        return [self._document(text, [answer]) for text, answer in texts.items()]
 
-    def _answer(self, messages: Sequence[Message]) -> tuple[str, int, str]:
-        """Of messages that end with an answer: their text, the character where the answer begins,
-        and the answer with its end of turn.
-        """
-        text, prompt = (
-            self._render(messages),
-            self._render(messages[:-1], add_generation_prompt=True),
-        )
-        head, found, tail = self._render(
-            [*messages[:-1], {"role": ASSISTANT, "content": _PROBE}]
-        ).rpartition(_PROBE)
-        if not found or not text.endswith(tail):
-            raise UnsuitedError("whose answers the template does not show as they are")
-        if not head.startswith(prompt):
+    def _answer(self, messages: Sequence[Message]) -> tuple[int, str]:
+        """Find the last answer: the character where it begins, and it with its end of turn."""
+        text = self._render(messages)
+        prompt = self._render(messages[:-1], add_generation_prompt=True)
+        probe: Message = {"role": ASSISTANT, "content": _PROBE}
+        head, shown, tail = self._render([*messages[:-1], probe]).rpartition(_PROBE)
+        if shown and text.endswith(tail) and not head.startswith(prompt):
             raise UnsuitedError(
                 "whose answers the template renders otherwise than it prompts for them"
             )
-        end = self._end_of_turn(tail)
-        for start in (
-            prompt,
-            head,
-            # the head may end with what stands before every answer, such as an empty block of thoughts
-        ):
-            said = text[len(start) : len(text) - len(tail)]
-            if text.startswith(start) and said.split() == messages[-1]["content"].split():
-                return text, len(start), said + end
+        # The head may end with what stands before every answer, such as an empty block of thoughts.
+        for start in (prompt, head):
+            answer = text[len(start) : len(text) - len(tail)]
+            words = messages[-1]["content"].split()
+            fits = shown and text.endswith(tail) and text.startswith(start)
+            if fits and answer.split() == words:
+                return len(start), answer + self._end_of_turn(tail)
         raise UnsuitedError("whose answers the template does not show as they are")
 
     def _end_of_turn(self, tail: str) -> str:
-        """The blanks and the special token that `tail`, the template's text after an answer, begins
-        with.
-        """
-        own = tail.lstrip()
-        special = next((s for s in self._special if own.startswith(s)), None)
+        """Return the blanks and the special token that `tail`, the text after an answer, begins with."""
+        bare = tail.lstrip()
+        special = next((s for s in self._special if bare.startswith(s)), None)
         if special is None:
             raise UserError(
                 f"{KEY}: the chat template ends an answer with {tail[:40]!r}, which is no special"
                 " token, so that a head cannot learn where an answer ends. Use a template with a"
                 " token for the end of a turn."
             )
-        return tail[: len(tail) - len(own)] + special
+        return tail[: len(tail) - len(bare)] + special
 
     def _document(self, text: str, answers: Sequence[tuple[int, str]]) -> Document:
-        """`text` as ids, of which the `answers`, (first character, text with its end of turn) each,
-        count.
-        """
+        """Encode `text`, of which `answers`, (first character, text with its end), count."""
         tokens = self._ids(text)
         loss = [False] * len(tokens)
         characters = known = 0  # where the answer before ends, in characters and in tokens
-        for start, said in answers:
+        for start, answer in answers:
             first = known + self._agreeing(tokens[known:], text[characters:start])
             if first == known:  # a tokenizer that sees further back than to the last end of turn
                 first = self._agreeing(tokens, text[:start])
             if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
-            closing = self.tokenizer.convert_tokens_to_ids(
-                next(s for s in self._special if said.endswith(s))
-            )
-            rest = tokens[first:]
-            answer = rest[: rest.index(closing) + 1] if closing in rest else []
-            if _normal(self.decode(answer)) != _normal(said):
+            closing = next(s for s in self._special if answer.endswith(s))
+            end = self.tokenizer.convert_tokens_to_ids(closing)
+            known = tokens.index(end, first) + 1 if end in tokens[first:] else first
+            if _normal(self.decode(tokens[first:known])) != _normal(answer):
                 raise UnsuitedError("that the tokenizer does not give back")
-            characters, known = start + len(said), first + len(answer)
-            loss[first:known] = [True] * len(answer)
+            characters = start + len(answer)
+            loss[first:known] = [True] * (known - first)
         return Document(tokens, loss)
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:
-        """How many ids `text` has if `tokens` begin with them; else 0."""
+        """Count the ids of `text` if `tokens` begin with them; else 0."""
         ids = self._ids(text)
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
     def _marked(self, messages: Sequence[Message]) -> list[Document]:
-        found = self._apply(
+        encoded = self._apply(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        if not any(found["assistant_masks"]):
+        loss = [bool(mark) for mark in encoded["assistant_masks"]]
+        if not any(loss):
             raise UnsuitedError("of which the template marks nothing as generated")
-        return [Document(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])]
+        return [Document(list(encoded["input_ids"]), loss)]
 
     def _without_end(self, document: Document) -> Document:
-        """`document` up to the last answer's last word, the end of its turn left out."""
+        """Cut `document` behind the last answer's last word, its end of turn left out."""
         end = 1 + max(i for i, counts in enumerate(document.loss) if counts)
         while (
-            end and (text := self.decode([document.tokens[end - 1]])) in self._special
-        ) or not text.strip():
+            text := self.decode(document.tokens[end - 1 : end])
+        ) in self._special or not text.strip():
             end -= 1
         return document.cut(end)
 
@@ -207,7 +187,7 @@ class ChatEncoder:
 def encode_dialogues(
     encoder: ChatEncoder, dialogues: Iterable[Dialogue]
 ) -> tuple[list[Document], Counter[str]]:
-    """The documents of all dialogues, and why how many dialogues were skipped."""
+    """Encode all dialogues, and count those skipped by the reason."""
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
     for dialogue in dialogues:
@@ -219,7 +199,5 @@ def encode_dialogues(
 
 
 def _normal(text: str) -> str:
-    """`text` as tokenizers may give it back: composed, and without a blank in front that belongs to
-    its first token.
-    """
+    """Normalise `text` as tokenizers may give it back: composed, without a blank in front."""
     return unicodedata.normalize("NFC", text).removeprefix(" ")

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nde_talf.data.dialogues.pack import Document, pack_documents
-from nde_talf.data.dialogues.token_rows import PADDING
+from nde_talf.data.dialogues.token_rows import PADDING, Document, pack_documents
 from nde_talf.decoding.common.errors import UserError
 
 
