@@ -25,7 +25,6 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.rules.labels import (
     Bundle,
     branch_gains,
-    trunk_paths,
     trunk_reach,
 )
 from nde_talf.decoding.sampling import SamplingSetting, warp
@@ -61,7 +60,8 @@ def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> 
         nodes = (layout.parents[paths] + tree * rows).flatten(0, 1)
         return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
 
-    reach, trunk = trunk_reach(bundle(trunk_paths(layout)), count, VERIFIER)
+    levels = torch.arange(1, layout.l1 + 1).view(-1, 1, 1)
+    reach, trunk = trunk_reach(bundle(levels), count, VERIFIER)
     if not layout.l2:
         return 1 + trunk[:, -1]
     return reach.sum(-1) + branch_gains(bundle(layout.paths), reach[:, -1], VERIFIER)[:, -1, -1]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.papers.talf import after_ranks
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
@@ -14,7 +15,6 @@ from nde_talf.draft_training.settings import HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import CHECKPOINT
-from nde_talf.evaluation.papers.ranks import after_ranks
 from tests.draft_training.heads import KillBefore, batch_of, predictable_rows, random_head
 
 TINY = HeadConfig(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.papers.talf import after_ranks
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import write_checksums
@@ -33,7 +34,6 @@ from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head, fit_head
-from nde_talf.evaluation.papers.ranks import after_ranks
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, predictable_rows, random_eagle3, tiny_target
 
