@@ -8,7 +8,7 @@ addresses and write where a tensor says, so that a captured graph can be replaye
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -34,7 +34,9 @@ class Slots:
     def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
         """Whether such keys and values of `layer` lie here."""
         pairs = ((layer.keys, keys), (layer.values, values))
-        return self.states is None or all(own.shape[1::2] == new.shape[1::2] for own, new in pairs)
+        return self.states is None or all(
+            own.shape[1::2] == new.shape[1::2] and own.device == new.device for own, new in pairs
+        )
 
     def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:
         """Make room for `needed` slots of such keys and values [B, heads, n, width]; what is there
@@ -60,7 +62,8 @@ class Slots:
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
         if self.states is not None:
-            self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
+            moved = self.states.index_select(-2, slots.to(self.states.device))
+            self.states[..., length : length + len(slots), :] = moved
 
 
 class SlotLayer(CacheLayerMixin):
@@ -186,9 +189,6 @@ class KVCache(Cache):
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
         self.positions: Tensor | None = None
         self.target = None if capacity is None else WriteTarget(capacity)
-        self.moved: Callable[..., None] | None = (
-            None  # is called with what is done to slots, where other processes follow
-        )
         if self.target is not None:
             super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
         elif layers:
@@ -250,8 +250,6 @@ class KVCache(Cache):
                 )
         for layer in self._growing:
             layer.length = length + len(slots)
-        if self.moved:
-            self.moved("commit", length, list(slots))
 
     def place(self, positions: Tensor) -> Tensor:
         """Note the `positions` [B, n] of the rows that the next pass writes.
@@ -284,8 +282,6 @@ class KVCache(Cache):
             copied.update(keys, values, index)
         if self.positions is not None:
             copied.positions = self.positions[:, :length].expand(count, -1)
-        if self.moved:
-            self.moved("copies", copied, count, length)
         return copied
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:

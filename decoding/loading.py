@@ -5,6 +5,7 @@ transformers fills missing weights with random numbers, other ones at every load
 error that names them.
 """
 
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,10 +30,10 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
 
 def load_module(
-    folder: str | Path, device: str, dtype: str, name: str, **options: Any
+    folder: str | Path, device: str, dtype: str, name: str, device_map: str | None = None
 ) -> "PreTrainedModel":
-    """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of
-    transformers' `from_pretrained`.
+    """Load the model in `folder` (or of that hub name) on `device`, in `dtype`; or as accelerate's
+    `device_map` says.
 
     A model with a part for images around a language model is loaded with it. A quantised checkpoint
     stays as it is stored.
@@ -60,12 +61,15 @@ def load_module(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
-            **({"device_map": {"": device}} if quantised and device != "cpu" else {}),
-            **options,
+            device_map=device_map or ({"": device} if quantised and device != "cpu" else None),
         )
     except UserError:
         raise
     except Exception as error:  # transformers raises whatever a damaged file leads to
+        if device_map and isinstance(error, (ImportError, ValueError)) and not _has_accelerate():
+            raise UserError(
+                f"{name}: model.device_map={device_map} needs accelerate: pip install accelerate."
+            ) from error
         if quantised and isinstance(error, ImportError):
             raise UserError(
                 f"{name}={folder}: its weights are quantised, and a library that reads them is"
@@ -85,7 +89,7 @@ def load_module(
         ) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, found, f"{name}={folder}")
-    if not quantised:
+    if not (quantised or device_map):
         model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
@@ -198,13 +202,9 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     """One pass over every weight without a copy of it, and one look at the results of all."""
-    own = {
-        name: getattr(weight, "to_local", lambda weight=weight: weight)()
-        for name, weight in model.named_parameters()
-    }
     weights = {
         name: weight
-        for name, weight in own.items()
+        for name, weight in model.named_parameters()
         if weight.is_floating_point()
         and weight.itemsize > 1
         and weight.numel()  # numbers of 8 bits have no infinity to find
@@ -233,6 +233,10 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
 def _listed(what: str, names: list[str]) -> str:
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return f"{', '.join(names[:MOST])}{more} {what}"
+
+
+def _has_accelerate() -> bool:
+    return importlib.util.find_spec("accelerate") is not None
 
 
 def first_line(error: Exception) -> str:

@@ -21,12 +21,11 @@ from nde_talf.decoding.forward.layer import NotNative
 from nde_talf.decoding.forward.native import NativeForward, native_forward
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
-from nde_talf.decoding.loading import body_of, first_line, load_module
+from nde_talf.decoding.loading import body_of, first_line
+from nde_talf.decoding.masks import FULL, WINDOW_KEYS, layer_kinds, windows
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import Readout, scale_and_cap
 from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.tensor_parallel import full_weight, leader_of
-from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -110,17 +109,17 @@ class CausalModel:
         dtype: str = "float32",
         name: str = "model",
         forward: str = "auto",
+        device_map: str | None = None,
     ) -> "CausalModel":
         """Load from a folder or hub name.
 
-        Raises UserError naming `folder` if there is no usable model or not all of one: see
-        `load_module`. Inside `tensor_parallel.leading`, in parts.
+        device_map: "auto" lets accelerate lay the layers over all GPUs, for a model that one does
+        not hold; passes are transformers' there. Raises UserError naming `folder` if there is no
+        usable model or not all of one: see `load_module`.
         """
-        leader = leader_of(name)
-        module = (
-            leader.load(folder, dtype, name) if leader else load_module(folder, device, dtype, name)
-        )
-        return cls(module, name, forward)
+        from nde_talf.decoding.loading import load_module
+
+        return cls(load_module(folder, device, dtype, name, device_map), name, forward)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         # never trained, so what uses it and is copied (an average of weights) goes on using this
@@ -128,10 +127,8 @@ class CausalModel:
         return self
 
     def weight(self, name: str) -> Tensor:
-        """The parameter `name`, in full, also where processes hold parts of it
-        (`nde_talf.decoding.tensor_parallel`).
-        """
-        return full_weight(self.module, name)
+        """Return the parameter `name`."""
+        return self.module.get_parameter(name)
 
     def to(self, device: torch.device) -> None:
         """Move the model to `device`.
@@ -205,9 +202,10 @@ class CausalModel:
         # Autocast is for transformers' modules: it would mix types in native passes, which work in
         # place.
         native = None if torch.is_autocast_enabled(self.device.type) else self.native
-        return (native or self.original)(
+        states = (native or self.original)(
             self.known(tokens), positions, mask, cache, self.windows, features
         )
+        return states.to(self.device)  # the last layer may lie on another device
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
         """`hidden` itself, or for some `layers` a function like it whose states [B, n, (1 +
@@ -248,7 +246,7 @@ class CausalModel:
                 own = self.lm_head._parameters
                 logits = product(hidden, cast("Tensor", own["weight"]), own["bias"])
             else:
-                logits = self.lm_head(hidden)
+                logits = self.lm_head(hidden).to(self.device)
             return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
         readout = self.readout
         if self.vocab_size < self._rows:

@@ -25,10 +25,6 @@ _LARGE = 1 << 14
 # 1 / LEAST_MASS has to be a float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
-_BLOCK, _LONG = (
-    256,
-    4096,
-)  # numbers of a row that `RowBlocks` sums up at once, and from how many on it is used
 _NUMPY = (torch.float32, torch.float64)
 _INFINITY = float("inf")
 
@@ -278,8 +274,6 @@ class Rng:
             number = {key: index for index, key in enumerate(distinct)}
             weights, at = torch.stack(list(distinct.values())), [number[id(row)] for row in weights]
         elif weights.dim() == 1:
-            if len(weights) > _LONG and weights.is_cpu:
-                return RowBlocks(weights).search(self.uniform())
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
@@ -318,9 +312,6 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
 
     Raises ValueError for a row without a positive, finite total.
     """
-    if rows.shape[-1] > _LONG:
-        blocks = {row: RowBlocks(rows[row]) for row in set(at)}
-        return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
     cdfs, found = rows.cumsum(-1, dtype=torch.float64).numpy(), []
     for row, uniform in zip(at, uniforms, strict=True):
         cdf = cdfs[row]
@@ -332,46 +323,6 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
             index = int(rows[row].nonzero()[-1])
         found.append(index)
     return found
-
-
-class RowBlocks:
-    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one
-    block.
-
-    The cumulative sums of a full row would cost two softmaxes of it. Sums of blocks have the row's
-    own rounding. Raises ValueError without a positive, finite sum.
-    """
-
-    def __init__(self, weights: Tensor):
-        self._row = weights.numpy()
-        full = len(self._row) // _BLOCK * _BLOCK
-        sums = weights[:full].reshape(-1, _BLOCK).sum(-1)
-        if full < len(self._row):
-            sums = torch.cat([sums, weights[full:].sum(-1, keepdim=True)])
-        self._sums = sums.numpy().cumsum(dtype=np.float64)
-        _with_mass([float(self._sums[-1])])
-
-    def search(self, uniform: float) -> int:
-        """The first index at which the cumulative sums exceed the fraction `uniform` of their
-        total.
-
-        One of weight above 0.
-        """
-        wanted = uniform * self._sums[-1]
-        found = int(self._sums.searchsorted(wanted, "right"))
-        if found == len(self._sums):  # the product was rounded up
-            return int(np.flatnonzero(self._row)[-1])
-        before, block = (
-            self._sums[found - 1] if found else 0.0,
-            self._row[found * _BLOCK : (found + 1) * _BLOCK],
-        )
-        inside = block.cumsum(dtype=np.float64)
-        at = int(
-            inside.searchsorted(
-                (wanted - before) / (self._sums[found] - before) * inside[-1], "right"
-            )
-        )
-        return found * _BLOCK + (at if at < len(block) else int(np.flatnonzero(block)[-1]))
 
 
 def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:

@@ -10,7 +10,7 @@ from nde_talf.decoding.forward.fused import FusedPass
 from nde_talf.decoding.forward.layer import DecoderLayer
 from nde_talf.decoding.forward.native import FAMILIES
 from nde_talf.decoding.forward.rotary import RotaryTable
-from nde_talf.decoding.windows import FULL
+from nde_talf.decoding.masks import FULL
 
 if TYPE_CHECKING:
     from nde_talf.draft_training.head import EagleHead

@@ -20,8 +20,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
-from nde_talf.pipelines.machine import reach_hub
-from nde_talf.pipelines.sharding import check_devices, check_parts, check_sharding
+from nde_talf.pipelines.machine import check_device, reach_hub
 
 FORKING = ("ddp_spawn", "ddp_fork")
 """Strategies whose processes run the training alone, and not this command once more."""
@@ -40,7 +39,6 @@ def check_config(config: Config) -> None:
     )
     for check in (*checks, _check_base, _check_prompts):
         check(config)
-    check_sharding(config.model, config.engine, config.draft.devices)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
             where = (
@@ -69,8 +67,7 @@ def check_machine(config: Config) -> None:
     from nde_talf.selector.latency import LatencyTable
     from nde_talf.selector.network import selectable
 
-    check_devices(config.model)
-    check_parts(config.model)
+    check_device(config.model.device)
     if config.traces.store and config.stage in ("all", "traces"):
         from nde_talf.data.traces.store import RemotePath
 

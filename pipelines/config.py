@@ -74,8 +74,10 @@ class ModelConfig:
     """
     device: Device = "cpu"
     """cpu, cuda or cuda:N."""
-    draft_device: Device | None = None
-    """The draft's own device, such as cuda:1; null: model.device."""
+    device_map: Annotated[str, one_of(("auto",))] | None = None
+    """auto: lay the target over all GPUs, layer by layer (docs/large_targets.md); null: on
+    model.device alone.
+    """
     dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or
     float64.
@@ -88,10 +90,6 @@ class ModelConfig:
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them
     (docs/decoding.md).
     """
-    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of GPUs that hold the target together (docs/large_targets.md)."""
-    tensor_parallel_draft: bool = False
-    """Let them hold the draft too; otherwise it is on the first of them."""
     verify: bool = False
     """Before every stage, compare all bytes of your own models with those that the pair was made
     from.
@@ -113,18 +111,13 @@ class ModelConfig:
                 "model.draft is given and model.target is not: give both, or neither to train a"
                 " small pair."
             )
-        if self.draft_device and not self.has_draft:
-            raise UserError(
-                f"model.draft_device={self.draft_device} is given, and there is no draft model:"
-                " leave it out."
-            )
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
         """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
-        draft_device, forward.
+        device_map, forward.
         """
-        return self.device, self.dtype, self.draft_device, self.forward
+        return self.device, self.dtype, self.device_map, self.forward
 
     @property
     def has_draft(self) -> bool:

@@ -298,13 +298,9 @@ def stage_memory(
 ) -> dict[str, float]:
     """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too.
 
-    The draft is on the first alone, or on a device of its own, which is then named as a stage is.
+    The draft is on the first alone.
     """
-    own, context = (
-        config.model.draft_device not in (None, config.model.device),
-        longest_text(config),
-    )
-    beside = None if own else draft
+    context, beside = longest_text(config), draft
     found = {
         "latency, evaluate": (
             target.weights(ranks)
@@ -317,15 +313,8 @@ def stage_memory(
             replace(model, dtype=getattr(torch, config.traces.dtype)) for model in (target, draft)
         )
         found["traces"] = (
-            p.weights(ranks)
-            + (0 if own else q.weights())
-            + peak_memory(p, q, config.traces, context, ranks)
+            p.weights(ranks) + q.weights() + peak_memory(p, q, config.traces, context, ranks)
         )
-        if own:
-            rows = super_tree_layout().inner
-            found["the draft's device"] = q.weights() + pass_memory(
-                q, config.traces.micro_batch, context, rows
-            )
     found["draft"] = target.weights(ranks) + head_memory(config, target, ranks)
     return found
 

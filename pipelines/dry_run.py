@@ -161,17 +161,8 @@ def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
 
 
 def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[tuple[str, str]]:
-    """What a run needs, line by line.
-
-    Raises UserError for a model.tensor_parallel that the target does not go with.
-    """
-    ranks = getattr(config.model, "tensor_parallel", 1)
-    if not target.divides(ranks):
-        raise UserError(
-            f"model.tensor_parallel={ranks}: {target.name} cannot be divided among so many GPUs."
-            " Choose a number that divides its heads and its MLP, or 1 where transformers has no"
-            " plan of tensor parallelism for it."
-        )
+    """What a run needs, line by line."""
+    ranks = 1
     divided = f" on each of {ranks} GPUs" if ranks > 1 else ""
     context = costs.longest_text(config)
     lines = [("weights of the target", f"{size(target.weights(ranks))}{divided}  ({target.name})")]

@@ -28,7 +28,6 @@ from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.methods import benches, methods, without_labels
 from nde_talf.pipelines.selector import selectors
-from nde_talf.pipelines.sharding import parts
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
 from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
 
@@ -54,10 +53,9 @@ def settings(config: Config) -> dict[str, Any]:
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "dtype": config.model.dtype,
         "device": config.model.device,
-        "draft_device": config.model.draft_device,
+        "device_map": config.model.device_map,
         "static_shapes": config.model.static_shapes or None,
         "forward": None if config.model.forward == "auto" else config.model.forward,
-        "tensor_parallel": parts(config.model),
         "seed": config.seed,
     }
 

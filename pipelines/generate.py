@@ -38,7 +38,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
 from nde_talf.pipelines.config import PathsConfig
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.sharding import check_devices, check_sharding, follows, sharded
+from nde_talf.pipelines.machine import check_device
 
 DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
 _prompts: list[str] = []
@@ -51,8 +51,10 @@ class LoadingConfig:
 
     device: Device = "cpu"
     """cpu, cuda or cuda:N."""
-    draft_device: Device | None = None
-    """The draft's own device, such as cuda:1; null: model.device."""
+    device_map: Annotated[str, one_of(("auto",))] | None = None
+    """auto: lay the target over all GPUs, layer by layer (docs/large_targets.md); null: on
+    model.device alone.
+    """
     dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of the models: float32, bfloat16, float16 or float64."""
     forward: Annotated[str, one_of(FORWARDS)] = "auto"
@@ -65,9 +67,9 @@ class LoadingConfig:
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
         """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
-        draft_device, forward.
+        device_map, forward.
         """
-        return self.device, self.dtype, self.draft_device, self.forward
+        return self.device, self.dtype, self.device_map, self.forward
 
 
 @settings("model")
@@ -76,12 +78,6 @@ class InferenceConfig(LoadingConfig):
 
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
-    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of GPUs of this machine that hold the target together, a part of it each
-    (docs/large_targets.md).
-    """
-    tensor_parallel_draft: bool = False
-    """Let them hold the draft together too; otherwise it is on the first of them."""
 
 
 @settings()
@@ -160,24 +156,20 @@ def generate(config: GenerateConfig) -> None:
 
     Raises UserError for what the user can fix.
     """
-    if follows(config.model):
-        return
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k, config.min_p)
     if not config.prompt:
         raise UserError(
             "prompt: it is empty, and the target has to begin somewhere. Give at least one word."
         )
-    check_sharding(config.model)
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    check_devices(config.model)
+    check_device(config.model.device)
     quiet()
     from nde_talf.pipelines.streaming import stream_text  # imports torch
 
-    with sharded(config.model):
-        stream_text(config, setting, run)
+    stream_text(config, setting, run)
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")

@@ -12,7 +12,6 @@ from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.sharding import parts
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE
@@ -27,10 +26,9 @@ def settings(config: Config) -> dict[str, Any]:
         },
         "model": {"device": config.model.device, "dtype": config.model.dtype},
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
-        "draft_device": config.model.draft_device,
+        "device_map": config.model.device_map,
         "static_shapes": config.model.static_shapes or None,
         "forward": None if config.model.forward == "auto" else config.model.forward,
-        "tensor_parallel": parts(config.model),
         "threads": config.evaluation.threads,
         "verifiers": config.traces.verifiers,
     }

@@ -41,11 +41,9 @@ def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
     where_and_how = (
         "device",
-        "draft_device",
+        "device_map",
         "forward",
         "static_shapes",
-        "tensor_parallel",
-        "tensor_parallel_draft",
     )
     for name in (*where_and_how, "threads", "verify"):
         model.pop(name)
@@ -55,12 +53,11 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
     device, dtype, forward = config.model.device, config.model.dtype, config.model.forward
-    draft_device = config.model.draft_device or device
     target = None
     if own:  # wrong input is refused first
         if config.model.draft:
             try:
-                CausalModel.load(config.model.draft, draft_device, dtype, "model.draft", forward)
+                CausalModel.load(config.model.draft, device, dtype, "model.draft", forward)
             except UserError:
                 CausalModel.load(
                     str(config.model.target), device, dtype, "model.target", forward
@@ -125,7 +122,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             del target
             free_memory()
             where = config.model.draft if own else str(folder / "draft")
-            draft, target = load_draft(where, draft_device, dtype, recorded, forward), recorded
+            draft, target = load_draft(where, device, dtype, recorded, forward), recorded
             costs.append(_cost(draft, first, config.evaluation.threads))
         with working("evaluating the models on held-out text"):
             metrics, *others = (held_out_report(target, draft, rows) for rows in texts.values())

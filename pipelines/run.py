@@ -23,7 +23,6 @@ from nde_talf.pipelines.checks import check_config, check_machine
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 from nde_talf.pipelines.finished import remember
-from nde_talf.pipelines.sharding import follows, sharded
 
 
 def run(config: Config) -> None:
@@ -35,8 +34,6 @@ def run(config: Config) -> None:
     the draft model where there is none, and the head of a target that can have none, which is then
     not evaluated either.
     """
-    if not config.dry_run and follows(config.model):
-        return
     check_config(config)
     if config.dry_run:
         from nde_talf.pipelines.dry_run import dry_run
@@ -59,7 +56,7 @@ def run(config: Config) -> None:
     }
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
-    with locked(folder), threads(config.model.threads), sharded(config.model):
+    with locked(folder), threads(config.model.threads):
         for name in config.stages if config.stage == "all" else (config.stage,):
             if name in OF_DRAFT_MODEL and not config.drafts:
                 console.print(f"· {name}: skipped, as there is no draft model (model.draft)")

@@ -56,7 +56,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": f"{place}/trajectories", **stores}
     model = config.model
-    how = model.device, engine, model.threads, model.draft_device, model.forward
+    how = model.device, engine, model.threads, model.device_map, model.forward
     head = (
         partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
     )
@@ -184,10 +184,7 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
         return engine.gpus
     if config.model.device == "cpu":
         return 0
-    own = 1 + (
-        config.model.draft_device not in (None, "cpu", config.model.device)
-    )  # it may be a GPU of its own
-    return max(own, engine.tensor_parallel if engine.name == "vllm" else 1)
+    return max(1, engine.tensor_parallel if engine.name == "vllm" else 1)
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:
@@ -196,7 +193,7 @@ def chosen_engine(config: Config, max_length: int) -> EngineConfig:
     """
     name = config.engine.name
     if name == "auto":
-        alone = config.model.device != "cpu" and config.model.tensor_parallel == 1
+        alone = config.model.device != "cpu"
         name = "vllm" if alone and importlib.util.find_spec("vllm") else "transformers"
     return replace(config.engine, name=name, max_length=max_length)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -22,7 +21,6 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import INTEGER, Like, read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel, check_pair
-from nde_talf.decoding.remote import RemoteModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
@@ -97,23 +95,23 @@ class Pair:
         )
 
     def models(
-        self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+        self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
     ) -> tuple[CausalModel, CausalModel]:
         """Target and draft (see `load_models`), checked to be the models that the pair was made
         from.
         """
         self.check_models()
         target, draft = load_models(
-            [self.where(role) for role in ROLES], device, dtype, draft_device, forward
+            [self.where(role) for role in ROLES], device, dtype, device_map, forward
         )
         return target, draft
 
     def target(
-        self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+        self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
     ) -> CausalModel:
-        """The target alone, checked like both; draft_device is not looked at."""
+        """The target alone, checked like both."""
         self.check_models()
-        return load_models([self.where("target")], device, dtype, forward=forward)[0]
+        return load_models([self.where("target")], device, dtype, device_map, forward)[0]
 
     @property
     def has_draft(self) -> bool:
@@ -208,7 +206,7 @@ def load_models(
     where: Sequence[str],
     device: str,
     dtype: str,
-    draft_device: str | None = None,
+    device_map: str | None = None,
     forward: str = "auto",
 ) -> list[CausalModel]:
     """The models in one or two folders (or of these hub names): the target, and a draft that speaks
@@ -220,32 +218,24 @@ def load_models(
 
     Args:
         where: of the target, and perhaps of the draft.
-        device: of the target, and of all that the models return.
+        device: of both, and of all that they return.
         dtype: of both.
-        draft_device: where the draft's weights and caches are; None: on `device`.
+        device_map: of the target, see `CausalModel.load`.
         forward: see `CausalModel`.
     """
-    target = CausalModel.load(where[0], device, dtype, "model.target", forward)
+    target = CausalModel.load(where[0], device, dtype, "model.target", forward, device_map)
     report_forward(target)
     return [
         target,
-        *(load_draft(own, draft_device or device, dtype, target, forward) for own in where[1:]),
+        *(load_draft(own, device, dtype, target, forward) for own in where[1:]),
     ]
 
 
 def load_draft(
     where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto"
 ) -> CausalModel:
-    """The draft in a folder (or of this hub name), with its weights on `device`.
-
-    It answers where `target` does.
-    """
-    apart = torch.empty(0, device=device).device != target.device
-    draft = (RemoteModel if apart else CausalModel).load(
-        where, device, dtype, "model.draft", forward
-    )
-    if isinstance(draft, RemoteModel):
-        draft.call_from(target.device)
+    """Load the draft in a folder (or of this hub name)."""
+    draft = CausalModel.load(where, device, dtype, "model.draft", forward)
     check_pair(target, draft)
     report_forward(draft)
     return draft

@@ -95,7 +95,7 @@ class Tracer:
         device: of the models in torch.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
-        draft_device: of the draft in torch; None: `device`.
+        device_map: of the target in torch, see `CausalModel.load`.
         forward: of the models in torch, see `CausalModel`.
         head: makes a target's draft head, which drafts in the place of the pair's draft; None: the
             draft does.
@@ -109,12 +109,12 @@ class Tracer:
         device: str,
         engine: EngineConfig,
         threads: int = 0,
-        draft_device: str | None = None,
+        device_map: str | None = None,
         forward: str = "auto",
         head: Callable[[CausalModel], Draft] | None = None,
     ):
         self.pair, self.config, self.engine = Pair(pair), config, engine
-        self.placed, self.head = (device, config.dtype, draft_device, forward), head
+        self.placed, self.head = (device, config.dtype, device_map, forward), head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"! {text}"))
         self._vllm: VLLMEngine | None = None

@@ -17,8 +17,8 @@ from nde_talf.decoding.forward.attention import seen_in
 from nde_talf.decoding.forward.fused import FusedPass
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
 from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.masks import Window, layer_kinds
 from nde_talf.decoding.registry import FAMILIES, family
-from nde_talf.decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -157,8 +157,8 @@ def native_forward(
 
 def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
     """Why a model has no native pass, as far as its configuration says; None if it may."""
-    if hasattr(module, "sharded_by"):
-        return "its weights are divided among processes"
+    if len({weight.device for weight in module.parameters()}) > 1:
+        return "its weights lie on several devices"
     if getattr(module, "is_quantized", False):
         return "its weights are quantised"
     if getattr(config, "use_bidirectional_attention", False):

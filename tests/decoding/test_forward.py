@@ -25,11 +25,11 @@ from nde_talf.decoding.forward.attention import (
 )
 from nde_talf.decoding.forward.rotary import RotaryTable
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.masks import Window
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.windows import Window
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import FAMILIES, V, family, module
@@ -356,11 +356,9 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
     "changes,reason",
     [
         ({"is_quantized": True}, "its weights are quantised"),
-        ({"sharded_by": 2}, "divided among processes"),
     ],
 )
 def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
-    """The marks are those that transformers and `tensor_parts` leave on a model."""
     changed = module("llama", {})
     for name, value in changes.items():
         setattr(changed, name, value)

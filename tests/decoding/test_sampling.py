@@ -14,7 +14,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import (
     Rng,
-    RowBlocks,
     SamplingSetting,
     nucleus,
     search,
@@ -120,29 +119,6 @@ def test_both_searches_find_the_same():
         assert (
             search_on_device(rows, which, uniforms) == search(rows, which, uniforms) == one_by_one
         )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_long_row_is_searched_in_blocks(dtype):
-    """Each index with its weight: the ends of all intervals of the inverse cdf lie where the
-    cumulative sums are.
-    """
-    generator = torch.Generator().manual_seed(4)
-    row = torch.rand(5000, generator=generator, dtype=dtype) ** 4
-    row[1000:1600], row[::7], row[-300:] = 0, 0, 0  # a block without weight, and the last one too
-    cdf, ends = RowBlocks(row), row.double().cumsum(0)
-    drawn = torch.tensor(
-        [cdf.search(u) for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64).tolist()]
-    )
-    assert (row[drawn] > 0).all()
-    uniforms = torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64) * ends[-1]
-    tolerance = (1e-6 if dtype == torch.float32 else 1e-13) * ends[-1]
-    assert (uniforms <= ends[drawn] + tolerance).all() and (
-        uniforms >= ends[drawn] - row[drawn] - tolerance
-    ).all()
-    alone = torch.zeros_like(row)
-    alone[2664] = 0.3
-    assert {RowBlocks(alone).search(u) for u in (0.0, 0.5, 1 - 2**-53)} == {2664}
 
 
 @pytest.mark.parametrize("vocabulary", [50, 20_000])

@@ -141,20 +141,6 @@ def test_a_dry_run_prints_its_figures_without_a_hub_and_makes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_draft_on_a_device_of_its_own_is_priced_there():
-    config = composed("model=qwen2.5_32b_0.5b")
-    target, draft = pair_sizes(config)
-    one = costs.stage_memory(config, target, draft)
-    config.model.draft_device = "cuda:1"
-    two = costs.stage_memory(config, target, draft)
-    assert (
-        two.keys() - one.keys() == {"the draft's device"}
-        and draft.weights() < two["the draft's device"] < one["traces"]
-    )
-    for stage in ("traces", "latency, evaluate"):
-        assert two[stage] <= one[stage] - draft.weights()
-
-
 def test_quantised_weights_are_priced_at_their_own_bytes(tmp_path):
     config = model_config("Qwen/Qwen2.5-0.5B-Instruct", "model.target")
     plain = sizes(config, "bfloat16", "somewhere")
@@ -221,10 +207,3 @@ def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         sizes(model_config(str(tmp_path), "model.target"), "bfloat16", str(tmp_path))
-
-
-@pytest.mark.parametrize("preset, count", [("llama3_70b_8b", 3), ("opt_6.7b_125m", 4)])
-def test_a_target_that_cannot_be_divided_among_so_many_gpus_has_no_costs(preset, count):
-    config = composed(f"model={preset}", f"model.tensor_parallel={count}")
-    with pytest.raises(UserError, match=rf"model\.tensor_parallel={count}: .* cannot be divided"):
-        rows(config, *pair_sizes(config))
