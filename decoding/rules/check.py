@@ -70,37 +70,38 @@ def check_topology(tree: DraftTree, vocabulary: int) -> list[int]:
             f"tree: it has {count} tokens, and parents, depth, children, left or q for another"
             " number of nodes."
         )
-    depth = [0] * count
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        if node and not 0 <= token < vocabulary:
+    for node, token in enumerate(tree.tokens):
+        if not 0 <= token < vocabulary:
             raise ValueError(
                 f"tree.tokens: node {node} is token {token}, outside the vocabulary of"
                 f" {vocabulary}."
             )
-        if parent not in range(node) and (node or parent != -1):
+    depth = [0] * count
+    for node, parent in enumerate(tree.parents):
+        if 0 <= parent < node:
+            depth[node] = depth[parent] + 1
+        elif node or parent != -1:
             raise ValueError(
                 f"tree.parents: node {node} has parent {parent}; parents precede children, the root"
                 " has -1."
             )
-        depth[node] = depth[parent] + 1 if node else 0
     _check_children(tree)
     return depth
 
 
 def _check_children(tree: DraftTree) -> None:
-    listed = [True] + [False] * (len(tree) - 1)
+    parents, missing = tree.parents, set(range(1, len(tree)))
     for node, children in enumerate(tree.children):
         for child in children:
-            if child not in range(1, len(tree)) or tree.parents[child] != node:
+            if not 0 < child < len(parents) or parents[child] != node:
                 raise ValueError(
                     f"tree.children: node {node} lists {child}, which is not its child."
                 )
-            listed[child] = True
-    if not all(listed):
-        missing = listed.index(False)
+        missing.difference_update(children)
+    if missing:
+        node = min(missing)
         raise ValueError(
-            f"tree.children: node {missing} is missing from those of its parent, node"
-            f" {tree.parents[missing]}."
+            f"tree.children: node {node} is missing from those of its parent, node {parents[node]}."
         )
     for node, (children, masses) in enumerate(zip(tree.children, tree.left, strict=True)):
         if len(masses) != len(children):

@@ -1,20 +1,17 @@
 """Verification of many sequences' trees at once, for engines that decode in batches."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.rules.batch import Rows, Trees
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.verifier import Verifier
+from nde_talf.decoding.verifier import Verifier
 
 
 class Verified(NamedTuple):
-    """What `verify_batch` found for B trees.
+    """What `verify_batch` accepts of B trees.
 
     Attributes:
         end: [B]. The last accepted node, 0 for the root.
@@ -30,20 +27,19 @@ class Verified(NamedTuple):
 
 
 def verify_batch(
-    verifier: "Verifier",
+    verifier: Verifier,
     tokens: Tensor,
     parents: Tensor,
     p: Tensor | Rows,
     q: Tensor | Rows,
     rng: Rng,
     left: Tensor | None = None,
-    depth: int | None = None,
-    max_draws: int | None = None,
+    sizes: tuple[int, int] | None = None,
 ) -> Verified:
     """Verify B trees of different shapes, padded to N nodes.
 
-    Nothing is read back from the device if depth and max_draws are given. Every tree's output has
-    the target's law, as with the verifier on one tree.
+    Nothing is read back from the device if `sizes` are given. Every tree's output has the target's
+    law, as with the verifier on one tree.
 
     For example two trees, a path of two tokens and a root with three draws, of which one repeats
     another:
@@ -68,63 +64,53 @@ def verify_batch(
             node [B] of each tree (`rows_of`). Top-down rules ask for depth + 1 rows of each tree,
             bottom-up rules for one a draw.
         q: the draft's, in the same form. They are asked for at nodes with children only.
+        rng: the random numbers of all trees.
         left: [B, N] float64, for draws without replacement the mass of q that each was drawn from.
-        depth: the largest depth of a node. None: found from `parents`, which waits for the device.
-        max_draws: the largest number of draws at a node. None: likewise.
+        sizes: the largest depth of a node, and the largest number of draws at one. None: read from
+            `parents`, which waits for the device.
 
     Raises:
-        ValueError: shapes that do not fit; where depth or max_draws is None also parents that do
-            not precede their children.
+        ValueError: shapes that do not fit; without sizes also parents that do not precede their
+            children.
     """
-    if tokens.dim() != 2 or tokens.shape != parents.shape or not tokens.shape[1]:
+    shapes = {tuple(x.shape) for x in (tokens, parents, left) if x is not None}
+    shapes |= {tuple(x.shape[:-1]) for x in (p, q) if isinstance(x, Tensor)}
+    if len(shapes) > 1 or tokens.dim() != 2:
         raise ValueError(
-            f"tokens, parents: their shapes are {tuple(tokens.shape)} and {tuple(parents.shape)};"
-            " expected [B, N]."
+            f"tokens, parents, left, p, q: their shapes begin with {sorted(shapes)}; expected one"
+            " [B, N]."
         )
-    if left is not None and left.shape != tokens.shape:
-        raise ValueError(f"left: its shape is {tuple(left.shape)}; expected {tuple(tokens.shape)}.")
     if verifier.on_device is None:
         raise ValueError(f"verifier={verifier.name} verifies one tree at a time, on the host.")
-    if depth is None or max_draws is None:
-        found = _sizes(parents)
-        depth, max_draws = (
-            own if own is not None else read
-            for own, read in zip((depth, max_draws), found, strict=True)
-        )
-    p = _full(p, "p", tokens) if isinstance(p, Tensor) else p
-    q = _full(q, "q", tokens) if isinstance(q, Tensor) else q
+    depth, max_draws = sizes or _sizes(parents)
     tokens = torch.where(parents >= -1, tokens, 0)  # padding may hold any number
-    trees = Trees(tokens, parents, p, q, depth, max_draws, left)
+    trees = Trees(tokens, parents, _rows(p), _rows(q), depth, max_draws, left)
     for _ in range(depth):  # what hangs from a repeated draw hangs from its first
-        trees.parents = torch.where(
-            trees.parents >= 0, trees.first().gather(1, trees.parents.clamp(min=0)), trees.parents
-        )
+        first = trees.first().gather(1, trees.parents.clamp(min=0))
+        trees.parents = torch.where(trees.parents >= 0, first, trees.parents)
     end, token = verifier.on_device(trees, rng)
     return Verified(end, token, *_committed(trees, end, token))
 
 
-def rows_of(logits: Tensor | Callable[[Tensor], Tensor], setting: SamplingSetting) -> Rows:
-    """Rows of warp(logits), made when they are asked for: so [B, N, V] probabilities are never
-    held. logits: [B, N, V], or a function of nodes [B] that gives [B, V].
+def rows_of(logits: Tensor | Rows, setting: SamplingSetting) -> Rows:
+    """Return a function that makes rows of warp(logits) when they are asked for.
+
+    So [B, N, V] probabilities are never held. logits: [B, N, V], or a function of nodes [B] that
+    gives [B, V].
     """
-    if not isinstance(logits, Tensor):
-        return lambda at: warp(logits(at), setting)
-    every = torch.arange(len(logits), device=logits.device)
-    return lambda at: warp(logits[every, at], setting)
+    rows = _rows(logits)
+    return lambda at: warp(rows(at), setting)
 
 
-def _full(rows: Tensor, name: str, tokens: Tensor) -> Rows:
-    if rows.dim() != 3 or rows.shape[:2] != tokens.shape:
-        raise ValueError(
-            f"{name}: its shape is {tuple(rows.shape)}; expected {[*tokens.shape]} and the"
-            " vocabulary."
-        )
+def _rows(rows: Tensor | Rows) -> Rows:
+    if not isinstance(rows, Tensor):
+        return rows
     every = torch.arange(len(rows), device=rows.device)
     return lambda at: rows[every, at]
 
 
 def _sizes(parents: Tensor) -> tuple[int, int]:
-    """The largest depth, and the largest number of draws at a node and its repeats together."""
+    """Return the largest depth, and the most draws at a node and its repeats together."""
     deepest, most = 0, 0
     for tree, line in enumerate(parents.tolist()):
         depth: list[int] = []
@@ -141,14 +127,12 @@ def _sizes(parents: Tensor) -> tuple[int, int]:
 
 
 def _committed(trees: Trees, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    every = torch.arange(len(end), device=end.device)
-    taken = trees.ancestors()[every, end]
+    """Return `tokens` and `length` of `Verified`."""
+    taken = trees.ancestors()[torch.arange(len(end), device=end.device), end]
     taken[:, :1] = False
-    tau = taken.sum(1)
+    length = taken.sum(1) + 1
     order = taken.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
     tokens = torch.cat([trees.tokens.gather(1, order), token[:, None]], 1)[:, : trees.depth + 1]
-    place = torch.arange(tokens.shape[1], device=end.device)
-    tokens = torch.where(
-        place < tau[:, None], tokens, torch.where(place == tau[:, None], token[:, None], -1)
-    )
-    return tokens, tau + 1
+    place = torch.arange(1, tokens.shape[1] + 1, device=end.device)
+    tokens = torch.where(place == length[:, None], token[:, None], tokens)
+    return torch.where(place <= length[:, None], tokens, -1), length

@@ -132,9 +132,7 @@ def test_rows_are_warped_when_they_are_asked_for(name):
         Rng.seeded(0),
     )
     p, q = warp(logits[0], setting), warp(logits[1], RAW)
-    at_once = verify_batch(
-        verifier(name), tokens, parents, p, q, Rng.seeded(0), depth=2, max_draws=4
-    )
+    at_once = verify_batch(verifier(name), tokens, parents, p, q, Rng.seeded(0), sizes=(2, 4))
     assert len(asked) == 3
     assert all(torch.equal(one, other) for one, other in zip(lazily, at_once, strict=True))
 
