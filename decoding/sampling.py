@@ -44,11 +44,10 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
-def unnormalised(
-    logits: Tensor, setting: SamplingSetting, out: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more
-    than their rounding. out: memory for the distributions above temperature 0.
+def unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Tensor | None]:
+    """Return the distributions [..., V] before top-k, and their sums [..., 1].
+
+    No sums where these are off by no more than their rounding.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
@@ -59,8 +58,8 @@ def unnormalised(
     if setting.temperature < _COLD:
         logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
     elif setting.temperature != 1:
-        logits = torch.div(logits, setting.temperature, out=out)
-    probs = torch.softmax(logits, -1, out=out)
+        logits = logits / setting.temperature
+    probs = torch.softmax(logits, -1)
     return probs, (
         probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None
     )  # torch's sum adds pairwise

@@ -277,16 +277,6 @@ class WarpedRows:
     def __len__(self) -> int:
         return len(self.logits)
 
-    @property
-    def positive(self) -> bool:
-        """Whether rows are made one by one on the host, and hold no zeros but those of underflow:
-        above temperature 0, and without top-k, top-p and min-p.
-        """
-        host = self.logits.is_cpu and self.logits.dtype in (torch.float32, torch.float64)
-        return (
-            host and not self._together and not self.setting.cuts and self.setting.temperature > 0
-        )
-
     def __getitem__(self, node: int) -> Tensor:
         row = self.row(node)
         return row if isinstance(row, Tensor) else row.dense()

@@ -20,7 +20,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -100,22 +99,20 @@ class LosslessConfig:
 
 
 def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
-    """Folders of a tiny Llama with random weights and of a draft like it."""
+    """Make a tiny Llama with random weights and a draft like it; returns their folders."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config = LlamaConfig(
         vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=2,
         max_position_embeddings=128,
         initializer_range=0.3,
-        **sizes,
-        **special,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
@@ -129,9 +126,7 @@ def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
 
 @torch.inference_mode()
 def exact_law(target: CausalModel, prompt: list[int], length: int, setting: SamplingSetting) -> Law:
-    """Probability of every text of `length` tokens after `prompt`, by one plain pass over all of
-    them.
-    """
+    """Compute the probability of every text of `length` tokens, by one plain pass over all."""
     texts = list(product(range(target.vocab_size), repeat=length))
     ids = torch.tensor([[*prompt, *text] for text in texts])
     rows = warp(target.module(ids).logits[:, len(prompt) - 1 : -1].double(), setting)
@@ -140,10 +135,10 @@ def exact_law(target: CausalModel, prompt: list[int], length: int, setting: Samp
 
 
 def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
-    """Our loop, with delayed trees."""
-    models = CausalModel.load(target), CausalModel.load(draft)
+    """Open our loop, with delayed trees."""
     policy = Delayed(Action(2, 1, max(1, config.speculate - 1)))
-    decoder = SpeculativeDecoder(models[0], LMDrafter(models[1]), policy, "traversal")
+    drafter = LMDrafter(CausalModel.load(draft))
+    decoder = SpeculativeDecoder(CausalModel.load(target), drafter, policy, "traversal")
 
     def sample(
         prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
@@ -155,64 +150,55 @@ def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
 
 
 def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
-    """Assisted generation, with a draft model or prompt lookup. It takes one prompt at a time."""
+    """Open assisted generation, with a draft model or prompt lookup, one prompt at a time."""
     model, assistant = CausalModel.load(target).module, CausalModel.load(draft).module
     assistant.generation_config.num_assistant_tokens = config.speculate
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    by_lookup: dict[str, Any] = {"prompt_lookup_num_tokens": config.speculate}
-    options = {"assistant_model": assistant} if config.drafts == "model" else by_lookup
+    drafts: dict[str, Any] = {"assistant_model": assistant}
+    if config.drafts == "ngram":
+        drafts = {"prompt_lookup_num_tokens": config.speculate}
 
     def sample(
         prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
     ) -> list[list[int]]:
         torch.manual_seed(seed)
-        found = []
+        options = sampling_options(setting) | drafts | {"eos_token_id": None, "pad_token_id": 0}
+        texts = []
         for prompt in prompts:
             ids = torch.tensor([prompt])
-            asked = {
-                "input_ids": ids,
-                "attention_mask": torch.ones_like(ids),
-                "max_new_tokens": new_tokens,
-            }
-            out = model.generate(
-                **asked, eos_token_id=None, pad_token_id=0, **sampling_options(setting), **options
-            )
-            found.append(out[0, len(prompt) :].tolist())
-        return found
+            mask = torch.ones_like(ids)
+            text = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **options)
+            texts.append(text[0, len(prompt) :].tolist())
+        return texts
 
     return sample
 
 
 def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
-    """VLLM as it is installed, all prompts at once.
+    """Open vLLM as it is installed, all prompts at once.
 
     Raises UserError from the first sample where it drafts nothing.
     """
     from nde_talf.data.engines.vllm import open_llm, sampling_params
     from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
 
-    by_model = config.drafts == "model"
-    method = (
-        draft_method(draft, config.speculate) if by_model else ngram_method(config.speculate, 1, 3)
-    )
+    method = ngram_method(config.speculate, 1, 3)
+    if config.drafts == "model":
+        method = draft_method(draft, config.speculate)
     length = 512 if config.target == target else PROMPT + 32
     llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
 
     def sample(
         prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
     ) -> list[list[int]]:
-        own = [
+        how = [
             sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
             for i in range(len(prompts))
         ]
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts], own, use_tqdm=False
-        )
-        if not any(
-            metric.value
-            for metric in llm.get_metrics()
-            if metric.name == "vllm:spec_decode_num_drafts"
-        ):
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(inputs, how, use_tqdm=False)
+        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        if not metrics["vllm:spec_decode_num_drafts"].value:
             raise UserError(
                 "engine=vllm: it drafted nothing, so nothing was tested. Take other drafts."
             )
@@ -225,7 +211,7 @@ ENGINES = {"nde": nde, "transformers": transformers, "vllm": vllm}
 
 
 def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
-    """The engine of a configuration over two model folders.
+    """Open the engine of a configuration over two model folders.
 
     Raises UserError for a function that cannot be imported.
     """
@@ -237,20 +223,20 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
         function = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
-    return partial(function(target, draft))
+    return function(target, draft)
 
 
 def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
-    """Whether the joint law of the first tokens is the model's, and a sentence about it."""
+    """Check that the joint law of the first tokens is the model's; with a sentence about it."""
     target, draft = tiny_pair(folder, config.vocabulary, config.seed)
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
     prompt = [token % config.vocabulary for token in (3, 1, 4, 1, 5, 9, 2, 6)]
-    law = exact_law(
-        CausalModel.load(target, forward="transformers"), prompt, config.tokens, setting
-    )
+    plain = CausalModel.load(target, forward="transformers")
+    law = exact_law(plain, prompt, config.tokens, setting)
     # More tokens than are tested: an engine may draft less where a text is about to end.
-    long = config.tokens + config.speculate + 1
-    texts = opened(config, target, draft)([prompt] * config.samples, long, setting, config.seed)
+    length = config.tokens + config.speculate + 1
+    sample = opened(config, target, draft)
+    texts = sample([prompt] * config.samples, length, setting, config.seed)
     counts = Counter(tuple(text[: config.tokens]) for text in texts)
     if len(texts) != config.samples or any(len(text) != config.tokens for text in counts):
         raise UserError(
@@ -258,58 +244,41 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
             " were asked for."
         )
     p = p_value(counts, law)
-    distance = (
-        sum(
-            abs(counts[text] / config.samples - law.get(text, 0))
-            for text in counts.keys() | law.keys()
-        )
-        / 2
-    )
-    noise = (
-        sum((chance * (1 - chance) / config.samples) ** 0.5 for chance in law.values())
-        / (2 * torch.pi) ** 0.5
-    )
-    found = smallest_bias(config.samples, law)
-    return (
-        p > LEVEL,
-        (
-            f"joint law of the first {config.tokens} tokens at {setting}:"
-            f" {'as the model has it' if p > LEVEL else 'BIASED'}, p = {p:.2g} at level {LEVEL:g};"
-            f" {config.samples} texts; total variation {distance:.3f}, of which about {noise:.3f}"
-            f" is noise. A bias of total variation {found:.3f} or more would have been found in 99"
-            " of 100 runs."
-        ),
+    passed = p > LEVEL
+    return passed, (
+        f"joint law of the first {config.tokens} tokens at {setting}:"
+        f" {'as the model has it' if passed else 'BIASED'}, p = {p:.2g} at level {LEVEL:g};"
+        f" {config.samples} texts. A bias of total variation"
+        f" {smallest_bias(config.samples, law):.3f} or more would have been found in 99 of 100"
+        " runs."
     )
 
 
 def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
-    """Whether greedy texts after real text are those of plain decoding, and a sentence about it."""
+    """Check that greedy texts after real text are those of plain decoding; with a sentence."""
     from transformers import AutoTokenizer
 
     model = CausalModel.load(target, forward="transformers")
-    prompts = real_prompts(
-        AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts
-    )
-    texts = opened(config, target, draft)(
-        prompts, config.new_tokens, SamplingSetting(0.0), config.seed
-    )
-    equal, rounding, other = 0, 0, []
-    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        margin = first_difference(model, prompt, text)
-        equal += margin is None
-        rounding += margin is not None and margin <= EQUAL
-        other += [str(index)] if margin is not None and margin > EQUAL else []
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    prompts = real_prompts(tokenizer, config.prompts)
+    sample = opened(config, target, draft)
+    texts = sample(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
+    margins = [first_difference(model, *pair) for pair in zip(prompts, texts, strict=True)]
+    equal = margins.count(None)
+    other = [str(at) for at, margin in enumerate(margins) if margin is not None and margin > EQUAL]
     return not other, (
         f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)}"
-        f" equal plain decoding's, {rounding} differ first where the two best logits are equal to"
-        f" {EQUAL:g}" + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
+        f" equal plain decoding's, {len(prompts) - equal - len(other)} differ first where the two"
+        f" best logits are equal to {EQUAL:g}"
+        + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
     )
 
 
 @torch.inference_mode()
 def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> float | None:
-    """How far the logit of the first token that is not the most probable one lies below the
-    largest, as a fraction of the largest size; None where all tokens are greedy.
+    """Return how far the logit of the first token that is not greedy lies below the largest.
+
+    As a fraction of the largest size; None where all tokens are greedy.
     """
     logits = model.module(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
     for row, token in zip(logits, text, strict=True):
@@ -319,19 +288,18 @@ def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> 
 
 
 def real_prompts(tokenizer: Any, count: int) -> list[list[int]]:
-    """The beginnings of texts that every machine has: the standard library's sources."""
+    """Return the beginnings of texts that every machine has: the standard library's sources."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     prompts = []
-    for path in sources[:: max(1, len(sources) // count)]:
-        ids = tokenizer(
-            path.read_text(encoding="utf-8", errors="ignore")[:2000], add_special_tokens=False
-        )["input_ids"]
+    for path in sources[:: max(1, len(sources) // count)][:count]:
+        text = path.read_text(encoding="utf-8", errors="ignore")[:2000]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         prompts.append(ids[: 24 + len(prompts) % 17])
-    return prompts[:count]
+    return prompts
 
 
 def read_config(arguments: list[str]) -> LosslessConfig:
-    """The configuration that key=value arguments give.
+    """Return the configuration that key=value arguments give.
 
     Raises UserError for an unknown key or a value of another type.
     """
@@ -345,24 +313,22 @@ def read_config(arguments: list[str]) -> LosslessConfig:
 def main(arguments: list[str]) -> int:
     """Run both tests. Returns the exit status."""
     if {"-h", "--help"} & set(arguments):
-        print(
-            __doc__,
-            *(f"  {field.name}={field.default}" for field in fields(LosslessConfig)),
-            sep="\n",
-        )
+        keys = (f"  {field.name}={field.default}" for field in fields(LosslessConfig))
+        print(__doc__, *keys, sep="\n")
         return 0
     try:
         config = read_config(arguments)
         with TemporaryDirectory() as folder:
-            results = [check_law(config, Path(folder))]
-        print(f"{config.engine}: {results[0][1]}", flush=True)
+            passed, sentence = check_law(config, Path(folder))
+        print(f"{config.engine}: {sentence}", flush=True)
         if config.target is not None and config.draft is not None:
-            results.append(check_greedy(config, config.target, config.draft))
-            print(f"{config.engine}: {results[1][1]}")
+            equal, sentence = check_greedy(config, config.target, config.draft)
+            print(f"{config.engine}: {sentence}")
+            passed = passed and equal
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0 if all(fine for fine, _ in results) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_a_greedy_text_is_compared_token_by_token():
         (["engine=sglang"], "choose nde, transformers, vllm, or module:function"),
         (["engine=nowhere.at.all:run"], "cannot be imported"),
         (["samples=many"], "samples=many"),
-        (["sampels=3"], "Keys are engine"),
+        (["sampels=3"], "Did you mean samples"),
         (["tokens=9"], "too many"),
         (["target=x"], "needs both"),
         (["drafts=magic"], "choose from model, ngram"),
