@@ -1,5 +1,4 @@
-"""What drafts and how it learns to: small language models trained and distilled here, and
-EAGLE-style heads.
+"""Drafts and how they learn: small language models trained and distilled here, EAGLE-style heads.
 
 Imports `data` and `decoding`.
 """

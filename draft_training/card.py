@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 LOOP = """
 ```python
-from nde_talf import Beam, CausalModel, EagleDrafter, Rng, SamplingSetting, SpeculativeDecoder, VERIFIERS
+from nde_talf import Beam, CausalModel, EagleDrafter, Rng, SamplingSetting, \
+SpeculativeDecoder, VERIFIERS
 
 target = CausalModel.load("{target}")
 drafter = EagleDrafter.from_pretrained("PATH OF THIS FOLDER", target)
@@ -22,7 +23,8 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.0), Rng.seeded(
 """
 SERVED = """
 ```
-vllm serve {target} --speculative-config '{{"method": "{kind}", "model": "PATH OF THIS FOLDER", "num_speculative_tokens": 4}}'
+vllm serve {target} --speculative-config '{{"method": "{kind}", "model": \
+"PATH OF THIS FOLDER", "num_speculative_tokens": 4}}'
 ```
 """
 
@@ -33,10 +35,15 @@ def write_head_card(
     facts: Mapping[str, Any] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the card of `head`, exported to `folder`. facts: how it was trained. figures: of
-    `held_out_report`.
+    """Write the model card of `head` into its export, `folder`.
+
+    Args:
+        folder: the export.
+        head: what was exported.
+        facts: how it was trained.
+        figures: of `held_out_report`.
     """
-    where = str(getattr(head.target.module.config, "_name_or_path", ""))
+    where = str(head.target.module.config._name_or_path)
     base, reason = hub_name(where), not_for_vllm(head.family)
     known = {
         "target": (

@@ -1,4 +1,4 @@
-"""Why an engine accepts fewer of a head's drafts than our loop does.
+"""Head doctor: find why an engine accepts fewer of a head's drafts than our loop does.
 
 `python -m nde_talf.draft_training.doctor --run checkpoints/mine --counters counters.json` decodes
 held-out prompts of the run here, greedily, once with the head as it is and once for each fault that
@@ -35,7 +35,7 @@ from nde_talf.draft_training.head_drafter import EagleDrafter
 
 HEALTHY = "no fault"
 CLOSE = 3.0
-"""Nats: an engine whose counts fit the healthy head nearly as well as the best fault has no fault."""
+"""Nats by which a fault has to explain an engine's counts better than the healthy head."""
 
 Counts = list[int]
 """How many drafts were verified, then how many of them were accepted at position 1, 2 and so on."""
@@ -136,7 +136,7 @@ FAULTS: dict[str, Callable[[EagleHead], EagleDrafter]] = {
 def count(
     drafter: EagleDrafter, prompts: Sequence[list[int]], drafted: int, new_tokens: int
 ) -> Counts:
-    """Count what our loop accepts of paths of `drafted` tokens, in `new_tokens` after each prompt."""
+    """Count what our loop accepts of paths of `drafted` tokens, `new_tokens` after each prompt."""
     path = Delayed(Action(1, 0, drafted))
     decoder = SpeculativeDecoder(drafter.target, drafter, path, VERIFIERS["naive"])
     taus: list[int] = []
@@ -164,7 +164,7 @@ def suspects(
 
 
 def diagnose(engine: Counts, ours: dict[str, Counts]) -> str:
-    """Name the fault among `ours` whose counts explain `engine` best; `HEALTHY` where none does."""
+    """Name the fault in `ours` whose counts explain `engine` best; `HEALTHY` where none does."""
     fits = {name: _log_likelihood(engine, counts) for name, counts in ours.items()}
     best = max(fits, key=lambda name: fits[name])
     return HEALTHY if fits[HEALTHY] >= fits[best] - CLOSE else best
@@ -180,7 +180,7 @@ def _log_likelihood(engine: Counts, ours: Counts) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print acceptance by position, here and in the engine, and the likely cause of a difference."""
+    """Print acceptance by position, here and in the engine, and the cause of a difference."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="folder of the head's run")
     parser.add_argument("--counters", type=Path, required=True, help="JSON, or vLLM's /metrics")

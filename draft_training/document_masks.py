@@ -11,8 +11,9 @@ from torch import Tensor
 
 
 def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive causal mask [B, 1, n, n] for rows of several documents: 0 where a token sees another
-    of its own `document` [B, n], else the dtype's minimum.
+    """Make the additive causal mask [B, 1, n, n] for rows of several documents.
+
+    It is 0 where a token sees another of its own `document` [B, n], else the dtype's minimum.
     """
     n = document.shape[1]
     seen = (document[:, :, None] == document[:, None]) & torch.ones(
@@ -24,9 +25,10 @@ def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
-    """Which of a row's `length` tokens those at the indices `at` [B, R] do not see, bool [B, R,
-    length]: the tokens after them and, where there are several documents [B, length], those of
-    other documents.
+    """Mark the tokens of a row that those at the indices `at` [B, R] do not see.
+
+    Returns bool [B, R, length]: the tokens after them and, where there are several documents
+    [B, length], those of other documents.
     """
     later = torch.arange(length, device=at.device) > at[..., None]
     return (
@@ -45,16 +47,19 @@ def document_positions(document: Tensor) -> Tensor:
 
 
 def entry_documents(document: Tensor) -> Tensor:
-    """The document of every entry [B, L-1] of rows `document` [B, L]; another number for each one
-    that lies in two.
+    """Number the document of every entry [B, L-1] of rows `document` [B, L].
+
+    Each entry that lies in two documents has a number for itself.
     """
     index = torch.arange(document.shape[1] - 1, device=document.device)
     return torch.where(document[:, 1:] == document[:, :-1], document[:, 1:], -2 - index)
 
 
 def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
-    """Which tokens [B, L] are roots that count: those in a document with the token before and the
-    token `ahead` + 1 after, where predicting the latter counts (`loss` [B, L]).
+    """Mark the tokens [B, L] that are roots and count.
+
+    These lie in a document with the token before and the token `ahead` + 1 after, and predicting
+    the latter counts (`loss` [B, L]).
     """
     counts = torch.zeros_like(loss)
     last = loss.shape[1] - 1 - ahead
@@ -68,9 +73,10 @@ def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
 def choose_roots(
     counts: Tensor, max_roots: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """At most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]), ascending:
-    roots [B, R], and weights [B, R], with which a sum over the chosen has the mean over all that
-    count as its expectation.
+    """Draw at most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]).
+
+    Returns roots [B, R], and weights [B, R], with which a sum over the chosen has the mean over all
+    that count as its expectation.
 
     Rows that have fewer are filled with roots of weight 0. `generator` lives on the CPU.
     """

@@ -1,5 +1,4 @@
-"""The tokens that a head with an lm_head of its own can draft, and the two tensors that EAGLE-3's
-layout names them by.
+"""The draft vocabulary: tokens that a head with its own lm_head can draft.
 
 A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be
 added to an index in it for the id there; t2d [V] (bool): which ids are in it. Pure functions.
@@ -13,8 +12,10 @@ from nde_talf.decoding.common.errors import UserError
 
 
 def frequent_tokens(rows: TokenRows, size: int, vocab_size: int) -> Tensor:
-    """The `size` ids (ascending) of a target's `vocab_size` that are most frequent among those
-    whose prediction counts in `rows`; of equally frequent ones the lower.
+    """Find the `size` most frequent ids of a target's `vocab_size`, ascending.
+
+    Tokens of `rows` whose prediction counts are counted; of equally frequent ids the lower one is
+    taken.
 
     Raises UserError unless there are fewer than all.
     """

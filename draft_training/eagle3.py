@@ -1,5 +1,6 @@
-"""EAGLE-3's draft head (Li et al. 2025, arXiv 2503.01840): features of a low, a middle and a high
-layer of the target, and an lm_head of its own.
+"""EAGLE-3's draft head: features of three layers of the target, and an lm_head of its own.
+
+The layers are a low, a middle and a high one (Li et al. 2025, arXiv 2503.01840).
 
 fc turns the three into one [H], which the head's own output, before its final norm, replaces after
 drafted tokens. The decoder layer is Llama's, but its queries, keys and values read
@@ -107,7 +108,7 @@ class Eagle3Head(EagleHead):
         with torch.no_grad():
             for parameter in self.layers.parameters():
                 if parameter.ndim == 2:
-                    parameter.normal_(std=getattr(self.target.config, "initializer_range", 0.02))
+                    parameter.normal_(std=self._spread)
             attention.k_proj.weight.normal_(
                 std=(_SELF_SCORE * attention.scaling / (2 * hidden)) ** 0.5
             )
@@ -125,7 +126,7 @@ class Eagle3Head(EagleHead):
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
-        """Root mean square [3H] of each layer's features on some tokens, rounded to a power of 2."""
+        """Measure each layer's features on some tokens: root mean square [3H], a power of 2."""
         tokens = torch.arange(
             min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device
         )
@@ -162,8 +163,9 @@ class Eagle3Head(EagleHead):
         return self.fc(features / self.sizes)
 
     def file_weights(self) -> dict[str, Tensor]:
-        """See `EagleHead.file_weights`: fc for features as they are, and the layer under EAGLE-3's
-        own name, which SGLang and vLLM read.
+        """See `EagleHead.file_weights`: fc for features as they are, and the layer as `midlayer`.
+
+        That is EAGLE-3's own name, which SGLang and vLLM read.
         """
         weights = {
             name.replace(_LAYER, _FILE_LAYER): weight for name, weight in self.state_dict().items()
@@ -171,16 +173,14 @@ class Eagle3Head(EagleHead):
         return weights | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
-        """See `EagleHead.load_file_weights`.
-
-        Up to format 2 the layer had the name that it has here.
-        """
+        """See `EagleHead.load_file_weights`; speculators calls the layer as it is called here."""
         weights = {name.replace(_FILE_LAYER, _LAYER): weight for name, weight in weights.items()}
         self.load_state_dict(
             weights | {"fc.weight": weights["fc.weight"].float() * self.sizes.float().cpu()}
         )
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """See `EagleHead.entries`: the feature alone is added to."""
         layer = self.layers[0]
         return (
             torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1),

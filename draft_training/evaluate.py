@@ -1,6 +1,4 @@
-"""How well a draft head follows its target on held-out text: agreement, divergence, and what would
-be accepted.
-"""
+"""Held-out figures of a draft head: agreement, divergence, and what would be accepted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,8 +28,7 @@ def held_out_report(
     stride: int = 8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows, after every `stride`-th token that a root
-    may be.
+    """Measure how well `head` follows `target` after every `stride`-th root of held-out rows.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
     target's own beams; `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k
@@ -72,8 +69,9 @@ def held_out_report(
 
 
 def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
-    """Row by row [1, L], with every `stride`-th of the roots [R] that count; a row without any is
-    passed over.
+    """Yield row by row [1, L], with every `stride`-th of the roots [R] that count.
+
+    A row without any is passed over.
     """
     counted = counted_roots(rows.loss, rows.document)
     for at in range(len(rows)):
@@ -90,8 +88,9 @@ def sampled_overlap(
     generator: torch.Generator,
     document: Tensor | None = None,
 ) -> Tensor:
-    """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one
-    after another from q with `generator` (on the CPU); temperature 1.
+    """Compute sum_v min(p, q) [5, B * R] after each root of `trees` and up to 4 sampled tokens.
+
+    The tokens are sampled one after another from q with `generator` (on the CPU); temperature 1.
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     batch, count = len(tokens), len(roots)

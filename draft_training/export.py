@@ -1,5 +1,4 @@
-"""A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own
-note beside them.
+"""Export of a draft head: weights and config as vLLM's EAGLE loader reads them, and our note.
 
 `model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without
 an input layer norm. Embedding and lm_head stay the target's. `config.json` is the config of one
@@ -17,7 +16,7 @@ knows training.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,26 +32,24 @@ from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
-from nde_talf.draft_training.draft_vocab import vocabulary_in
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.families import family_of, served_config
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import LAYERS as _LAYERS
-from nde_talf.draft_training.published import check_sizes, load_published, load_weights
+from nde_talf.draft_training.published import LAYERS, Parts, assembled, load_published
 from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 
 class Note(TypedDict):
-    """What stands in `config.json` under `NOTE`, as a head's file holds it."""
+    """The content of `config.json` under `NOTE`."""
 
     kind: str
+    layer: str
     hidden_size: int
     vocab_size: int
     lm_head_signs_sha256: str
-    layer: NotRequired[str]
-    target_signs_sha256: NotRequired[str]
-    trained_in: NotRequired[str | None]
-    sizes: NotRequired[dict[str, Any] | None]
+    target_signs_sha256: str
+    trained_in: str | None
+    sizes: dict[str, Any]
 
 
 FORMAT = Format("draft head", "export the head again with stage=draft force=true", Note)
@@ -67,6 +64,12 @@ KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
 _WEIGHTS, _CONFIG, ADAPTER = "model.safetensors", "config.json", "adapter_config.json"
 
+_DIFFERS = {
+    "hidden_size": "hidden_size",
+    "vocab_size": "vocab_size",
+    "lm_head_signs_sha256": "lm_head",
+    "target_signs_sha256": "set of weights in its layers",
+}
 SAMPLE = 4096
 """Numbers of a weight that `target_fingerprint` looks at, at most."""
 
@@ -78,8 +81,9 @@ def _sign_bits(numbers: Tensor) -> bytes:
 
 
 def fingerprint(target: CausalModel) -> str:
-    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32,
-    bfloat16 and float16.
+    """Hash the signs of the target's lm_head weights (sha256, hexadecimal).
+
+    It is the same in float32, bfloat16 and float16.
     """
     return hashlib.sha256(
         b"".join(_sign_bits(rows) for rows in target.readout.weight.split(4096))
@@ -87,9 +91,10 @@ def fingerprint(target: CausalModel) -> str:
 
 
 def target_fingerprint(target: CausalModel) -> str:
-    """sha256 of all weights' names and shapes and of the signs of some numbers of each, evenly
-    spread, hexadecimal: the same in float32, bfloat16 and float16, and another for a target that
-    was trained further with the same lm_head.
+    """Hash all weights' names and shapes and the signs of some numbers of each (sha256).
+
+    It is the same in float32, bfloat16 and float16, and another for a target that was trained
+    further with the same lm_head.
     """
     digest = hashlib.sha256()
     for name in sorted(name for name, _ in target.module.named_parameters()):
@@ -100,9 +105,20 @@ def target_fingerprint(target: CausalModel) -> str:
     return digest.hexdigest()
 
 
+def _identity(target: CausalModel) -> dict[str, int | str]:
+    """Describe the target that a head belongs to, as its note has it."""
+    return {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "lm_head_signs_sha256": fingerprint(target),
+        "target_signs_sha256": target_fingerprint(target),
+    }
+
+
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums and a model card, atomically; an older head
-    there is replaced.
+    """Write `head` to `folder` (float32) with checksums and a model card, atomically.
+
+    An older head there is replaced.
 
     Returns the folder.
     """
@@ -113,7 +129,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": len(head.own_matrix),
             "norm_before_residual": False,
-            _LAYERS: list(head.feature_layers),
+            LAYERS: list(head.feature_layers),
         }
     elif head.target.readout.scale != 1:
         config["logit_scale"] = head.target.readout.scale
@@ -123,12 +139,9 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "format": FORMAT.number,
         "kind": head.kind,
         "layer": head.family.name,
-        "hidden_size": head.config.hidden_size,
-        "vocab_size": head.config.vocab_size,
-        "lm_head_signs_sha256": fingerprint(head.target),
-        "target_signs_sha256": target_fingerprint(head.target),
         "trained_in": head.trained_in,
-        "sizes": head.sizes_of_its_own,
+        "sizes": head.other_sizes,
+        **_identity(head.target),
     }
     weights = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
@@ -151,8 +164,9 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
 def load_head(
     folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None
 ) -> EagleHead:
-    """The head in `folder`, in evaluation mode, for `target`, on whose device it is: one that was
-    exported here, or a published one (`published`). dtype: of its weights; None: the target's.
+    """Load the head in `folder`, in evaluation mode, for `target`, on whose device it is.
+
+    It was exported here, or published (`published`). dtype: of its weights; None: the target's.
 
     Raises UserError if there is none, if a file is not as it was written, if its weights are not
     exactly a head's, or if it was trained beside another target.
@@ -180,47 +194,27 @@ def load_head(
             " the head again."
         )
     note = FORMAT.load_folder(folder, note, folder / _CONFIG)
-
-    def foreign(what: str) -> UserError:
-        return UserError(
-            f"{folder}: the head {what}. Use the target it was trained with, or train a head for"
-            " this one."
-        )
-
-    for key, value in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if note.get(key) != value:
-            raise foreign(
-                f"was trained for a target with {key}={note.get(key)}, but {target.name} has"
-                f" {value}"
+    for key, value in _identity(target).items():
+        if note[key] != value:
+            raise UserError(
+                f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
+                f" {target.name}'s. Use the target it was trained with, or train a head for this"
+                " one."
             )
-    if note.get("lm_head_signs_sha256") != fingerprint(target):
-        raise foreign(
-            f"was trained beside a target with another lm_head than {target.name}'s, so it would"
-            " draft nonsense"
-        )
-    layer, family = note.get("layer", LLAMA), family_of(target).name
+    layer, family = note["layer"], family_of(target).name
     if layer not in (LLAMA, family):
-        raise foreign(f"has a {layer} layer, but {target.name} is of the family {family}")
-    weights = read_tensors(folder / _WEIGHTS, FORMAT.again)
-    vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
-    part: dict[str, Any] = {"dtype": dtype, "sizes": note.get("sizes")}
-    part |= (
-        {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
+        raise UserError(
+            f"{folder}: the head has a {layer} layer, but {target.name} a {family} one."
+        )
+    with reading(folder / _CONFIG, FORMAT.again):
+        layers = typed(config.get(LAYERS) or [], list[int])
+    head = assembled(
+        KINDS[note["kind"]],
+        target,
+        LLAMA if layer == LLAMA else FAMILY,
+        Parts(read_tensors(folder / _WEIGHTS, FORMAT.again), note["sizes"], layers),
+        folder,
+        dtype,
     )
-    with reading(folder / _CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
-        check_sizes(note.get("sizes") or {}, weights, target)
-        head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
-        layers = tuple(typed(config.get(_LAYERS) or [], list[int]))
-    if layers != head.feature_layers:
-        raise foreign(
-            f"takes features of the target's layers {list(layers)}, and beside {target.name}, which"
-            f" has {target.layers}, these would be {list(head.feature_layers)}"
-        )
-    if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
-        raise foreign(
-            f"was trained beside a target with the lm_head of {target.name} but other weights in"
-            " its layers"
-        )
-    load_weights(head, weights, folder / _WEIGHTS)
-    head.trained_in = note.get("trained_in")
-    return head.eval().requires_grad_(False)
+    head.trained_in = note["trained_in"]
+    return head

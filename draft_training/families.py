@@ -1,5 +1,4 @@
-"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama,
-Qwen2, Qwen3, Gemma 2 or 3.
+"""Decoder layers of draft heads, as transformers builds them for the target's family.
 
 A head's layer has no input norm, whatever the family: its input is not a residual stream. Its
 attention sees the full text, also where the target's layers have a sliding window or soft-capped
@@ -31,7 +30,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.settings import FAMILY, LAYERS, LLAMA
+from nde_talf.decoding.registry import HEADS, head_layer
+from nde_talf.draft_training.settings import FAMILY, LAYERS
 
 _LLAMA_SIZES = (
     "vocab_size",
@@ -53,14 +53,17 @@ _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class NoHead(UserError):
+class NoHeadError(UserError):
     """No draft head can be built for a target."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Classes of one family. norms_heads: whether queries and keys are normalised, which vLLM's
-    EAGLE layer can't hold; nor can it norms after attention and MLP (sandwich).
+    """Classes of one family.
+
+    Attributes:
+        norms_heads: whether queries and keys are normalised, which vLLM's EAGLE layer can't hold.
+        sandwich: whether there are norms after attention and MLP, which it can't hold either.
     """
 
     name: str
@@ -71,83 +74,77 @@ class Family:
     sandwich: bool = False
 
 
-_FAMILIES = {
-    "llama": Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
-    "qwen2": Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
-    "qwen3": Family(
-        "qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True
-    ),
-    "gemma2": Family(
-        "gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True
-    ),
-    "gemma3_text": Family(
-        "gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True
-    ),
-}
+LLAMA = head_layer("llama")(Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding))
+QWEN2 = head_layer("qwen2")(Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding))
+QWEN3 = head_layer("qwen3")(
+    Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True)
+)
+GEMMA2 = head_layer("gemma2")(
+    Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True)
+)
+GEMMA3 = head_layer("gemma3_text")(
+    Family(
+        "gemma3_text",
+        Gemma3TextConfig,
+        Gemma3DecoderLayer,
+        Gemma3RotaryEmbedding,
+        norms_heads=True,
+        sandwich=True,
+    )
+)
 
 
 def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
-    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`.
+    """Return the family of a head's layer for `target`. layer: see `HeadConfig.layer`.
 
     Raises UserError for another word.
     """
     if layer not in LAYERS:
         raise UserError(f"draft.layer={layer}: choose one of {', '.join(LAYERS)}.")
-    kind = getattr(target.config, "model_type", "") if layer == FAMILY else LLAMA
-    return _FAMILIES.get(kind, _FAMILIES[LLAMA])
+    kind = target.config.model_type
+    return HEADS[kind] if layer == FAMILY and kind in HEADS else LLAMA
 
 
 def check_readout(target: CausalModel) -> None:
-    """Raise NoHead unless `target`'s lm_head and embedding are plain matrices that a head can
-    share.
+    """Raise NoHeadError unless `target`'s lm_head and embedding are plain matrices to share.
 
     Tied ones are.
     """
-    lm_head, embedding = target.lm_head, target.module.get_input_embeddings()
-    for what, module in (("lm_head", lm_head), ("embedding", embedding)):
-        weight = getattr(module, "weight", None)
-        plain = (
-            isinstance(weight, Tensor)
-            and weight.ndim == 2
-            and weight.shape[-1] == target.hidden_size
-        )
-        if not plain or weight.dtype not in _FLOATS:
-            found = (
-                str(weight.dtype).removeprefix("torch.")
-                if isinstance(weight, Tensor)
-                else type(weight).__name__
+    modules = {"lm_head": target.lm_head, "embedding": target.module.get_input_embeddings()}
+    for what, module in modules.items():
+        parameters = dict(module.named_parameters(recurse=False))
+        weight = parameters.get("weight", torch.empty(0, dtype=torch.uint8))
+        if weight.shape[1:] != (target.hidden_size,) or weight.dtype not in _FLOATS:
+            raise NoHeadError(
+                f"{target.name}: the weights of its {what} are quantised or packed"
+                f" ({weight.dtype}), and a head's labels and gradients go through them. Load the"
+                f" target with an unquantised {what} (its other layers may stay quantised)."
             )
-            raise NoHead(
-                f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a"
-                " head's labels and gradients go through them. Load the target with an unquantised"
-                f" {what} (its other layers may stay quantised)."
+        if "bias" in parameters:
+            raise NoHeadError(
+                f"{target.name}: its {what} has a bias, which labels and losses leave out. Choose"
+                " another target."
             )
-    if getattr(lm_head, "bias", None) is not None:
-        raise NoHead(
-            f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose"
-            " another target."
-        )
 
 
 def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
-    """Config of one full-attention layer of `family` with `target`'s sizes.
+    """Make the config of one full-attention layer of `family` with `target`'s sizes.
 
-    Raises NoHead if a size is missing.
+    Raises NoHeadError if a size is missing.
     """
     check_readout(target)
-    if family.name == "llama":
-        foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
+    if family is LLAMA:
+        kind = target.config.model_type
         fields = _llama_fields(target.config)
         if missing := [name for name, value in fields.items() if value is None]:
-            kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
-            raise NoHead(
+            raise NoHeadError(
                 f"{target.name}: no draft head can be built for a model of type {kind}, whose"
-                f" config has no one value for {lacking}. Choose another target, or leave head out"
-                " of evaluation.methods."
+                f" config has no one value for {', '.join(missing)}. Choose another target, or"
+                " leave head out of evaluation.methods."
             )
-        llama_like = not foreign and _value(
-            target.config, "rms_norm_eps"
-        )  # others' activations vLLM's Llama does not have
+        # other activations than those of Llama-like models vLLM's Llama does not have
+        foreign = kind in HEADS and kind != LLAMA.name
+        llama_like = not foreign and _value(target.config, "rms_norm_eps")
         fields["hidden_act"] = (llama_like and _value(target.config, "hidden_act")) or "silu"
     else:
         fields = {
@@ -179,7 +176,7 @@ def rotary_of(
 
 
 def not_for_vllm(family: Family) -> str | None:
-    """Why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
+    """Say why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
     norms = [
         ("of queries and keys", family.norms_heads),
         ("after attention and MLP", family.sandwich),

@@ -1,5 +1,6 @@
-"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out as the
-target is.
+"""EAGLE's draft head: one decoder layer over (next token, the target's feature).
+
+The target's readout reads it out.
 
 Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The
 head turns it into f_{t+1}, a guess of h_{t+1}, and the target's readout makes its distribution of
@@ -72,14 +73,10 @@ class EagleHead(nn.Module):
         super().__init__()
         self.family = family_of(target, layer)
         self.config = layer_config(target, self.family)
-        other = {
-            name: value
-            for name, value in (sizes or {}).items()
-            if value != getattr(self.config, name, None)
-        }
-        self.sizes_of_its_own = other
-        for name, value in other.items():
-            setattr(self.config, name, value)
+        known = self.config.to_dict()
+        self.other_sizes = {n: size for n, size in (sizes or {}).items() if size != known.get(n)}
+        for name, size in self.other_sizes.items():
+            setattr(self.config, name, size)
         self.target = target
         self._build(self.config.hidden_size, self.family.layer(self.config, 0))
         self.rotary, self.angles = rotary_of(self.family, self.config)
@@ -99,7 +96,7 @@ class EagleHead(nn.Module):
         return self
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
-        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(self.config, "fc_bias", False))
+        self.fc = nn.Linear(2 * hidden, hidden, bias=self.other_sizes.get("fc_bias", False))
         decoder.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([decoder])
 
@@ -113,7 +110,7 @@ class EagleHead(nn.Module):
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if parameter.ndim == 2:
-                    parameter.normal_(std=getattr(self.target.config, "initializer_range", 0.02))
+                    parameter.normal_(std=self._spread)
                 elif name.endswith("bias"):
                     parameter.zero_()
             self.fc.weight[:, :hidden] = _FROM_EMBEDDING * torch.eye(hidden) / scale
@@ -121,11 +118,18 @@ class EagleHead(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of its weights."""
         return self.fc.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of its weights."""
         return self.fc.weight.dtype
+
+    @property
+    def _spread(self) -> float:
+        """Standard deviation of the target's own initial weights."""
+        return self.target.config.to_dict().get("initializer_range", 0.02)
 
     @property
     def _embedding(self) -> Tensor:
@@ -141,13 +145,11 @@ class EagleHead(nn.Module):
 
     @property
     def own_matrix(self) -> Tensor | None:
-        """The matrix that reads the head out, [V, H], or [D, H] where it has a `vocabulary`; None
-        where the target's readout does.
-        """
+        """The matrix that reads it out, [V, H] or [D, H]; None where the target's readout does."""
         return None
 
     def read(self, outputs: Tensor) -> Tensor:
-        """What is read out [..., H] of output features [..., H]: these themselves."""
+        """Turn output features [..., H] into what is read out [..., H]: here nothing is done."""
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -155,7 +157,7 @@ class EagleHead(nn.Module):
         return self.target.logits(self.read(outputs).to(self.target.dtype))
 
     def combine(self, features: Tensor) -> Tensor:
-        """What an entry takes, [..., H], of the target's features [..., W]: these themselves.
+        """Turn the target's features [..., W] into what an entry takes: here nothing is done.
 
         After drafted tokens the head's output features take its place.
         """
@@ -170,9 +172,7 @@ class EagleHead(nn.Module):
         self.load_state_dict(weights)
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and what it is added to, at the entries (tokens [...], features
-        [..., H]).
-        """
+        """Return what attention reads, and what it is added to, at (tokens, features)."""
         entries = self.fc(torch.cat([self.embed(tokens), features], -1).to(self.dtype))
         return entries, entries
 
@@ -209,8 +209,9 @@ class EagleHead(nn.Module):
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
 
     def run_native(self) -> None:
-        """From now on, run `forward` natively where the target's passes are and no gradients are
-        wanted.
+        """Run `forward` natively from now on, where the target's passes are native.
+
+        Passes that need gradients stay with transformers' layer.
         """
         if self.target.native is not None and self.native is None:
             with suppress(NotNative):  # as where its weights are divided among processes

@@ -1,5 +1,4 @@
-"""The drafter that is an EAGLE head: drafts from the target's features, and after drafted tokens
-from its own.
+"""EAGLE's drafter: drafts from the target's features, and after drafted tokens from its own.
 
 The entry of a token pairs it with the feature one token earlier. So committing takes the target's
 features, and every tree row, whose key came from a fed-back feature, is dropped and run again with

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HeadForward(FusedPass):
-    """What `EagleHead.forward` does, with fused weights and without gradients."""
+    """`EagleHead.forward` with fused weights and without gradients."""
 
     def __init__(self, head: "EagleHead"):
         self.head, self.added = head, FAMILIES[head.family.name].added

@@ -40,10 +40,12 @@ class HeadDraft:
 
     @property
     def device(self) -> torch.device:
+        """The device of its weights."""
         return self.head.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of its weights."""
         return self.head.dtype
 
     @property
@@ -53,7 +55,7 @@ class HeadDraft:
 
     @property
     def module(self) -> EagleHead:
-        """What a fingerprint is taken of."""
+        """The head, of which a fingerprint is taken."""
         return self.head
 
     @cached_property
@@ -81,7 +83,7 @@ class HeadDraft:
     def hidden(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        """A pass over rows of features 0, [B, n, H]: what it takes does not depend on the features."""
+        """Run rows of features 0, [B, n, H]: the time does not depend on the features."""
         features = torch.zeros(
             *tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device
         )
@@ -89,7 +91,7 @@ class HeadDraft:
 
 
 class HeadPrefix(Prefix):
-    """A trajectory inside a head. features: [L, H], what its rows take of the target at each token."""
+    """A trajectory inside a head. features: [L, H], what its rows take of the target."""
 
     def __init__(self, model: HeadDraft, target: Prefix):
         head, tokens = model.head, target.tokens.to(model.device)

@@ -1,6 +1,4 @@
-"""How a small language model is built and trained: the settings of `model.target_lm` and
-`model.draft_lm`.
-"""
+"""Settings of `model.target_lm` and `model.draft_lm`: a small language model and its training."""
 
 from typing import Annotated
 
@@ -40,6 +38,6 @@ class LanguageModelConfig(TrainingConfig):
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
             raise UserError(
-                f"model.(target_lm|draft_lm): hidden={self.hidden} does not make {self.heads} heads of an even"
-                " size; change one."
+                f"model.(target_lm|draft_lm): hidden={self.hidden} does not make {self.heads} heads"
+                " of an even size; change one."
             )

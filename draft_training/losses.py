@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nde_talf.decoding.readout import Readout
+from nde_talf.decoding.registry import LOSSES, loss
 from nde_talf.draft_training.settings import (
     CROSS_ENTROPY,
     LOG_ACCEPTANCE,
@@ -48,41 +49,9 @@ if TYPE_CHECKING:
 _FLOOR = 1e-6  # of an acceptance rate whose logarithm is taken
 
 
-@dataclass
-class TopProbabilities:
-    """Labels cut to the target's m most likely tokens.
-
-    Args:
-        ids: token ids [..., m], the most likely first.
-        probabilities: their probabilities [..., m]. Their sum is below 1, and the rest carries no
-            loss.
-    """
-
-    ids: Tensor
-    probabilities: Tensor
-
-    def __getitem__(self, rows) -> "TopProbabilities":
-        return TopProbabilities(self.ids[rows], self.probabilities[rows])
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def flatten(self, first: int, last: int) -> "TopProbabilities":
-        return TopProbabilities(
-            self.ids.flatten(first, last), self.probabilities.flatten(first, last)
-        )
-
-
-NodeLabels = Tensor | TopProbabilities
-"""Labels of R nodes: the target's features h [R, H], of which its readout makes p, or its most
-likely tokens.
-"""
-
-
 @dataclass(frozen=True)
 class HeadReadout(Readout):
-    """How features become distributions: the target's readout, which is frozen, and a head's own
-    matrix where it has one.
+    """The target's readout, which is frozen, and a head's own matrix where it has one.
 
     `HeadReadout.of(head)` is that of a head. Products are taken in the weights' dtype.
 
@@ -122,7 +91,7 @@ class HeadReadout(Readout):
         return self.finish(F.linear(features.to(self.weight.dtype), self.weight, self.bias).float())
 
     def of_head(self, features: Tensor) -> Tensor:
-        """The head's logits [R, V], or [R, D] with a vocabulary, of its features [R, H], float32."""
+        """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
         return (
             self.of_target(features)
             if self.own is None
@@ -130,8 +99,9 @@ class HeadReadout(Readout):
         )
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of the target's logits z [R, V] by the products W f: s, or s (1 - (z /
-        c)^2) with a soft cap c.
+        """Return the derivative of the target's logits z [R, V] by the products W f.
+
+        It is s, or s (1 - (z / c)^2) with a soft cap c.
         """
         return (
             self.scale
@@ -141,7 +111,7 @@ class HeadReadout(Readout):
 
 
 class NodeLosses(NamedTuple):
-    """Of R nodes: the loss [R], and whether p and q have the same most likely token, bool [R]."""
+    """The loss of R nodes [R], and whether p and q have the same most likely token, bool [R]."""
 
     loss: Tensor
     agree: Tensor
@@ -171,8 +141,7 @@ def log_acceptance(acceptance: Tensor) -> Tensor:
 
 
 def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
-    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) a constant without
-    gradient.
+    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) without gradient.
 
     A head that agrees little is led by the KL divergence, whose gradient is large there, and one
     that agrees well by the total variation. With a = 0.8 and eta = 3, w is 0.091:
@@ -184,9 +153,10 @@ def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
     return weight * kl + (1 - weight) * total_variation(acceptance)
 
 
+@loss("talf")
 def talf_loss(
     features: Tensor,
-    labels: NodeLabels,
+    labels: Tensor,
     readout: HeadReadout,
     weights: TalfLoss = TalfLoss(),
     plain: bool = False,
@@ -202,11 +172,15 @@ def talf_loss(
 
     Args:
         features: the head's f at the nodes, [R, H].
-        labels: the target's h at the nodes, [R, H], or its most likely tokens there.
+        labels: the target's h at the nodes, [R, H].
+        readout: of both.
+        weights: of the terms.
+        plain: see `distribution_loss`.
     """
     return distribution_loss(features, labels, readout, weights, plain)
 
 
+@loss("eagle")
 def eagle_loss(
     features: Tensor,
     labels: Tensor,
@@ -225,7 +199,7 @@ def eagle_loss(
     >>> round(eagle_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
     0.351
 
-    Args: as `talf_loss` has them; labels are features.
+    Args: as `talf_loss` has them.
     """
     loss, agree = distribution_loss(features, labels, readout, weights, plain)
     return NodeLosses(
@@ -233,6 +207,7 @@ def eagle_loss(
     )
 
 
+@loss("hass")
 def hass_loss(
     features: Tensor,
     labels: Tensor,
@@ -240,8 +215,7 @@ def hass_loss(
     weights: HassLoss = HassLoss(),
     plain: bool = False,
 ):
-    """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in
-    top-10 of p} p(v) log q(v).
+    """HASS (Zhang et al. 2025): EAGLE's loss - w_dis sum_{v in top-10 of p} p(v) log q(v).
 
     q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that
     here the second sum equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
@@ -251,13 +225,9 @@ def hass_loss(
     >>> round(hass_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
     0.589
 
-    Args: as `talf_loss` has them; labels are features.
+    Args: as `talf_loss` has them.
     """
     return eagle_loss(features, labels, readout, weights, plain)
-
-
-LOSSES = {"talf": talf_loss, "hass": hass_loss, "eagle": eagle_loss}
-"""By `draft.loss.name`."""
 
 
 def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Tensor:
@@ -272,13 +242,12 @@ def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Ten
 
 def distribution_loss(
     features: Tensor,
-    labels: NodeLabels,
+    labels: Tensor,
     readout: HeadReadout,
     weights: Loss = TalfLoss(),
     plain: bool = False,
 ) -> NodeLosses:
-    """What compares q with p at R nodes: classification times `weights.objective`, plus
-    distillation.
+    """Compare q with p at R nodes: classification times `weights.objective`, plus distillation.
 
     With cross-entropy this is -sum_v y(v) log q(v) with y = classification p + distillation p[top],
     by the `weights` of those names.
@@ -289,7 +258,9 @@ def distribution_loss(
 
     Args:
         features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
-        labels: of R nodes.
+        labels: the target's h, [R, H].
+        readout: of both.
+        weights: of the terms.
         plain: write it out, and hold [R, V] at once.
     """
     with torch.autocast(features.device.type, enabled=False):
@@ -309,7 +280,7 @@ def distribution_loss(
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def _plain(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> NodeLosses:
+def _plain(features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss) -> NodeLosses:
     log_q = readout.of_head(features).log_softmax(-1)
     p, inside, best = _target_law(labels, readout)
     y = _weighted_labels(p, inside, weights)
@@ -328,15 +299,16 @@ def _plain(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: 
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W,
-    with g the derivative by the logits and z' the slope of these by the products W f.
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W.
+
+    g is the derivative by the logits, and z' the slope of these by the products W f.
 
     Of a cross-entropy with labels y it is g = |y| q - y, with |y| = sum_v y(v).
     """
 
     @staticmethod
     def forward(
-        ctx, features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss
+        ctx, features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
     ) -> tuple[Tensor, Tensor]:
         losses, agrees = (
             features.new_empty(len(features), dtype=torch.float32),
@@ -403,20 +375,12 @@ def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, 
     )
 
 
-def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Of the target at R nodes: p [R, V], or [R, D] of the tokens of a draft vocabulary; with one,
-    whether its most likely token is in it, [R, 1]; the index [R] of that token in p, -1 for one
-    outside.
+def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return p [R, V] at R nodes, or [R, D] of the tokens of a draft vocabulary.
+
+    Then, with a vocabulary, whether the target's most likely token is in it, [R, 1]; and the index
+    [R] of that token in p, -1 for one outside.
     """
-    if isinstance(labels, TopProbabilities):
-        ids, probabilities = labels.ids.long(), labels.probabilities.float()
-        return (
-            probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(
-                1, ids, probabilities
-            ),
-            None,
-            ids[:, 0],
-        )
     p = readout.of_target(labels).softmax(-1)
     best = p.argmax(-1)
     if readout.vocabulary is None:
@@ -427,15 +391,17 @@ def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tenso
 
 
 def _restricted(p: Tensor, inside: Tensor | None) -> Tensor:
-    """p, or with a draft vocabulary p renormalised in it, and 0 at nodes whose most likely token is
-    outside.
+    """Return p, or with a draft vocabulary p renormalised in it.
+
+    It is 0 at nodes whose most likely token is outside.
     """
     return p if inside is None else p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside
 
 
 def _weighted_labels(p: Tensor, inside: Tensor | None, weights: Loss) -> Tensor:
-    """Y [R, V] of the cross-entropy -sum_v y(v) log q(v): classification where that is the
-    objective, and distillation.
+    """Return y [R, V] of the cross-entropy -sum_v y(v) log q(v).
+
+    It is classification, where that is the objective, and distillation.
     """
     y = known = _restricted(p, inside)
     classification = weights.classification if weights.objective == CROSS_ENTROPY else 0
@@ -451,7 +417,7 @@ def _weighted_labels(p: Tensor, inside: Tensor | None, weights: Loss) -> Tensor:
 
 def tree_loss(
     features: Sequence[Tensor],
-    labels: Sequence[NodeLabels],
+    labels: Sequence[Tensor],
     readout: HeadReadout,
     loss: Loss,
     weights: Sequence[Tensor],
@@ -464,6 +430,7 @@ def tree_loss(
         features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have
             fewer roots, chosen so that the expectation stays (`document_masks.choose_roots`).
         labels: at the same nodes.
+        readout: of both.
         loss: which loss, with its weights.
         weights: of the roots [...], for each depth. A root of weight 0 costs nothing.
 
@@ -495,8 +462,12 @@ def tree_loss(
 
 
 class NodeMetrics(NamedTuple):
-    """One value for each of R nodes: KL(p || q) in nats; whether p and q have the same most likely
-    token; the overlap sum_v min(p, q), which is the acceptance rate of one speculative draw.
+    """One value for each of R nodes.
+
+    Attributes:
+        kl: KL(p || q) in nats.
+        agree: whether p and q have the same most likely token.
+        overlap: sum_v min(p, q), which is the acceptance rate of one speculative draw.
     """
 
     kl: Tensor

@@ -1,5 +1,4 @@
-"""The precision of a training: `auto` is bfloat16 where the machine multiplies it itself, else
-float32.
+"""Precision of a training: `auto` is bfloat16 where the machine multiplies it itself.
 
 Two machines may therefore train other weights from the same command. What was chosen is printed,
 and kept with what was trained; with a precision by name (draft.precision=32-true) machines agree up
@@ -22,8 +21,9 @@ machine.
 
 
 def native_bfloat16(device: torch.device | None = None) -> bool:
-    """Return whether `device` (None: wherever a training runs here) multiplies bfloat16 matrices
-    itself, without emulation.
+    """Return whether `device` multiplies bfloat16 matrices itself, without emulation.
+
+    None is the device that a training would run on.
 
     Raises UserError where the environment variable is neither 0 nor 1.
     """
@@ -40,7 +40,7 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
 
 
 def resolved(asked: str, device: torch.device | None = None) -> str:
-    """Lightning's name of the precision `asked` for on `device` (None: wherever a training runs)."""
+    """Return Lightning's name of the precision `asked` for on `device`."""
     if asked != "auto":
         return asked
     return "bf16-mixed" if native_bfloat16(device) else "32-true"
@@ -48,8 +48,7 @@ def resolved(asked: str, device: torch.device | None = None) -> str:
 
 @contextmanager
 def cast_once(frozen: nn.Module, precision: str) -> Iterator[None]:
-    """Hold the matrices of `frozen`'s linear layers in bfloat16 inside the block, if `precision` is
-    bf16-mixed.
+    """Hold a frozen model's linear matrices in bfloat16 inside the block, under bf16-mixed.
 
     Autocast casts a float32 matrix before every product, and keeps the copy only of weights that
     get gradients. Here those of a frozen model are cast once, with the same results: autocast takes

@@ -1,5 +1,4 @@
-"""Draft heads that others published, as the loop decodes with them and as a training starts from
-them (`draft.warm_start`).
+"""Draft heads that others published: the loop decodes with them, and a training starts from them.
 
 They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`,
 `norm`, `lm_head`), or of the speculators library (the same names, `layers.0` for both, and the
@@ -8,6 +7,7 @@ the target's. Such a folder does not say which target it belongs to. What can be
 sizes, and the copy of the target's embedding that most of them hold.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,20 @@ _SAME = 0.999
 def load_published(
     folder: Path, config: dict[str, Any], target: CausalModel, dtype: torch.dtype | None = None
 ) -> EagleHead:
-    """The head in `folder`, in evaluation mode, for `target`.
+    """Load the head in `folder`, in evaluation mode, for `target`.
 
     Args:
+        folder: of the head.
         config: content of its config.json.
+        target: whose head it is.
         dtype: of its weights; None: the target's.
 
     Raises:
         UserError: it is no head, one of another wiring, or one for another target.
     """
     weights = _weights(folder)
-    fc = weights.get("fc.weight")
-    if fc is None or fc.ndim != 2:
+    fc = weights.get("fc.weight", torch.empty(0))
+    if fc.ndim != 2:
         raise UserError(
             f"{folder}: it holds no draft head: among its weights is no matrix fc.weight. Give the"
             " folder of a head in EAGLE's or EAGLE-3's layout, or one that stage=draft exported."
@@ -71,60 +73,92 @@ def load_published(
             f" is [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head"
             " for another target."
         )
-    three = width == 3 * hidden
+    if not _same_signs(weights.pop("embed_tokens.weight", None), target):
+        raise UserError(
+            f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
+            " target."
+        )
+    layer, sizes = _layer_of(folder, config, target)
+    parts = Parts(weights, sizes, _feature_layers(folder, config))
+    if width == 2 * hidden:
+        weights.pop("lm_head.weight", None)  # the target's is used
+        sizes |= {"fc_bias": True} if "fc.bias" in weights else {}
+        return assembled(EagleHead, target, layer, parts, folder, dtype)
+    if "d2t" in weights and "t2d" not in weights:
+        weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
+    return assembled(Eagle3Head, target, layer, parts, folder, dtype)
+
+
+def _feature_layers(folder: Path, config: dict[str, Any]) -> list[int]:
+    """Return the target's layers that a published head takes; none where it does not say.
+
+    Raises UserError for a wiring that cannot be run.
+    """
     with reading(folder / CONFIG, _AGAIN):
-        eagle = typed(config.get("eagle_config") or {}, dict[str, Any])
-        layers = typed(config.get(LAYERS) or eagle.get(LAYERS) or [], list[int])
-    if other := [key for key in _OTHER_WIRING if config.get(key) or eagle.get(key)]:
+        wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
+        layers = typed(wiring.get(LAYERS) or [], list[int])
+    if other := [key for key in _OTHER_WIRING if wiring.get(key)]:
         raise UserError(
             f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run"
             " here."
         )
-    for name in (
-        "embed_tokens.weight",
-        *(() if three else ("lm_head.weight",)),
-    ):  # the target's are used
-        if (
-            (copy := weights.pop(name, None)) is not None
-            and name.startswith("embed")
-            and not _same_signs(copy, target)
-        ):
-            raise UserError(
-                f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
-                " target."
-            )
-    layer = (
-        LLAMA
-        if config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config
-        else FAMILY
-    )
-    family = family_of(target, layer)
+    return layers
+
+
+def _layer_of(
+    folder: Path, config: dict[str, Any], target: CausalModel
+) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a published head's layer, and its sizes."""
+    kinds = (LLAMA, "eagle")
+    named = config.get("model_type", LLAMA) in kinds or "speculators_config" in config
+    layer = LLAMA if named else FAMILY
     with reading(folder / CONFIG, _AGAIN):
         inner = config.get("transformer_layer_config", config)
-        own = family.config.from_dict(
-            {key: value for key, value in inner.items() if key != "model_type"}
-        )
-        sizes = {name: getattr(own, name) for name in _SIZES if hasattr(own, name)}
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "sizes": sizes | ({"fc_bias": True} if "fc.bias" in weights and not three else {}),
-    }
+        given = {key: value for key, value in inner.items() if key != "model_type"}
+        described = family_of(target, layer).config.from_dict(given).to_dict()
+    return layer, {name: described[name] for name in _SIZES if name in described}
+
+
+@dataclass
+class Parts:
+    """Content of a head's folder.
+
+    Attributes:
+        weights: by name, as `EagleHead.file_weights` gives them.
+        sizes: fields of the layer's configuration that are not the target's.
+        layers: of the target, whose features the head takes; empty where the folder does not say.
+    """
+
+    weights: dict[str, Tensor]
+    sizes: dict[str, Any]
+    layers: list[int]
+
+
+def assembled(
+    kind: type[EagleHead],
+    target: CausalModel,
+    layer: str,
+    parts: Parts,
+    folder: Path,
+    dtype: torch.dtype | None,
+) -> EagleHead:
+    """Build the head of `folder`, in evaluation mode, from its parts.
+
+    Raises UserError, naming `folder`, if they are not exactly those of a head for `target`.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "sizes": parts.sizes}
+    if kind is Eagle3Head:
+        options["vocabulary"] = vocabulary_in(parts.weights, target.vocab_size, str(folder))
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
-        check_sizes(sizes, weights, target)
-        if three:
-            if "d2t" in weights and "t2d" not in weights:
-                weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
-            options["vocabulary"] = vocabulary_in(weights, target.vocab_size, str(folder))
-            weights = {
-                name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()
-            }
-        head = (Eagle3Head if three else EagleHead)(target, layer, **options)
-    if layers and tuple(layers) != head.feature_layers:
+        check_sizes(parts.sizes, parts.weights, target)
+        head = kind(target, layer, **options)
+    if parts.layers and tuple(parts.layers) != head.feature_layers:
         raise UserError(
-            f"{folder}: it takes features of the layers {layers}; beside {target.name}:"
-            f" {list(head.feature_layers)}."
+            f"{folder}: it takes features of the layers {parts.layers}; beside {target.name}, which"
+            f" has {target.layers}, these are {list(head.feature_layers)}. It is a head for another"
+            " target."
         )
-    load_weights(head, weights, folder)
+    load_weights(head, parts.weights, folder)
     return head.eval().requires_grad_(False)
 
 
@@ -139,7 +173,7 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
         raise ValueError(f"the size '{unknown[0]}' is not known")
     counts = {name: sizes[name] for name in _SIZES[:4] if sizes.get(name) is not None}
     for name, count in counts.items():
-        if typed(count, int, name) < 1:
+        if typed(count, int) < 1:
             raise ValueError(f"'{name}' is {count}, and has to be at least 1")
     heads = max(
         counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)
@@ -185,7 +219,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         found = read_tensors(file, _AGAIN)
     else:
         with reading(file, _AGAIN):
-            found = typed(torch.load(file, map_location="cpu", weights_only=True), dict[str, Any])
+            found = dict(torch.load(file, map_location="cpu", weights_only=True))
     return {
         name: weight
         for name, weight in found.items()
@@ -193,9 +227,12 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _same_signs(copy: Tensor, target: CausalModel) -> bool:
+def _same_signs(copy: Tensor | None, target: CausalModel) -> bool:
+    """Return whether a head's copy of an embedding, where it has one, is that of `target`."""
+    if copy is None:
+        return True
     embedding = target.module.get_input_embeddings().weight
-    if copy.shape[1:] != embedding.shape[1:] or copy.ndim != 2:
+    if copy.shape[1:] != embedding.shape[1:]:
         return False
     rows = min(len(copy), len(embedding))
     some = torch.arange(0, rows, max(1, rows // 4096))

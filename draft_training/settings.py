@@ -1,4 +1,4 @@
-"""How a draft head is trained: every setting, its default, and which exclude each other.
+"""Settings of a draft head's training: their defaults, and which exclude each other.
 
 Imports no torch.
 
@@ -41,7 +41,7 @@ OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass")
 
 @settings("draft.loss", frozen=True)
 class TalfLoss:
-    """Cross-entropy at every node of trees that the target builds (SALF & TALF paper, Algorithm 1)."""
+    """Cross-entropy at every node of trees that the target builds (SALF & TALF, Algorithm 1)."""
 
     name: Literal["talf"] = "talf"
     """Chooses this loss."""
@@ -100,9 +100,7 @@ class EagleLoss:
 
 @settings("draft.loss", frozen=True)
 class HassLoss(EagleLoss):
-    """EAGLE's regression and classification, and top-K distillation, along the text on the head's
-    own features.
-    """
+    """EAGLE's loss and top-K distillation, along the text on the head's own features."""
 
     name: Literal["hass"] = "hass"
     """Chooses this loss."""
@@ -119,44 +117,20 @@ class HassLoss(EagleLoss):
 
 
 @settings("draft.labels", frozen=True)
-class OnlineLabels:
-    """The target runs over the trees in every step. Nothing is written to disk."""
+class Labels:
+    """The source of the target's trees and features."""
 
-    name: Literal["online"] = "online"
-    """Chooses these labels."""
-
-
-@settings("draft.labels", frozen=True)
-class FeatureLabels:
-    """The trees and the target's features at their nodes are computed once and read from disk."""
-
-    name: Literal["features"] = "features"
-    """Chooses these labels."""
+    name: Annotated[str, one_of(("online", "features"))] = "online"
+    """`online`: the target runs over the trees in every step. `features`: they are computed once
+    and read from disk.
+    """
     dtype: Annotated[str, one_of(DTYPES)] = "float16"
     """Of the features on disk: float16, bfloat16 or float32."""
 
 
-@settings("draft.labels", frozen=True)
-class TopLabels:
-    """The trees and the target's m most likely tokens at their nodes are computed once and read
-    from disk (TALF alone).
-    """
-
-    name: Literal["top_m"] = "top_m"
-    """Chooses these labels."""
-    m: Annotated[int, Field(ge=1, le=1_000_000)] = 64
-    """How many tokens and probabilities are kept of each distribution. The rest carries no loss."""
-    dtype: Annotated[str, one_of(DTYPES)] = "float16"
-    """Of the features along the text and of the probabilities on disk: float16, bfloat16 or
-    float32.
-    """
-
-
-LOSSES = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
-LABELS = {"online": OnlineLabels, "features": FeatureLabels, "top_m": TopLabels}
+LOSS_SETTINGS = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
 
 Loss = Annotated[TalfLoss | HassLoss | EagleLoss, Field(discriminator="name")]
-Labels = Annotated[OnlineLabels | FeatureLabels | TopLabels, Field(discriminator="name")]
 
 
 @settings(kw_only=True)
@@ -199,7 +173,7 @@ class TrainingConfig:
 
 @settings("draft", kw_only=True)
 class HeadConfig(TrainingConfig):
-    """How a head is trained.
+    """Settings of a head's training.
 
     Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU.
     """
@@ -238,12 +212,8 @@ class HeadConfig(TrainingConfig):
     """
     chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone."""
-    labels: Labels = field(default_factory=OnlineLabels)
-    """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or
-    `top_m`.
-
-    See `OnlineLabels`, `FeatureLabels` and `TopLabels`.
-    """
+    labels: Labels = field(default_factory=Labels)
+    """Where the target's distributions come from: see `Labels`."""
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Passes whose gradients make one optimiser step."""
     optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"
@@ -271,11 +241,6 @@ class HeadConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         loss, labels = self.loss.name, self.labels.name
-        if labels == "top_m" and self.loss.regresses:
-            raise UserError(
-                f"draft.labels.name=top_m has no features for draft.loss.name={loss} to regress to:"
-                " use features."
-            )
         if self.features == "three" and (self.loss.regresses or labels != "online"):
             raise UserError(
                 f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}:"

@@ -1,5 +1,4 @@
-"""Trees for training, with the target's features as labels: the text itself as chains, and the
-beams of the target.
+"""Trees for training, with the target's features as labels: its beams, or the text as chains.
 
 After every root the target builds the tree that it would draft itself. Level 1 holds the k most
 likely tokens after the root. Level d + 1 holds the k best by joint probability among the k * k
@@ -17,7 +16,6 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import document_positions, same_document, unseen
-from nde_talf.draft_training.losses import NodeLabels
 from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
 
 # (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up)
@@ -51,17 +49,17 @@ class TargetTrees:
         features: the target's along the sequences, which a head takes, [B, L, W].
         roots: indices of tokens, ascending, [B, R].
         levels: depth 1, 2 and so on.
-        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store
-            kept of the distributions there.
-        along: the same along the sequences, [B, L, ...].
+        labels: for each level, the target's features after the final norm at its nodes, [B, R, k,
+            H].
+        along: those along the sequences, [B, L, H].
     """
 
     tokens: Tensor
     features: Tensor
     roots: Tensor
     levels: list[TreeLevel]
-    labels: list[NodeLabels]
-    along: NodeLabels
+    labels: list[Tensor]
+    along: Tensor
 
 
 @torch.no_grad()
@@ -76,7 +74,9 @@ def target_beam(
     """The target's beams after `roots`.
 
     Args:
+        target: builds the trees.
         tokens: [B, L].
+        tree: their shape.
         roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry
             there.
         document: the document of every token, [B, L]; None where a row is one document.
@@ -117,8 +117,9 @@ def target_levels(
     rows: int = 128,
     document: Tensor | None = None,
 ) -> list[Tensor]:
-    """The target's features [B, R, k, H] at the nodes of given `levels` after `roots` of `tokens`
-    [B, L].
+    """Compute the target's features [B, R, k, H] at the nodes of given `levels` of trees.
+
+    The trees stand after `roots` of `tokens` [B, L].
     """
 
     def given(level: int, some: slice, features: Tensor) -> TreeLevel:
@@ -135,8 +136,10 @@ def target_levels(
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next
-    depth - 1 tokens, with the target's features [B, L, H] along the text as labels (HASS).
+    """Take the text itself as trees of one branch (HASS).
+
+    After `roots` [B, R] of `tokens` [B, L] come the next depth - 1 tokens, with the target's
+    features [B, L, H] along the text as labels.
     """
     trees = TargetTrees(tokens, features, roots, [], [], features)
     for ahead in range(1, depth):
@@ -155,8 +158,9 @@ def target_features(
     cache: KVCache | None = None,
     layers: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`)
-    along `tokens` [B, L], each document of `document` [B, L] on its own.
+    """Compute the target's hidden states [B, L, H] and a head's features [B, L, W] along `tokens`.
+
+    Each document of `document` [B, L] is run for itself; see `CausalModel.parts`.
     """
     if document is None:
         positions, mask = (

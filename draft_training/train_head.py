@@ -1,5 +1,4 @@
-"""Training a draft head beside its frozen target, with the loss of TALF (SALF & TALF paper), HASS
-or EAGLE.
+"""Training of a draft head beside its frozen target, with the loss of TALF, HASS or EAGLE.
 
 Each step takes rows of tokens and runs the head along them, and then on its own output features, as
 decoding does: over trees that the target builds after some tokens (TALF), over the text itself
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.forward.native import NativeForward
+from nde_talf.decoding.forward.native import native_forward
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
 from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens
@@ -39,9 +37,9 @@ from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.trainer import (
-    BEST,
     RowBatches,
     RowModule,
+    load_best,
     train_rows,
     warm_up_then_cosine,
 )
@@ -56,9 +54,10 @@ HEADS = {"final": EagleHead, "three": Eagle3Head}
 def build_head(
     target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None
 ) -> EagleHead:
-    """The head that training begins with, in float32: random, a pure function of the arguments, or
-    the one in `config.warm_start`, with its own draft vocabulary. vocabulary: of a random one, as
-    in `Eagle3Head`.
+    """Build the head that training begins with, in float32.
+
+    It is random, a pure function of the arguments, or the one in `config.warm_start`, with its own
+    draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`.
 
     Raises UserError as `load_head` does.
     """
@@ -94,6 +93,11 @@ class HeadBatch:
     rows: TokenRows
     numbers: Tensor
 
+    @classmethod
+    def numbered(cls, rows: TokenRows) -> "HeadBatch":
+        """Return all of `rows`."""
+        return cls(rows, torch.arange(len(rows)))
+
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -101,9 +105,11 @@ class HeadBatch:
         return HeadBatch(self.rows[index], self.numbers[index])
 
     def to(self, device: torch.device) -> "HeadBatch":
+        """Move the rows."""
         return HeadBatch(self.rows.to(device), self.numbers)
 
     def numel(self) -> int:
+        """Count the tokens."""
         return self.rows.tokens.numel()
 
 
@@ -134,6 +140,7 @@ class HeadModule(RowModule):
 
     @property
     def trained(self) -> nn.Module:
+        """See `RowModule`."""
         return self.head
 
     def matrices(self) -> list[nn.Parameter]:
@@ -151,14 +158,17 @@ class HeadModule(RowModule):
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
-        # No submodule, so Lightning does not move it to this process's device. A quantised model
-        # refuses to be moved at all.
+        """Move the target to this process's device.
+
+        It is no submodule, so Lightning does not. A quantised model refuses to be moved at all.
+        """
         if self.head.target.device != self.device:
             self.head.target.to(self.device)
 
     def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `RowModule`: `tree_loss` of the head on the roots of one pass, a pure function of
-        (batch, step, part, seed).
+        """See `RowModule`: `tree_loss` of the head on the roots of one pass.
+
+        It is a pure function of (batch, step, part, seed).
         """
         config, rows, loss = self.config, batch.rows, self.config.loss
         document = rows.document if rows.packed else None
@@ -197,8 +207,9 @@ def fit_head(
     callbacks: Sequence[pl.Callback] = (),
     held_out: TokenRows | None = None,
 ) -> EagleHead:
-    """Train a head for `target` and return it, in float32 (whatever the target's dtype), in
-    evaluation mode, on the target's device.
+    """Train a head for `target` and return it, in evaluation mode, on the target's device.
+
+    Its weights are float32, whatever the target's dtype.
 
     A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have
     seen, and ends with the weights it would have had. A finished run trains no further. Labels on
@@ -206,10 +217,14 @@ def fit_head(
     chose, is printed, and is the head's `trained_in`.
 
     Args:
+        target: stays as it is.
         rows: with loss masks and documents, or plain token ids [rows, length], of which every token
             counts.
+        config: how it is trained.
+        folder: of checkpoints and labels.
         logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms),
             `agreement_depth_d` (top-1, of a node), `lr`, `tokens_per_second` and `held_out_loss`.
+        callbacks: of Lightning.
         held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on
             them.
 
@@ -222,76 +237,71 @@ def fit_head(
             f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
             " Use no more."
         )
-    rows = training_rows(
-        rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config
-    )
+    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
+    rows = training_rows(rows, target, config)
     source = prepared_labels(target, rows, folder, config)
-    vocabulary = (
-        frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
+    module = HeadModule(
+        build_head(target, config, _vocabulary(rows, target, config)), config, source
     )
-    head = build_head(target, config, vocabulary)
-    if head.vocabulary is not None:
-        inside = fraction_inside(rows, head.vocabulary.cpu())
-        console.print(
-            f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of"
-            " the training text"
-        )
-    module = HeadModule(head, config, source)
-    numbered, count = HeadBatch(rows, torch.arange(len(rows))), config.batch * config.accumulate
-    if held_out is not None and config.evaluate_every:
-        useful = training_rows(held_out, target, config)
-        held_out = HeadBatch(useful, torch.arange(len(useful)))
+    if held_out is not None:
+        held_out = HeadBatch.numbered(training_rows(held_out, target, config))
+    options: dict[str, Any] = {"devices": config.devices} if config.devices > 1 else {}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
-        several = {"devices": config.devices} if config.devices > 1 else {}
         train_rows(
             module,
-            numbered,
+            HeadBatch.numbered(rows),
             folder,
             logger,
             callbacks,
-            count,
+            config.batch * config.accumulate,
             held_out,
             strategy=config.strategy,
-            **several,
+            **options,
         )
     if held_out is not None and config.evaluate_every:
-        with reading(
-            folder / BEST, "delete it and train the head again with stage=draft force=true"
-        ):
-            best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-            module.head.load_state_dict(
-                {name.removeprefix("head."): weight for name, weight in best["state_dict"].items()}
-            )
-        console.print(f"the best held-out loss was that of step {best['global_step']}")
+        load_best(module, folder)
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 
 
+def _vocabulary(rows: TokenRows, target: CausalModel, config: HeadConfig) -> Tensor | None:
+    """Return the ids that a fresh head can draft, and print how much of the text they are."""
+    if config.draft_vocab is None or config.warm_start:
+        return None
+    vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size)
+    inside = fraction_inside(rows, vocabulary)
+    console.print(
+        f"{len(vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of the"
+        " training text"
+    )
+    return vocabulary
+
+
 @contextmanager
 def _through_transformers(target: CausalModel) -> Iterator[None]:
-    """Inside the block the target's passes are transformers', so that nothing else holds on to the
-    weights that are cast.
+    """Run the target's passes by transformers inside the block.
+
+    Nothing else then holds on to the weights that are cast.
     """
     native, target.native = target.native is not None, None
     try:
         yield
     finally:
         if native:
-            target.native = NativeForward(target.module, target.body, target.config)
+            target.native = native_forward(target.module, target.body, target.config)
 
 
 def prepared_labels(
     target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig
 ) -> StoredSource | None:
-    """The labels on disk, in `folder/labels`, that `fit_head` trains with there, made now unless
-    they are there; None where labels are computed online. rows: of `training_rows`.
+    """Return the labels on disk that `fit_head` trains with, made now unless they are there.
+
+    They lie in `folder/labels`; None where labels are computed online. rows: of `training_rows`.
     """
     if config.labels.name == "online":
         return None
-    seen = rows_seen(len(rows), config)
-    source = stored_labels(target, rows[seen], folder / "labels", config)
-    source.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
-    return source
+    numbers = rows_seen(len(rows), config).tolist()
+    return stored_labels(target, rows, numbers, folder / "labels", config)
 
 
 def rows_seen(count: int, config: HeadConfig) -> Tensor:

@@ -5,6 +5,7 @@ one it is the distance to the teacher's next-token distribution. Nothing here kn
 or speculative decoding: it sees rows of token ids and Llama models.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def build_llama(
     """A Llama with untied embeddings and fresh fp32 weights, a pure function of the arguments.
 
     Args:
+        config: its sizes.
+        vocab_size: of its tokenizer.
         end_of_text: the id of the token that begins and ends documents.
         like: a model of the same vocabulary to start near. Where it has the same hidden size,
             copies of its token embeddings, final norm and head replace random ones. A draft learns
@@ -39,12 +42,18 @@ def build_llama(
         torch.manual_seed(config.seed)
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=vocab_size, hidden_size=config.hidden, intermediate_size=config.intermediate,
-                num_hidden_layers=config.layers, num_attention_heads=config.heads, num_key_value_heads=config.heads,
-                max_position_embeddings=config.max_length, tie_word_embeddings=False, bos_token_id=end_of_text,
+                vocab_size=vocab_size,
+                hidden_size=config.hidden,
+                intermediate_size=config.intermediate,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.heads,
+                max_position_embeddings=config.max_length,
+                tie_word_embeddings=False,
+                bos_token_id=end_of_text,
                 eos_token_id=end_of_text,
             )
-        )  # fmt: skip
+        )
     if like is not None and like.config.hidden_size == config.hidden:
         for part in ("model.embed_tokens", "model.norm", "lm_head"):
             model.get_submodule(part).load_state_dict(like.get_submodule(part).state_dict())
@@ -59,6 +68,7 @@ def distillation_loss(draft: Tensor, target: Tensor, total_variation: float = 0.
     Args:
         draft: logits of q, [N, V].
         target: logits of p, [N, V], without gradient.
+        total_variation: its weight.
     """
     log_q = F.log_softmax(draft, dim=-1)
     log_p = F.log_softmax(target, dim=-1)
@@ -69,8 +79,7 @@ def distillation_loss(draft: Tensor, target: Tensor, total_variation: float = 0.
 
 
 class LanguageModel(RowModule):
-    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given,
-    distils it.
+    """Trains `model` on rows of tokens, or distils it from a `teacher` of the same vocabulary.
 
     Muon trains the matrices inside the layers. The teacher is no part of the checkpoint.
     """
@@ -93,6 +102,7 @@ class LanguageModel(RowModule):
 
     @property
     def trained(self) -> nn.Module:
+        """See `RowModule`."""
         return self.model
 
     def matrices(self) -> list[nn.Parameter]:
@@ -106,6 +116,7 @@ class LanguageModel(RowModule):
         )
 
     def on_fit_start(self) -> None:
+        """Move the teacher, which is no submodule, to this process's device."""
         for teacher in self._teacher:
             teacher.to(self.device)
 
@@ -133,8 +144,7 @@ def fit(
     logger: Logger | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> LlamaForCausalLM:
-    """Train `module` for `config.steps` steps and return its model, in evaluation mode and on the
-    CPU.
+    """Train `module` for `config.steps` steps and return its model, evaluating, on the CPU.
 
     A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and
     ends with the weights it would have had. A finished run trains no further. The precision is
@@ -142,10 +152,12 @@ def fit(
     model as `config.trained_in`.
 
     Args:
+        module: what is trained.
         tokens: rows of token ids, [rows, length], as `nde_talf.data.text.tokenizer.pack` makes
             them.
         folder: where the checkpoint goes; it is created.
         logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
+        callbacks: of Lightning.
 
     Raises:
         UserError: the loss diverged, or the checkpoint is of a run with other settings.
@@ -163,11 +175,11 @@ def held_out_report(
     temperatures: Sequence[float] = (1.0, 0.6),
     batch: int = 8,
 ) -> dict[str, Any]:
-    """How well the pair predicts held-out rows, and how well the draft agrees with the target.
-
-    Without a draft, only what is of the target.
+    """Measure how well the pair predicts held-out rows, and how well the draft agrees.
 
     Args:
+        target: the model that is to be predicted.
+        draft: the model that predicts it; None: only the target's figures.
         tokens: [rows, length].
         temperatures: at which both distributions are warped for `overlap`.
         batch: rows whose distributions are held in memory at once.
@@ -178,31 +190,38 @@ def held_out_report(
         of sum_v min(p(v), q(v)). Where the models know the precision of their training,
         `trained_in`: role -> precision.
     """
-    models = {"target": target} | ({"draft": draft} if draft else {})
-    nats = dict.fromkeys(models, 0.0)
-    agreement = 0.0
-    overlap = dict.fromkeys(temperatures, 0.0)
-    positions = tokens[:, 1:].numel()
+    totals: Counter[Any] = Counter()
     for rows in tokens.split(batch):
-        following = rows[:, 1:].flatten()
-        logits = {role: _logits(model, rows[:, :-1]) for role, model in models.items()}
-        for role, each in logits.items():
-            nats[role] += F.cross_entropy(each, following, reduction="sum").item()
-        if draft:
-            agreement += (logits["target"].argmax(-1) == logits["draft"].argmax(-1)).sum().item()
-            for temperature in temperatures:
-                p, q = (F.softmax(each / temperature, dim=-1) for each in logits.values())
-                overlap[temperature] += torch.minimum(p, q).sum().item()
-    report: dict[str, Any] = {"positions": positions}
-    report |= {f"{role}_nats": total / positions for role, total in nats.items()}
+        p = _logits(target, rows[:, :-1])
+        q = _logits(draft, rows[:, :-1]) if draft else None
+        totals.update(_sums(p, q, rows[:, 1:].flatten(), temperatures))
+    positions = tokens[:, 1:].numel()
+    report: dict[Any, Any] = {name: total / positions for name, total in totals.items()}
+    report["positions"] = positions
     if draft:
-        report["greedy_agreement"] = agreement / positions
-        report["overlap"] = {
-            temperature: total / positions for temperature, total in overlap.items()
-        }
-    found = {role: getattr(model.config, "trained_in", None) for role, model in models.items()}
-    trained_in = {role: precision for role, precision in found.items() if precision}
-    return report | ({"trained_in": trained_in} if trained_in else {})
+        report["overlap"] = {at: report.pop(at) for at in temperatures}
+    models = {"target": target, **({"draft": draft} if draft else {})}
+    trained_in = {r: model.config.to_dict().get("trained_in") for r, model in models.items()}
+    if any(trained_in.values()):
+        report["trained_in"] = {r: precision for r, precision in trained_in.items() if precision}
+    return report
+
+
+def _sums(
+    p: Tensor, q: Tensor | None, following: Tensor, temperatures: Sequence[float]
+) -> dict[Any, float]:
+    """Sum the figures of some positions: of logits p and q [N, V], and the tokens that follow.
+
+    Overlaps stand under their temperature.
+    """
+    sums: dict[Any, float] = {"target_nats": F.cross_entropy(p, following, reduction="sum").item()}
+    if q is not None:
+        sums["draft_nats"] = F.cross_entropy(q, following, reduction="sum").item()
+        sums["greedy_agreement"] = (p.argmax(-1) == q.argmax(-1)).sum().item()
+        for at in temperatures:
+            overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
+            sums[at] = overlap.sum().item()
+    return sums
 
 
 def _logits(model: CausalModel, rows: Tensor) -> Tensor:

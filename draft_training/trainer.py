@@ -1,5 +1,4 @@
-"""Training on rows of tokens that survives a kill: one base for language models (`train_lm`) and
-draft heads (`train_head`).
+"""Training on rows of tokens that survives a kill: the base of `train_lm` and `train_head`.
 
 The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So
 a run that was killed goes on with the batches it would have seen, and ends with the weights it
@@ -30,6 +29,7 @@ from nde_talf.decoding.common.checkpoint import (
     resumable,
 )
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.training_bar import TrainingBar
 from nde_talf.draft_training.muon import Muon
@@ -44,8 +44,10 @@ MAX_BAD_STEPS = 10
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
-    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up`
-    steps, stays at 1, and falls linearly to 0 over the last `cool_down` of all steps.
+    """Return the fraction of the peak learning rates at `step` (from 0).
+
+    It rises linearly over `warm_up` steps, stays at 1, and falls linearly to 0 over the last
+    `cool_down` of all steps.
 
     >>> [warm_up_then_linear(step, 10, warm_up=2, cool_down=0.4) for step in (0, 1, 5, 8, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -54,8 +56,9 @@ def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
-    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up`
-    steps, then falls along half a cosine to 0.
+    """Return the fraction of the peak learning rates at `step` (from 0).
+
+    It rises linearly over `warm_up` steps, then falls along half a cosine to 0.
 
     >>> [round(warm_up_then_cosine(step, 10, warm_up=2), 3) for step in (0, 1, 2, 6, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -103,8 +106,9 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of one pass, and figures to log, all scalars: a pure function of its
-        arguments and the seed. part: number of the pass in its step.
+        """Return the mean loss of one pass, and figures to log, all scalars.
+
+        It is a pure function of its arguments and the seed. part: number of the pass in its step.
         """
         raise NotImplementedError
 
@@ -119,6 +123,7 @@ class RowModule(pl.LightningModule):
         return resolved(self.config.precision, torch.device("cpu") if on_cpu else None)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return AdamW, then Muon where there are matrices for it."""
         config, matrices = self.config, self.matrices()
         inside = {id(matrix) for matrix in matrices}
         others = [p for p in self.trained.parameters() if id(p) not in inside]
@@ -128,6 +133,7 @@ class RowModule(pl.LightningModule):
         return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))]
 
     def on_train_start(self) -> None:
+        """Start the clock."""
         self._clock, self._bad_steps = time.perf_counter(), 0
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -196,6 +202,7 @@ class RowModule(pl.LightningModule):
         return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed training is compared with; raise UserError for weights of NaN."""
         if not all(bool(weight.isfinite().all()) for weight in self.trained.parameters()):
             raise UserError(
                 f"{self.title}: its weights are not finite after step {self.global_step - 1}, so"
@@ -206,6 +213,7 @@ class RowModule(pl.LightningModule):
         checkpoint["inputs"] = self.inputs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raise UserError for the checkpoint of another training."""
         before, now = checkpoint["settings"], asdict(self.config)
         changed = [n for n in now if n not in OPERATIONAL and before.get(n) != now[n]]
         if changed:
@@ -238,10 +246,13 @@ def train_rows(
     A finished run trains no further.
 
     Args:
+        module: what is trained.
         rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of
             row numbers, and whose items have a length, slices and `numel`, as tensors do.
         folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is
             damaged, from the checkpoint before it or the start.
+        logger: of the figures.
+        callbacks: of Lightning.
         rows_in_step: of each device; None: `config.batch`.
         held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0).
             The checkpoint with the lowest `held_out_loss` is `best.ckpt` in the folder. The end is
@@ -251,12 +262,11 @@ def train_rows(
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
     console.print(f"precision: {module.trained_in}")
     folder.mkdir(parents=True, exist_ok=True)
-    evaluation = None
-    if config.evaluate_every and held_out is not None:
-        evaluation = RowBatches(
-            held_out, config.batch, max(1, len(held_out) // config.batch), config.seed
-        )
-        best = ModelCheckpoint(folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False)
+    evaluation, every = None, min(config.evaluate_every, config.steps)
+    best = ModelCheckpoint(folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False)
+    if every and held_out is not None:
+        count = max(1, len(held_out) // config.batch)
+        evaluation = RowBatches(held_out, config.batch, count, config.seed)
         callbacks = [*callbacks, best]
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     trainer = pl.Trainer(
@@ -272,8 +282,8 @@ def train_rows(
             TrainingBar(module.title),
         ],
         enable_checkpointing=evaluation is not None,
-        val_check_interval=min(config.evaluate_every, config.steps) or None,
-        check_val_every_n_epoch=None if config.evaluate_every else 1,
+        val_check_interval=every or None,
+        check_val_every_n_epoch=None if every else 1,
         num_sanity_val_steps=0,
         enable_model_summary=False,
         default_root_dir=folder,
@@ -282,9 +292,8 @@ def train_rows(
     )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder, module.state_dict())
-    module.inputs = fingerprint(
-        rows, [dict(m.named_parameters()) for m in module.models if m is not module.trained]
-    )
+    frozen = [model for model in module.models if model is not module.trained]
+    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
     module.train()
     with eager_attention(module.models if cpu else ()):
         trainer.fit(
@@ -298,6 +307,14 @@ def train_rows(
             (end,) = trainer.validate(module, evaluation, verbose=False)
             if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
                 trainer.save_checkpoint(folder / BEST)
+
+
+def load_best(module: RowModule, folder: Path) -> None:
+    """Give `module` the weights of its training in `folder` with the lowest held-out loss."""
+    with reading(folder / BEST, "delete it and train the head again with stage=draft force=true"):
+        best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+        module.load_state_dict(best["state_dict"])
+    console.print(f"the best held-out loss was that of step {best['global_step']}")
 
 
 @contextmanager
@@ -318,9 +335,7 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 
 @dataclass
 class Position:
-    """Where a training is, and which of its processes this one is: what `RowBatches` reads of
-    Lightning's Trainer.
-    """
+    """The place of a training and of this process, as Lightning's Trainer says it."""
 
     global_step: int = 0
     global_rank: int = 0
@@ -349,25 +364,20 @@ class RowBatches:
 
     def of_step(self, step: int) -> Any:
         """This process's rows of one step, [batch, length]."""
-        count, first = (
-            len(self.rows),
-            (step * self.at.world_size + self.at.global_rank) * self.batch,
-        )
-        numbers = range(first, first + self.batch)
-        orders = {epoch: self._order(epoch) for epoch in {number // count for number in numbers}}
-        return self.rows[
-            torch.stack([orders[number // count][number % count] for number in numbers])
-        ]
+        count = len(self.rows)
+        first = (step * self.at.world_size + self.at.global_rank) * self.batch
+        last = first + self.batch
+        epochs = range(first // count, (last - 1) // count + 1)
+        order = torch.cat([self._order(epoch) for epoch in epochs])
+        return self.rows[order[first - epochs[0] * count : last - epochs[0] * count]]
 
     def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(
-            len(self.rows), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        )
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self.rows), generator=generator)
 
-    # Lightning asks a loader that can resume for these; the step, which is all the state, it has
-    # already.
     def state_dict(self) -> dict[str, Any]:
+        """Return no state, which Lightning asks a loader for that can resume: the step is all."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        """Do nothing; see `state_dict`."""

@@ -1,11 +1,12 @@
-"""Tree attention in training: a draft head run over full trees after every root of a sequence,
-without a mask of [L·N, L·N].
+"""Tree attention in training: a head run over full trees after every root, without a full mask.
+
+A mask would be [L·N, L·N].
 
 For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A
 node sees the text up to its root, and its own ancestors and itself:
 
-    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents` says
-             which) ^   ^          root d: likewise
+    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2
+             ^   ^          root d: likewise; `TreeLevel.parents` says which
 
 Scores over the text (one matrix product for all nodes) and scores over the ancestors (a handful a
 node) go under one softmax. The numbers are those of every branch run alone, as decoding runs it.
@@ -72,6 +73,7 @@ def tree_features(
     """Output features of `head` along a sequence and at the nodes of the trees after `roots`.
 
     Args:
+        head: any kind.
         tokens: [B, L].
         features: the target's, not yet combined, [B, L, W].
         roots: indices of tokens in 1..L-1, ascending, [R] or [B, R].
@@ -133,8 +135,9 @@ def tree_features(
 
 
 def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-    """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B,
-    R, k, ·] at `positions` [B, R, k], rotated.
+    """Project `inputs` [B, R, k, ·] at `positions` [B, R, k] to queries, keys and values, rotated.
+
+    The query is [B, heads, R, k, head_dim], key and value are [B, kv_heads, R, k, head_dim].
     """
     attention, flat = head.layers[0].self_attn, inputs.flatten(1, 2)
     projections = attention.q_proj, attention.k_proj, attention.v_proj
@@ -158,8 +161,9 @@ def _attend(
     reach: list[int],
     run: Callable[..., Tensor],
 ) -> Tensor:
-    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is
-    False) and to their own paths, one softmax over both.
+    """Attend from nodes to the text and to their own paths, one softmax over both.
+
+    Returns [B, R, k, heads * head_dim]; the text counts where `hidden` [B, R, L-1] is False.
 
     Roots go a few at a time: their scores stay in the processor's cache, and the part of the text
     that none of them sees is not computed. run: calls a function, and may have the backward pass
@@ -208,9 +212,7 @@ def _run(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 class _Recorder:
-    """Takes the place of a cache and keeps the layer's rotated keys and its values, with their
-    gradients.
-    """
+    """A stand-in for a cache that keeps the rotated keys and the values, with their gradients."""
 
     def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values

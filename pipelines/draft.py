@@ -46,7 +46,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target = load()
     layer_config(
         target, family_of(target, config.draft.layer)
-    )  # raises NoHead before any text is read
+    )  # raises NoHeadError before any text is read
     if config.dialogues.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()

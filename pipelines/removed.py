@@ -16,7 +16,7 @@ REMOVED: dict[str, str] = {
     "draft.regression_weight": "it is draft.loss.regression.",
     "draft.classification_weight": "it is draft.loss.classification.",
     "draft.distillation_weight": "it is draft.loss.distillation.",
-    "draft.top_m": "it is draft.labels.m.",
+    "draft.top_m": "labels on disk are features: draft.labels.name=features.",
     "draft.label_dtype": "it is draft.labels.dtype.",
     "draft.ema_decay": "training ends with the last weights, or the best with draft.evaluate_every.",
     "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",

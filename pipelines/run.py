@@ -43,7 +43,7 @@ def run(config: Config) -> None:
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
-    from nde_talf.draft_training.families import NoHead
+    from nde_talf.draft_training.families import NoHeadError
     from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
     from nde_talf.pipelines.machine import threads
@@ -63,7 +63,7 @@ def run(config: Config) -> None:
                 continue
             try:
                 run_stage(stages[name], config, stages, config.force)
-            except NoHead as error:
+            except NoHeadError as error:
                 if config.stage != "all" or config.traces.drafter == "head":
                     raise
                 console.print(f"· {name}: skipped. {error}")

@@ -7,10 +7,20 @@ from importlib import import_module
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS, Listed, Registry
+from nde_talf.decoding.registry import (
+    FAMILIES,
+    HEADS,
+    LOSSES,
+    POLICIES,
+    VERIFIERS,
+    Listed,
+    Registry,
+)
 
 LINES = [
-    (registry, name) for registry in (VERIFIERS, POLICIES, FAMILIES) for name in registry.table
+    (registry, name)
+    for registry in (VERIFIERS, POLICIES, LOSSES, FAMILIES, HEADS)
+    for name in registry.table
 ]
 
 

@@ -13,7 +13,7 @@ from nde_talf.draft_training.document_masks import (
     same_document,
 )
 from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.settings import LOSSES, HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadBatch, HeadModule
 from tests.draft_training.documents import LENGTHS, apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
@@ -83,7 +83,7 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
 def test_packed_documents_train_like_documents_apart(loss, family, make):
     target = family_target(family) if family != "llama" else tiny_target()
     head = make(target)
-    weights = TalfLoss(k=2) if loss == "talf" else LOSSES[loss]()
+    weights = TalfLoss(k=2) if loss == "talf" else LOSS_SETTINGS[loss]()
     module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
     found = []
     for rows in (packed(), apart()):

@@ -19,27 +19,16 @@ from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.label_source import stored_labels
 from nde_talf.draft_training.losses import HeadReadout, node_metrics
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss, TopLabels
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.heads import batch_of, check_law, random_eagle3, random_head
 
 SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {
-    "max_position_embeddings": 256,
-    "initializer_range": 0.5,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.5,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
 FULL = {
     "layer_types": ["full_attention"] * 2,
     "sliding_window": 0,
@@ -110,19 +99,6 @@ def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, 
 
 def along(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
-
-
-@torch.no_grad()
-def test_labels_on_disk_and_the_targets_trees_are_of_its_own_distribution(target, tokens, tmp_path):
-    config = HeadConfig(loss=TalfLoss(k=2, depth=2), labels=TopLabels(m=29, dtype="float32"))
-    source = stored_labels(target, TokenRows.plain(tokens), tmp_path / "labels", config)
-    roots = torch.arange(1, 9).expand(2, -1)
-    trees = source.trees(tokens, None, torch.arange(2), roots, 2)
-    p = logits_of(target, tokens).softmax(-1)
-    stored = torch.zeros_like(p).scatter(-1, trees.along.ids.long(), trees.along.probabilities)
-    torch.testing.assert_close(stored, p, atol=1e-6, rtol=1e-5)
-    beam = target_beam(target, tokens, TreeSpec(2, 2), roots, None)
-    assert beam.levels[0].tokens.equal(p[:, 1:9].topk(2, -1).indices)
 
 
 @torch.no_grad()

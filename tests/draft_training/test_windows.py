@@ -16,9 +16,8 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.families import NoHead
+from nde_talf.draft_training.families import NoHeadError
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
@@ -64,7 +63,7 @@ def target(request):
 def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_path):
     target = family(name)
     if name in HEADLESS:
-        with pytest.raises(NoHead, match=r"no draft head can be built|bias"):
+        with pytest.raises(NoHeadError, match=r"no draft head can be built|bias"):
             EagleHead(target)
         return
     head = random_head(target)
@@ -111,18 +110,14 @@ def plain(target, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", ["final", "three"])
-def test_a_step_of_training_has_a_finite_gradient_and_figures(target, features):
-    head = random_head(target) if features == "final" else random_eagle3(target, layer="llama")
-    head.requires_grad_(True)
-    loss = TalfLoss(k=2, depth=3)
-    module = HeadModule(
-        head, HeadConfig(features=features, layer="llama", loss=loss, roots=4, chain_fraction=0.0)
-    )
-    loss, _ = module.loss(batch_of(row()), 5)
-    gradients = torch.autograd.grad(loss, list(head.parameters()))
-    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
-    assert held_out_report(head.eval(), target, row(), k=2, depth=2)["roots"]
+def test_a_step_of_training_has_a_finite_gradient(target):
+    for head in (random_head(target), random_eagle3(target, layer="llama")):
+        features = "three" if head.feature_layers else "final"
+        loss = TalfLoss(k=2, depth=3)
+        config = HeadConfig(features=features, layer="llama", loss=loss, chain_fraction=0.0)
+        total, _ = HeadModule(head.requires_grad_(True), config).loss(batch_of(row()), 5)
+        gradients = torch.autograd.grad(total, list(head.parameters()))
+        assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
 
 
 @pytest.mark.slow

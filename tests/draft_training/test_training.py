@@ -1,0 +1,320 @@
+"""How a head is trained: on Algorithm 1's loss, from an older one, in parts, in several processes,
+past bad steps, and resumed exactly.
+"""
+
+from dataclasses import replace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss, tree_loss
+from nde_talf.draft_training.settings import LOSS_SETTINGS, HassLoss, HeadConfig, Labels, TalfLoss
+from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from nde_talf.draft_training.trainer import BEST, CHECKPOINT, RowBatches, train_rows
+from tests.draft_training.heads import (
+    KillBefore,
+    batch_of,
+    predictable_rows,
+    random_head,
+    same,
+    tiny_target,
+)
+
+# Weights are compared to 1e-4, so the precision is not the machine's choice.
+TINY = HeadConfig(
+    loss=TalfLoss(k=2, depth=3),
+    roots=0,
+    chain_fraction=0.0,
+    steps=6,
+    batch=4,
+    warm_up=2,
+    checkpoint_seconds=0,
+    precision="32-true",
+)
+
+
+def close(one, two) -> bool:
+    return all(
+        torch.allclose(a, b, atol=1e-4, rtol=1e-4)
+        for a, b in zip(one.parameters(), two.parameters(), strict=True)
+    )
+
+
+def test_the_loss_sums_over_a_trees_nodes_and_averages_over_roots():
+    torch.manual_seed(0)
+    lm_head = torch.randn(31, 8)
+    shapes = [(2, 5, 1, 8), (2, 3, 4, 8), (2, 3, 4, 8)]
+    draft, target = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+    total = 0.0
+    for guess, truth in zip(draft, target, strict=True):
+        losses = plain(guess.flatten(0, 2), truth.flatten(0, 2), lm_head).view(guess.shape[:3])
+        total += losses.sum(2).mean()
+    weights = [torch.full(shape[:2], 1 / (shape[0] * shape[1])) for shape in shapes]
+    loss, figures = tree_loss(draft, target, HeadReadout(lm_head), TalfLoss(), weights)
+    torch.testing.assert_close(loss, total)
+    by_depth = [figures[f"loss_depth_{depth}"] for depth in range(3)]
+    torch.testing.assert_close(by_depth[0] + 4 * by_depth[1] + 4 * by_depth[2], loss)
+
+
+def test_metrics_of_equal_features_are_those_of_equal_distributions():
+    features, lm_head = torch.randn(6, 8), torch.randn(31, 8)
+    metrics = node_metrics(features, features, HeadReadout(lm_head, chunk=4))
+    assert metrics.agree.all()
+    torch.testing.assert_close(metrics.kl, torch.zeros(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(metrics.overlap, torch.ones(6))
+
+
+def plain(features, labels, lm_head):
+    """The loss of TALF, written out."""
+    return talf_loss(features, labels, HeadReadout(lm_head), plain=True).loss
+
+
+def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
+    head, tokens = random_head(target), rows[:2, :6]
+    loss, _ = HeadModule(head, TINY).loss(batch_of(tokens), 0)
+    trees = target_beam(target, tokens, TreeSpec(2, 3), torch.arange(1, 6), None)
+    outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+    outputs[0] = outputs[0][:, :, None]
+    labels = [trees.features[:, 1:, None], *trees.labels]
+    total = 0.0
+    for row in range(2):
+        for root in range(4):  # the last token's prediction lies outside the row
+            for guess, truth in zip(outputs, labels, strict=True):
+                total += plain(guess[row, root], truth[row, root], target.lm_head.weight).sum()
+    torch.testing.assert_close(loss, total / 8)
+
+
+@pytest.mark.parametrize("loss", [TalfLoss(k=2, depth=2), HassLoss(depth=2)])
+def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows, loss):
+    counts = torch.rand(2, 8, generator=torch.Generator().manual_seed(3)) < 0.8
+    batch = batch_of(TokenRows(rows[:2, :8], counts, rows[:2, :8] * 0))
+    config, head = replace(TINY, loss=loss), random_head(target)
+    whole, _ = HeadModule(head, config).loss(batch, 0)
+    module = HeadModule(head, replace(config, roots=2))
+    with torch.no_grad():
+        drawn = torch.stack([module.loss(batch, step)[0] for step in range(120)])
+    assert 0 < abs(drawn.mean() - whole) < 4 * drawn.std() / 120**0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSS_SETTINGS)
+def test_every_loss_trains_and_touches_nothing_but_the_head(target, rows, tmp_path, loss):
+    frozen = {name: weight.clone() for name, weight in target.module.state_dict().items()}
+    config = replace(TINY, loss=LOSS_SETTINGS[loss](), steps=40, roots=4)
+    trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
+    before, after = (
+        held_out_report(head, target, TokenRows.plain(rows), k=2) for head in (fresh, trained)
+    )
+    assert after["kl"][0] < 0.8 * before["kl"][0] and after["overlap"][0] > before["overlap"][0]
+    assert loss == "eagle" or after["kl"][2] < before["kl"][2]
+    assert [len(ranks) for ranks in after["agreement_by_rank"]] == [2, 2]
+    for name, weight in target.module.state_dict().items():
+        assert torch.equal(weight, frozen[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(
+    target, rows, tmp_path, optimizer
+):
+    config = replace(TINY, optimizer=optimizer, chain_fraction=0.5, roots=3)
+    whole = fit_head(target, rows, config, tmp_path / "whole")
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(4)])
+    for _ in range(2):  # resumed, then finished
+        assert same(fit_head(target, rows, config, tmp_path / "killed"), whole)
+    saved = torch.load(tmp_path / "killed" / CHECKPOINT, weights_only=True)["state_dict"]
+    assert sorted(saved) == sorted(f"head.{name}" for name in whole.state_dict())
+
+
+def test_an_unfinished_training_takes_no_other_settings(target, rows, tmp_path):
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, TINY, tmp_path, callbacks=[KillBefore(3)])
+    with pytest.raises(UserError, match=r"other settings than those of now \(.*\)") as error:
+        fit_head(target, rows, replace(TINY, warm_up=3, loss=TalfLoss(k=3)), tmp_path)
+    assert "warm_up" in str(error.value) and "loss" in str(error.value)
+
+
+def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):
+    first = build_head(target, TINY)
+    torch.rand(7)
+    assert same(first, build_head(target, TINY)) and not same(first, EagleHead(target))
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Steps whose gradient is made infinite; a test fills it in."""
+    steps, loss = set(), HeadModule.loss
+
+    def poisoned(self, batch, step, part=0):
+        total, figures = loss(self, batch, step, part)
+        return (total * float("inf") if step in steps else total), figures
+
+    monkeypatch.setattr(HeadModule, "loss", poisoned)
+    return steps
+
+
+class Weights(pl.Callback):
+    def __init__(self):
+        self.after = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        weights = [weight.detach().clone() for weight in pl_module.head.parameters()]
+        self.after[trainer.global_step] = weights
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_bad_step_moves_nothing_and_the_training_goes_on(
+    target, rows, tmp_path, broken, optimizer, capsys
+):
+    config, seen = replace(TINY, optimizer=optimizer, gradient_clip=1.0), Weights()
+    broken |= {2, 4}
+    head = fit_head(target, rows, config, tmp_path / "one", callbacks=[seen])
+    for step in range(1, 6):
+        pairs = zip(seen.after[step], seen.after[step + 1], strict=True)
+        assert any(not torch.equal(a, b) for a, b in pairs) == (step not in broken)
+    assert "step 2: passed over, 1 of at most 10" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(3)])
+    assert same(fit_head(target, rows, config, tmp_path / "killed"), head)
+
+
+class Spoil(pl.Callback):
+    def on_train_batch_start(self, trainer, pl_module, *_):
+        if trainer.global_step == 3:
+            with torch.no_grad():
+                pl_module.head.fc.weight[0, 0] = float("inf")
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
+    target, rows, tmp_path, broken, weights
+):
+    broken |= set() if weights else set(range(3, 30))
+    callbacks = [Spoil()] if weights else []
+    with pytest.raises(UserError, match=r"after 10 such steps.*diverged|not finite"):
+        fit_head(target, rows, replace(TINY, steps=20), tmp_path, callbacks=callbacks)
+    saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert saved["global_step"] == 3
+    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
+
+
+@pytest.mark.parametrize("labels", [Labels(), Labels("features")])
+def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, labels):
+    """At a rate at which it gets worse again, also after a kill."""
+    config = replace(
+        TINY, steps=8, batch=2, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, labels=labels
+    )
+    held_out, losses = TokenRows.plain(predictable_rows(target, 12, 30)[24:]), {}
+
+    class Losses(pl.Callback):
+        def on_validation_end(self, trainer, *_):
+            losses[trainer.global_step] = float(trainer.callback_metrics["held_out_loss"])
+
+    how = {"held_out": held_out}
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path, callbacks=[Losses(), KillBefore(5)], **how)
+    head = fit_head(target, rows, config, tmp_path, callbacks=[Losses()], **how)
+    assert list(losses) == [2, 4, 6, 8] and len(set(losses.values())) == 4
+    best = min(losses, key=losses.get)
+    assert torch.load(tmp_path / BEST, weights_only=True)["global_step"] == best
+    module = HeadModule(head, config).eval()
+    batches = RowBatches(HeadBatch(held_out, torch.arange(6)), 2, 3, config.seed)
+    again = [module.loss(batch, config.steps, i)[0] for i, batch in enumerate(batches)]
+    assert torch.stack(again).mean().item() == pytest.approx(losses[best], rel=1e-5)
+    assert same(head, fit_head(target, rows, config, tmp_path, **how))  # finished: the same best
+
+
+def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
+    older = random_head(target)
+    config = replace(TINY, warm_start=str(save_head(older, tmp_path / "head")))
+    start = build_head(target, config)
+    assert same(start, older)
+    assert start.training and all(weight.requires_grad for weight in start.parameters())
+    still = replace(config, optimizer="adamw", lr_adam=1e-30)
+    assert close(fit_head(target, rows, still, tmp_path / "still"), older)
+    with pytest.raises(UserError, match="another lm_head"):
+        fit_head(tiny_target(seed=3), rows, config, tmp_path)
+    with pytest.raises(UserError, match="no draft head"):
+        fit_head(target, rows, replace(TINY, warm_start=str(tmp_path / "nothing")), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
+    config = replace(TINY, optimizer=optimizer)
+    whole = fit_head(target, rows, config, tmp_path / "whole")
+    half = replace(config, batch=2)
+    assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
+    for name, how in (
+        ("parts", {"accumulate": 2}),
+        ("two", {"devices": 2, "strategy": "ddp_fork"}),
+    ):
+        assert close(whole, fit_head(target, rows, replace(half, **how), tmp_path / name))
+
+
+def test_a_target_that_cannot_be_moved_cast_or_copied_gets_a_head(rows, tmp_path):
+    """As quantised models, and those on several devices.
+
+    Its weights may have types without a sign bit.
+    """
+    target = tiny_target()
+
+    def refuse(*_, **__):
+        raise ValueError("`.to` is not supported for quantised models")
+
+    for name in ("to", "_apply", "__deepcopy__"):
+        setattr(target.module, name, refuse)
+    head = fit_head(target, rows, TINY, tmp_path)
+    projection = target.module.model.layers[0].mlp.up_proj
+    projection.weight.data = projection.weight.data.to(torch.float8_e4m3fn)
+    assert same(head, load_head(save_head(head, tmp_path / "head"), target))
+
+
+def test_one_process_trains_on_the_gpu_that_the_target_is_on(monkeypatch, tmp_path):
+    asked = []
+
+    def trainer(**options):
+        asked.append(options["devices"])
+        raise KeyboardInterrupt
+
+    head = random_head(tiny_target())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("nde_talf.draft_training.trainer.pl.Trainer", trainer)
+    for device in (torch.device("cuda", 1), torch.device("cpu")):
+        head.target.device = device
+        with pytest.raises(KeyboardInterrupt):
+            train_rows(HeadModule(head, TINY), torch.zeros(4, 8), tmp_path)
+    assert asked == [[1], 1]
+
+
+def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
+    some = TokenRows(rows, torch.zeros_like(rows).bool(), torch.zeros_like(rows))
+    with pytest.raises(UserError, match="assistant's turn"):
+        fit_head(target, some, TINY, tmp_path)
+    some.loss[:8] = True
+    one = fit_head(target, some, TINY, tmp_path / "some")
+    assert close(one, fit_head(target, rows[:8], TINY, tmp_path / "those"))
+
+
+def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target, rows, tmp_path):
+    for other in (rows + target.vocab_size, -rows):
+        with pytest.raises(UserError, match="encode them with its tokenizer"):
+            fit_head(target, other, TINY, tmp_path)
+    with pytest.raises(UserError, match=r"too short for draft.loss.depth=3"):
+        fit_head(target, rows[:, :4], TINY, tmp_path)
+    labels = replace(TINY, labels=Labels("features"))
+    fit_head(target, rows, labels, tmp_path)
+    with pytest.raises(UserError, match="labels have another target"):
+        fit_head(tiny_target(seed=5), rows, labels, tmp_path)
+    elsewhere = tiny_target()
+    elsewhere.device = torch.device("cuda", torch.cuda.device_count())
+    with pytest.raises(UserError, match=r"draft\.devices=99"):
+        fit_head(elsewhere, rows, replace(TINY, strategy="ddp_spawn", devices=99), tmp_path)
