@@ -1,5 +1,4 @@
-"""Prove that a rule or a policy is lossless: the exact law of real code, by running it once for
-every outcome of its draws.
+"""Prove that a rule or a policy is lossless: run it once for every outcome of its draws.
 
     from nde_talf.decoding.testing import exact_law
 
@@ -21,10 +20,13 @@ T = TypeVar("T")
 
 
 class EnumeratedRng:
-    """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions and goes on
-    with the first outcome of each new one.
+    """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions.
 
-    probability: of all decisions so far. taken: (choice, number of outcomes) of each decision.
+    It goes on with the first outcome of each new one.
+
+    Attributes:
+        probability: of all decisions so far.
+        taken: (choice, number of outcomes) of each decision.
     """
 
     def __init__(self, script: Sequence[int] = ()):
@@ -40,6 +42,7 @@ class EnumeratedRng:
         return outcome
 
     def bernoulli(self, probability: float | Tensor) -> Any:
+        """Decide as `Rng.bernoulli`."""
         if isinstance(probability, Tensor):
             return torch.tensor([self.bernoulli(each) for each in probability.tolist()])
         probability = min(max(probability, 0.0), 1.0)
@@ -53,6 +56,7 @@ class EnumeratedRng:
     def categorical(
         self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None
     ) -> Any:
+        """Draw as `Rng.categorical`."""
         if at is not None:
             weights = [weights[row] for row in at]
         if not isinstance(weights, Tensor):

@@ -17,7 +17,8 @@ SOLVERS = ("nss", "naivetree", "spectr", "specinfer", "khisti")
 def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
     """Return [R, k]: what each of `drafted` [R, k] adds to its token's branching probability.
 
-    p, q: [R, V]; drafted: token ids in draft order. B(f, X, t) is the sum over the draws equal to t.
+    p, q: [R, V]; drafted: token ids in draft order. Summed over the draws equal to t it is B(f, X,
+    t).
 
     Raises ValueError for rows that are no distributions or tokens that are no draws from q,
     UserError for an unknown solver.
@@ -57,8 +58,6 @@ def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, L
             f"solver={solver}: there is no OTLP solver of that name; choose one of"
             f" {', '.join(SOLVERS)}."
         )
-    if p.dim() != 2:
-        raise ValueError(f"p: its shape is {tuple(p.shape)}; expected [nodes, V].")
     check_pair_of_rows(p, q)
     rows, k = drafted.shape
     _check_k(k)

@@ -123,6 +123,7 @@ class Nodes:
 
     @property
     def q(self) -> Tensor:
+        """Rows of the draft [B, V], made when they are first asked for."""
         if not isinstance(self._q, Tensor):
             self._q = self._q()
         return self._q
@@ -217,7 +218,7 @@ def or_target(residual: Tensor, p: Tensor, leaf: Tensor) -> Tensor:
 
 
 def only(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return `weights` [B, n] where `rows` [B]; elsewhere all on the first, so nothing is decided."""
+    """Return `weights` [B, n] where `rows` [B]; elsewhere all is on the first."""
     certain = torch.zeros_like(weights)
     certain[:, 0] = 1
     return torch.where(rows[:, None], weights, certain)

@@ -1,4 +1,4 @@
-"""GBV, greedy multi-path block verification: select the branch of highest rank, verify it as a path.
+"""GBV, greedy multi-path block verification: verify the branch of highest rank as a path.
 
 At every node tokens are ranked by p / q (ties by id) and branches are compared at the first
 position where they differ. The selected branch has a draft law of its own, q~, that favours large p
@@ -16,7 +16,7 @@ from nde_talf.decoding.rules.ranking import (
     advantage,
     bracket,
     mass_below,
-    order_by,
+    order_of,
     place,
     rank_key,
 )
@@ -37,8 +37,8 @@ def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
     """
     total = power = 1.0
     for j in range(1, k if max_k is None else max_k):
-        power = power * g if j > 1 else g
-        longer = (total * f if j > 1 else f) + power
+        power = power * g
+        longer = total * f + power
         total = longer if max_k is None else where(j < k, longer, total)
     return total
 
@@ -52,6 +52,7 @@ def tilt(q: Any, g: Any, f: Any, lower: Any, k: Any, max_k: int | None = None) -
         f: the fraction that rank lower.
         lower: f / g at the token before, 0 at the branch point.
         k: the number of branches.
+        max_k: the most branches, where k is a tensor.
     """
     return q * (power_sum(g, f, k, max_k) / power_sum(1.0, lower, k, max_k))
 
@@ -91,7 +92,7 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         """Return the row [V]."""
-        order = order_by(self.score, self.exact)
+        order = order_of(rank_key(self.score, self.exact))
         ranked = self.q.index_select(0, order)
         g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
         if self.lower:

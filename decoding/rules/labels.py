@@ -216,7 +216,8 @@ def expected_block_efficiency(
     don't fit into memory at once, `trunk_reach`, `branch_gains` and `pooled` do the same in parts.
 
     Args:
-        p, q: [T, N_inner, V], next-token distributions at the super-trees' inner rows.
+        p: [T, N_inner, V], the target's distributions at the super-trees' inner rows.
+        q: the draft's there.
         tokens: [T, N]; the root's is not looked at.
         verifier: a rule with labels.
         layout: the columns are `nde_talf.decoding.actions.TREES` for the default one,
@@ -342,7 +343,8 @@ def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout)
     Single paths are averaged over the ways to split them.
 
     Args:
-        reach, trunk: [T, L1 + 1], of `trunk_reach`.
+        reach: [T, L1 + 1], of `trunk_reach`.
+        trunk: [T, L1 + 1], E[tau] of the bare trunks, of `trunk_reach`.
         gains: [T * (L1 + 1), S, L2 + 1], of `branch_gains`.
         layout: the super-trees'.
     """

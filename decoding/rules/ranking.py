@@ -38,17 +38,6 @@ def order_of(key: Tensor) -> Tensor:
     return key.argsort(dim=-1, stable=True)
 
 
-def order_by(score: Tensor, exact: bool = False) -> Tensor:
-    """Return order_of(rank_key(score, exact)) of scores >= 0, up to the rank of NaN."""
-    if score.device.type != "cpu" or exact or score.shape[-1] > 1 << 16:
-        return order_of(rank_key(score, exact))
-    # Key and id in 32 bits: sorting numbers takes less time than sorting ids by their keys.
-    ids = np.arange(score.shape[-1], dtype=np.uint32)
-    packed = score.numpy().view(np.uint32) & 0xFFFF0000 | ids
-    packed.sort(axis=-1)
-    return torch.from_numpy((packed & 0xFFFF).astype(np.int64))
-
-
 def place(key: Tensor, token: Tensor) -> Tensor:
     """Return [m, n]: numbers by which `token` [m, n] is ranked by keys [m, V] of scores >= 0."""
     return key.gather(-1, token).long() * key.shape[-1] + token

@@ -1,4 +1,4 @@
-"""The one-parameter family of residuals (w0 p - c q)_+ / z that SpecInfer, Naive and Traversal share.
+"""The family of residuals (w0 p - c q)_+ / z that SpecInfer, Naive and Traversal share.
 
 A residual is what is left of p after rejections. The functions take numbers of one node, or
 tensors of many.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from nde_talf.decoding.registry import IID, rule
 from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.residual import ratio, where
-from nde_talf.decoding.rules.sums import positive_sums, rows_at_once
+from nde_talf.decoding.rules.sums import rows_at_once
 from nde_talf.decoding.rules.walk import Node, Rule
 
 TURNS = 12
@@ -49,8 +50,8 @@ class SpecTr(Rule):
         if isinstance(node, Node):
             if node.count == 1:
                 return KSeq()  # speculative sampling; its acceptance is not asked for
-            k = float(node.count)
-            return k_seq(*threshold(partial_sums(node.p, node.q), k, exact), k)
+            sums = partial_sums(node.p, node.q)
+            return k_seq(*threshold(sums, node.count, exact), node.count)
         counts = node.count.clamp(min=1).double()
 
         def covered(rho: Tensor) -> Tensor:
@@ -87,14 +88,10 @@ class SpecTr(Rule):
     def _row_by_row(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
         """Search on the host: a row of a large vocabulary stays in the cache until all is found."""
         states = np.tile(np.array(KSeq())[:, None, None], (1, len(p), int(draws.max()) + 1))
-        rows = draws.nonzero()[:, 0]
-        ones = torch.ones(len(rows), dtype=torch.float64)
-        at_one = (1 - positive_sums(p, q, rows, ones, ones)).tolist()
-        for row, count, covered in zip(rows.tolist(), draws[rows].tolist(), at_one, strict=True):
-            sums = partial_sums(p[row], q[row])
+        for row, count in enumerate(draws.tolist()):
+            covered = cache(partial_sums(p[row], q[row]))
             for k in range(1, count + 1):
-                found = threshold(sums, float(k), p.dtype == torch.float64, at_one=covered)
-                states[:, row, k] = k_seq(*found, k)
+                states[:, row, k] = k_seq(*threshold(covered, k, p.dtype == torch.float64), k)
         return KSeq(*torch.from_numpy(states))
 
 
@@ -120,7 +117,7 @@ def k_seq(rho: Any, covered: Any, k: Any) -> KSeq:
 
 
 def threshold(
-    covered: Callable[[Any], Any], k: Any, exact: bool = False, one: Any = 1.0, at_one: Any = None
+    covered: Callable[[Any], Any], k: Any, exact: bool = False, one: Any = 1.0
 ) -> tuple[Any, Any]:
     """Return (rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws.
 
@@ -133,10 +130,9 @@ def threshold(
         k: a number, or [B].
         exact: to 1e-13 instead of 1e-5, which float32 rows allow.
         one: 1, or ones [B].
-        at_one: covered(1), where it is known.
     """
     many, tolerance = isinstance(one, Tensor), 1e-13 if exact else 1e-5
-    best = covered(one) if at_one is None else at_one
+    best = covered(one)
     valid = acceptance(one, best, k) <= best
     if not many and valid:
         return one, best

@@ -50,6 +50,8 @@ def hit_rates(
     1 - (1 - q)^k is summed as q sum_{j<k} (1 - q)^j, which cancels nothing.
 
     Args:
+        p: [R, V].
+        q: [R, V].
         draws: [R].
         target: (rows of p, rows of q, which rows these are) -> weights of the same shape.
 
@@ -91,7 +93,7 @@ def rows_at_once(p: Tensor) -> int:
 
 
 def _runs(rows: list[int], most: int, keys: list) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs (slice of `rows`, slice of p) of at most `most` neighbours with equal keys [M]."""
+    """Yield pairs (slice of `rows`, slice of p) of up to `most` neighbours with equal keys [M]."""
     start = 0
     for stop in range(1, len(rows) + 1):
         new = stop == len(rows) or stop - start == most

@@ -1,9 +1,9 @@
 """Khisti's importance-weighted selection: a sequence of pairwise tournaments among i.i.d. draws.
 
 It turns k draws into one token Y. A stage chooses between Y ~ a and a new draw X ~ q. Of an
-unordered pair {i, j} of mass a_i q_j + a_j q_i, i is chosen with probability w_ij. Any w is lossless
-as long as r, the law of Y afterwards, is computed from it; w only decides how much of p the later
-acceptance min(1, p / r) can cover.
+unordered pair {i, j} of mass a_i q_j + a_j q_i, i is chosen with probability w_ij. Any w is
+lossless as long as r, the law of Y afterwards, is computed from it; w only decides how much of p
+the later acceptance min(1, p / r) can cover.
 
 `play` accepts most on real pairs (benchmarks/results/khisti.md), where p and q are close: the token
 of larger p / q wins, and a guard mixes with "keep Y" where the tournament alone would cover less.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.ranking import advantage, order_by, order_of, place, rank_key
+from nde_talf.decoding.rules.ranking import advantage, order_of, place, rank_key
 from nde_talf.decoding.rules.residual import where
 from nde_talf.decoding.sampling import Rng
 
@@ -63,8 +63,8 @@ def play(p: Tensor, q: Tensor, k: int) -> Played:
     """
     stages, laws = list[Stage](), [q]
     if k > 1:
-        score = advantage(p, q)
-        key, order = rank_key(score), order_by(score)
+        key = rank_key(advantage(p, q))
+        order = order_of(key)
     for _ in range(k - 1):
         law, _ = _law_by_token(laws[-1], q, order)
         change = law.sub_(laws[-1])

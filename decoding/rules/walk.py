@@ -62,7 +62,8 @@ class Rule:
         """Return the probability that the next draw x is accepted if all before it were rejected.
 
         Args:
-            px, qx: p(x) and q(x); numbers on the host, [B] on a device, [B, S, K] for labels.
+            px: p(x); a number on the host, [B] on a device, [B, S, K] for labels.
+            qx: q(x) likewise.
             state: what the rejections so far have left, as `start` and `reject` return it.
             left: for a draw without replacement, the mass of q that it was drawn from.
         """
@@ -144,10 +145,12 @@ class Node:
 
     @property
     def p(self) -> Tensor:
+        """The target's row [V]."""
         return self._p if isinstance(self._p, Tensor) else self._p.dense()
 
     @property
     def q(self) -> Any:
+        """The draft's row [V]."""
         return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
 
     def px(self, draw: int) -> float:

@@ -20,7 +20,7 @@ from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.labels import Bundle, levels
 from nde_talf.decoding.rules.naive import Naive
-from nde_talf.decoding.rules.ranking import advantage, mass_below, order_by, order_of, rank_key
+from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
 from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.rules.specinfer import SpecInfer
 from nde_talf.decoding.rules.spectr import SpecTr, partial_sums, threshold
@@ -314,7 +314,6 @@ def test_ranks_agree_with_and_without_sorting():
     score, mass = torch.randint(0, 7, (200,)) / 3, torch.rand(200)
     score[3:60] = torch.rand(57) * 1e-3 + 1  # these share a key
     order = order_of(rank_key(score))
-    assert order_by(score).equal(order)
     for position in (0, 17, 100, 199):
         below = float(mass[order[:position]].double().sum())
         assert mass_below(score, mass, int(order[position])) == pytest.approx(below, abs=1e-4)
