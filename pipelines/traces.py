@@ -56,11 +56,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": f"{place}/trajectories", **stores}
     model = config.model
-    how = model.device, engine, model.threads, model.device_map, model.forward
+    placed = model.device, traces.dtype, model.device_map, model.forward
     head = (
         partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
     )
-    make = partial(Tracer, folders["pair"], stores, traces, *how, head)
+    make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
     missing = {
         kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()
     }

@@ -1,3 +1,1 @@
-"""Dialogues: read them, mask all but the assistant's tokens, let the target answer anew, pack them
-into rows of tokens.
-"""
+"""Dialogues: reading, masking, answering anew by the target, packing into rows of tokens."""

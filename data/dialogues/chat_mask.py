@@ -25,8 +25,9 @@ _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 
 class UnsuitedError(ValueError):
-    """A dialogue that the template or the tokenizer does not represent faithfully; the message says
-    why, for a count.
+    """A dialogue that the template or the tokenizer does not represent faithfully.
+
+    The message says why, to be put after a count.
     """
 
 
@@ -56,7 +57,7 @@ class ChatEncoder:
         self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()
         self.marked = bool(_GENERATION.search(self.template))
-        """Whether the template itself says what is generated."""
+        """The template itself says what is generated."""
         added = (str(token) for token in tokenizer.added_tokens_decoder.values())
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
 
@@ -83,6 +84,7 @@ class ChatEncoder:
         return documents
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Decode, special tokens included."""
         return self.tokenizer.decode(
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -115,7 +117,7 @@ class ChatEncoder:
         raise UnsuitedError("whose answers the template does not show as they are")
 
     def _end_of_turn(self, tail: str) -> str:
-        """Return the blanks and the special token that `tail`, the text after an answer, begins with."""
+        """Return the blanks and the special token that the text after an answer begins with."""
         bare = tail.lstrip()
         special = next((s for s in self._special if bare.startswith(s)), None)
         if special is None:

@@ -1,5 +1,4 @@
-"""Dialogues: which rows of a data set are conversations between a person and an assistant, and who
-says what.
+"""Dialogues: rows of a data set as conversations between a person and an assistant.
 
 This module reads ShareGPT rows ("conversations"), chat rows ("messages"), lists of questions
 ("turns") and, with templates, sets of instructions. It knows roles and texts, but no tokenizers,

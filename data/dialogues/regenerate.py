@@ -1,5 +1,4 @@
-"""Response regeneration: the target's own answers in place of a data set's, so that a head learns
-what the target writes.
+"""Response regeneration: a head learns from the target's answers in place of a data set's.
 
 The dialogue is answered turn by turn: the next question is asked after the target's own answer to
 the one before. This module knows an engine and a chat template, but not where dialogues come from

@@ -79,7 +79,7 @@ class DialogueConfig:
 
     @property
     def setting(self) -> SamplingSetting:
-        """What the answers are sampled under.
+        """Sampling setting of the answers.
 
         Raises UserError for values that cannot be sampled with.
         """

@@ -57,11 +57,12 @@ class TokenRows:
         return TokenRows(self.tokens[rows], self.loss[rows], self.document[rows])
 
     def to(self, device: torch.device | str) -> "TokenRows":
+        """Return the rows on `device`."""
         return TokenRows(self.tokens.to(device), self.loss.to(device), self.document.to(device))
 
     @property
     def packed(self) -> bool:
-        """Whether any row holds more than one document, or padding."""
+        """Tell whether any row holds more than one document, or padding."""
         return bool((self.document != self.document[:, :1]).any() or (self.document < 0).any())
 
     @property
@@ -108,8 +109,7 @@ class Document:
 
 
 def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> TokenRows:
-    """Pack documents into rows by best-fit decreasing: the longest first, each into the fullest row
-    that it fits in.
+    """Pack documents into rows: the longest first, each into the fullest row that it fits in.
 
     Example: documents of 6, 4 and 3 tokens and rows of 10 give two rows, 6 + 4 and 3 with 7 tokens
     of padding.

@@ -9,9 +9,7 @@ from nde_talf.decoding.common.settings import one_of, settings
 
 @settings("engine")
 class EngineConfig:
-    """The engine that samples trajectories, super-trees and regenerated answers, and the workers
-    that trace.
-    """
+    """The engine that samples trajectories and answers, and the workers that trace."""
 
     name: Annotated[str, one_of(("auto", "transformers", "vllm"))] = "auto"
     """transformers, vllm, or auto: vllm where it is installed and model.device is one GPU."""

@@ -30,6 +30,7 @@ class TransformersEngine:
     def sample(
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
+        """Continue each prompt, see `Engine.sample`."""
         stops = end_of_text(self.model.module.generation_config)
         rows = [torch.tensor(prompt) for prompt in prompts]
         ids, mask = (

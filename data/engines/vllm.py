@@ -43,6 +43,7 @@ class VLLMEngine:
     def sample(
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
+        """Continue each prompt, see `Engine.sample`."""
         model = self._vllm()
         longest = max(map(len, prompts), default=0) + new_tokens
         limit = model.model_config.max_model_len
@@ -63,6 +64,7 @@ class VLLMEngine:
         return [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
 
     def close(self) -> None:
+        """Free the memory."""
         if self._model is not None:
             self._model.llm_engine.engine_core.shutdown()
             self._model = None
@@ -87,7 +89,7 @@ class VLLMEngine:
             return self._model
         if torch.cuda.is_available():
             options = {"gpu_memory_utilization": self.config.gpu_memory}
-        else:  # vLLM cannot rewind a CPU generator, as it does for a prompt that is taken in several chunks
+        else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options = {"enable_chunked_prefill": False}
         options |= {
             "tensor_parallel_size": self.config.tensor_parallel,
@@ -166,7 +168,7 @@ def _stops(folder: str) -> set[int]:
 
 
 def import_vllm():
-    """Import the vllm module, quiet. Raises UserError that says how to install it, or what breaks it."""
+    """Import vllm, quiet. Raises UserError that says how to install it, or what breaks it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if not torch.cuda.is_available():

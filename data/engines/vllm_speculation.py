@@ -26,7 +26,7 @@ def head_method(folder: str, drafted: int) -> Method:
 
 
 def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:
-    """What followed the last `shortest` to `longest` tokens where they occurred before."""
+    """Draft what followed the last `shortest` to `longest` tokens where they occurred before."""
     return {
         "method": "ngram",
         "num_speculative_tokens": drafted,
@@ -41,7 +41,7 @@ def draft_method(folder: str, drafted: int) -> Method:
 
 
 def sampling_fault() -> str | None:
-    """Say why sampled speculation would not follow the target in the installed vLLM; None if it does.
+    """Say why sampled speculation would not follow the target in this vLLM; None if it does.
 
     Each drafted token's row of logits is divided by the temperature of its request. A Triton kernel
     copies temperatures (and top-p and top-k) to the rows. vLLM's CPU build has no Triton. In 0.32

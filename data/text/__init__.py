@@ -1,1 +1,1 @@
-"""Text: corpora, prompts, the tokenizer, and the pair on disk that every later stage starts from."""
+"""Text: corpora, prompts, the tokenizer, and the pair on disk from which later stages start."""

@@ -229,8 +229,8 @@ def split_documents(
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
     """Split by document into training and held-out documents.
 
-    About the fraction `held_out`, in (0, 1), of the names are held out. A document's side depends on its name and `seed` alone, so it stays where it is when the corpus
-    grows.
+    About the fraction `held_out`, in (0, 1), of the names are held out. A document's side depends
+    on its name and `seed` alone, so it stays where it is when the corpus grows.
 
     Raises:
         UserError: one of the two sides is empty.
@@ -254,7 +254,7 @@ def by_hash(key: str) -> float:
 
 
 def _standard_library() -> list[tuple[str, str]]:
-    """The (relative path, source) of every readable module of the standard library, sorted by path."""
+    """Read (path, source) of every readable module of the standard library, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = []
     for path in sorted(root.rglob("*.py")):
@@ -271,14 +271,14 @@ def _standard_library() -> list[tuple[str, str]]:
 
 
 def _manual() -> list[tuple[str, str]]:
-    """The topics of Python's manual (those of `help("TOPICS")`), cut into documents."""
+    """Cut the topics of Python's manual (those of `help("TOPICS")`) into documents."""
     from pydoc_data.topics import topics
 
     return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
 
 
 def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:
-    """One document a row, named by the column `name` if there is one, else by a hash of the text."""
+    """Make a document of each row, named by the column `name`, else by a hash of the text."""
     if column not in table.column_names:
         raise UserError(
             f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."

@@ -1,6 +1,4 @@
-"""The pair on disk: which models, which held-out prompts, which rows of text; what every later
-stage starts from.
-"""
+"""The pair on disk, from which every later stage starts: models, held-out prompts, rows of text."""
 
 import json
 from collections.abc import Sequence
@@ -65,12 +63,13 @@ class Pair:
         """Write everything but the models that the run trained itself.
 
         Args:
-            target, draft: folders in this one ("target", "draft"), or folders or hub names of your
-                own models, whose files are recorded so that `check_models` notices a change. draft:
-                None where there is no draft model.
+            target: "target", a folder in this one, or a folder or hub name of your own model,
+                whose files are recorded so that `check_models` notices a change.
+            draft: likewise; None where there is no draft model.
             prompts: with their token ids.
             test: how many prompts go to the test split.
-            train, held_out: rows of token ids [rows, length].
+            train: rows of token ids [rows, length].
+            held_out: likewise.
             whole: record all bytes of your own models, however large.
         """
         lines = [
@@ -97,9 +96,7 @@ class Pair:
     def models(
         self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
     ) -> tuple[CausalModel, CausalModel]:
-        """Target and draft (see `load_models`), checked to be the models that the pair was made
-        from.
-        """
+        """Load target and draft, checked to be the models that the pair was made from."""
         self.check_models()
         target, draft = load_models(
             [self.where(role) for role in ROLES], device, dtype, device_map, forward
@@ -109,13 +106,13 @@ class Pair:
     def target(
         self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
     ) -> CausalModel:
-        """The target alone, checked like both."""
+        """Load the target alone, checked like both."""
         self.check_models()
         return load_models([self.where("target")], device, dtype, device_map, forward)[0]
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model."""
+        """Tell whether there is a draft model."""
         return self._content()["draft"] is not None
 
     def check_models(self, whole: bool = False) -> None:
@@ -139,7 +136,7 @@ class Pair:
                 )
 
     def where(self, role: str) -> str:
-        """Folder or hub name of the "target" or "draft".
+        """Return the folder or hub name of the "target" or "draft".
 
         Raises UserError for a draft where there is none.
         """
@@ -153,7 +150,7 @@ class Pair:
         return str(inside) if inside.is_dir() else where
 
     def prompts(self, split: str, count: int, key: str) -> list[Prompt]:
-        """The first `count` prompts of a split.
+        """Return the first `count` prompts of a split.
 
         Raises UserError naming the config `key` if there are fewer.
         """
@@ -166,7 +163,7 @@ class Pair:
         return found[:count]
 
     def every_prompt(self) -> list[Prompt]:
-        """The prompts of both splits."""
+        """Read the prompts of both splits."""
         self._check(PROMPTS)
         path, found = self.folder / PROMPTS, []
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -178,7 +175,7 @@ class Pair:
         return found
 
     def rows(self, name: str) -> Tensor:
-        """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
+        """Read packed text, [rows, length] token ids; name is "train" or "held_out"."""
         self._check(ROWS)
         return read_tensors(self.folder / ROWS, FORMAT.again, _ROWS)[name].long()
 
@@ -209,8 +206,7 @@ def load_models(
     device_map: str | None = None,
     forward: str = "auto",
 ) -> list[CausalModel]:
-    """The models in one or two folders (or of these hub names): the target, and a draft that speaks
-    the target's tokens.
+    """Load the models in one or two folders, or of these hub names: target, and perhaps draft.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows
     is fitted to the target's once. Prints which forward passes they have. Raises UserError as
@@ -234,7 +230,7 @@ def load_models(
 def load_draft(
     where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto"
 ) -> CausalModel:
-    """Load the draft in a folder (or of this hub name)."""
+    """Load the draft in a folder, or of this hub name."""
     draft = CausalModel.load(where, device, dtype, "model.draft", forward)
     check_pair(target, draft)
     report_forward(draft)
@@ -247,11 +243,10 @@ def report_forward(model: CausalModel) -> None:
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
-    """Check that two vocabularies (token -> id, special tokens included) have the same token at
-    every id that both know.
+    """Check that two vocabularies have the same token at every id that both know.
 
-    Either may know more: Gemma-3 27B has a token for images at an id that the 270M model has no row
-    for.
+    They are token -> id, special tokens included. Either may know more: Gemma-3 27B has a token for
+    images at an id that the 270M model has no row for.
 
     Raises:
         UserError: they do not. The message names up to three ids, and the draft by its `name`.
@@ -274,9 +269,7 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:
-    """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread
-    evenly; else "trace".
-    """
+    """Split prompts: `test` of them are "test", evenly over every kind; the others "trace"."""
     seen: dict[str, int] = {}
     splits: list[str] = []
     for kind in kinds:
@@ -289,8 +282,9 @@ def test_splits(kinds: list[str], test: int) -> list[str]:
 def check_prompts(
     prompts: list[Prompt], target: CausalModel, new_tokens: int, context: int
 ) -> None:
-    """Raise UserError for a prompt that leaves no room for `new_tokens` in a context of `context`
-    tokens, or that has tokens outside the vocabulary.
+    """Raise UserError for a prompt that does not fit the context or the vocabulary.
+
+    It has to leave room for `new_tokens` in a context of `context` tokens.
     """
     for prompt in prompts:
         if len(prompt.tokens) + new_tokens > context:
@@ -306,7 +300,5 @@ def check_prompts(
 
 
 def spread(rows: Rows, count: int) -> Rows:
-    """At most `count` of `rows`, evenly over all of them: neighbours come from the same few
-    documents.
-    """
+    """Take at most `count` of `rows`, evenly: neighbours come from the same few documents."""
     return rows[:: max(1, len(rows) // count)][:count]

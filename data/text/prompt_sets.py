@@ -1,5 +1,4 @@
-"""Ready-made prompts from prompt sets: which rows of a hub dataset or file, in which words, in
-which chat template.
+"""Ready-made prompts: rows of a hub dataset or file, in a template's words, in a chat template.
 
 The sets themselves are configs/data/*.yaml.
 """
@@ -32,6 +31,7 @@ def load_sets(
 
     Args:
         sets: by name.
+        count: of all sets together.
         seed: of the choice of rows.
         tokenizer: counts tokens, and has the chat template.
         say: gets a sentence where prompts are left out because they are too long.
@@ -134,9 +134,7 @@ def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:
-    """The first full words of `text` that fit into `count` tokens; nothing of a text with fewer
-    tokens than that.
-    """
+    """Cut `text` to the full words that fit into `count` tokens; nothing of a shorter text."""
     window = text[: CHARACTERS_PER_TOKEN * count]
     offsets = tokenizer(
         window, add_special_tokens=False, return_offsets_mapping=True, verbose=False

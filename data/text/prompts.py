@@ -61,8 +61,7 @@ def prompts_from_documents(
     tokens: tuple[int, int] = (32, 96),
     per_document: int = 4,
 ) -> list[Prompt]:
-    """Cut `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give
-    equal prompts.
+    """Cut `count` prompts from documents; equal arguments give equal prompts.
 
     Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a
     function or class (at a line's end), and *prose* prompts, which end inside a docstring between
@@ -72,6 +71,9 @@ def prompts_from_documents(
 
     Args:
         documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
+        count: of prompts.
+        seed: of the choice.
+        tokenizer: counts tokens.
         tokens: the shortest and the longest prompt, in tokens.
         per_document: maximum number of prompts from one document, so that the prompts differ.
 
@@ -108,15 +110,19 @@ def prompts_from_documents(
 
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
-    """A prompt with the hash of its text as id."""
+    """Make a prompt with the hash of its text as id."""
     return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)
 
 
 def encode_prompts(
     prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool
 ) -> list[Prompt]:
-    """The prompts with their token ids; special: with the tokenizer's special tokens where no chat
-    template put them in.
+    """Add token ids to prompts.
+
+    Args:
+        prompts: texts.
+        tokenizer: the target's.
+        special: add the tokenizer's special tokens where no chat template put them in.
     """
     return [
         replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"])
@@ -125,12 +131,12 @@ def encode_prompts(
 
 
 def in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
-    """One of each list, then the next of each, as long as there are any."""
+    """Take one of each list, then the next of each, as long as there are any."""
     return [prompt for turn in zip_longest(*lists) for prompt in turn if prompt is not None]
 
 
 def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
-    """`count` prompts, equally many of each kind; where a kind has too few, more of the others.
+    """Take `count` prompts, equally many of each kind; more where another kind has too few.
 
     Each kind is spread evenly over the list.
     """
@@ -153,8 +159,9 @@ def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prom
 def _last_tokens(
     text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int
 ) -> str | None:
-    """The last full lines of `text` (or, within one long line, the last full words) that fit into
-    `length` tokens; None if these have fewer than `shortest` tokens.
+    """Take the last full lines of `text`, or the last words of one long line.
+
+    They fit into `length` tokens; None if they have fewer than `shortest`.
     """
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
@@ -179,9 +186,7 @@ def _last_tokens(
 
 
 def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]:
-    """Random ends of words in `text`, at the space that follows them, as character offsets (a cut
-    keeps no space).
-    """
+    """Yield random ends of words in `text`, as offsets of the space that follows them."""
     for _ in range(count):
         found = text.find(" ", generator.randrange(len(text)))
         if found > 0 and not text[found - 1].isspace():
@@ -189,10 +194,9 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
 
 
 def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
-    """Where code and prose prompts may end in a Python source, as character offsets in random
-    order.
+    """Find where code and prose prompts may end in a Python source, in random order.
 
-    Empty if the source does not parse.
+    The ends are character offsets; there are none if the source does not parse.
     """
     try:
         tree = ast.parse(source)
@@ -236,5 +240,5 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
 
 
 def _header_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from `def` or `class` to the line before the first statement, at least one."""
+    """Count lines from `def` or `class` to the one before the first statement, at least one."""
     return max(1, node.body[0].lineno - node.lineno)

@@ -30,8 +30,9 @@ FILE_FORMATS = {
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether this may be the name of a model or dataset on the hub, such as openai/gsm8k, and not
-    a path: it has at most one slash, and begins with a letter, a digit or an underscore.
+    """Tell whether this may be a name on the hub, such as openai/gsm8k, and not a path.
+
+    It has at most one slash, and begins with a letter, a digit or an underscore.
     """
     return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
 

@@ -20,8 +20,7 @@ SMALLEST_VOCABULARY = 257
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer of at most `vocab_size` tokens, `<|endoftext|>` (id 0)
-    among them.
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, the first `<|endoftext|>`.
 
     Every string is encoded without loss, since all bytes are tokens. Encoding adds no special
     tokens.
@@ -53,12 +52,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.Tensor:
-    """Lays the documents end to end, `<|endoftext|>` before each, and cuts the stream into rows:
-    [rows, length].
+    """Lay documents end to end, `<|endoftext|>` before each, and cut into rows [rows, length].
 
     There is no padding; the last, shorter row is dropped.
 
     Args:
+        tokenizer: has a token that ends a text.
         documents: the texts, for example `dataset["text"]`.
         length: tokens in a row.
 

@@ -1,3 +1,1 @@
-"""Stage traces: super-trees at roots along the target's own text, their features and labels, and
-the store that keeps them.
-"""
+"""Stage traces: super-trees along the target's text, their features, their labels, their store."""

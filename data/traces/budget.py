@@ -10,9 +10,7 @@ from nde_talf.decoding.super_tree import super_tree_layout
 
 
 class Sizes(Protocol):
-    """What memory depends on: of a loaded `CausalModel`, or of a model that is known by its
-    configuration alone.
-    """
+    """Sizes that memory depends on, of a `CausalModel` or of a configuration alone."""
 
     config: Any
     hidden_size: int
@@ -21,9 +19,7 @@ class Sizes(Protocol):
 
 
 def cache_bytes(model: Sizes, ranks: int = 1) -> float:
-    """Bytes of one token's keys and values in all layers, on one of `ranks` GPUs that share the
-    model.
-    """
+    """Count the bytes of one token's keys and values in all layers, on one of `ranks` GPUs."""
     own, heads = model.config, model.config.num_attention_heads
     size = getattr(own, "head_dim", None) or own.hidden_size // heads
     keys = (getattr(own, "num_key_value_heads", None) or heads) * size
@@ -33,12 +29,15 @@ def cache_bytes(model: Sizes, ranks: int = 1) -> float:
 def peak_memory(
     target: Sizes, draft: Sizes, config: TracesConfig, longest: int, ranks: int = 1
 ) -> float:
-    """The peak of memory while tracing, in bytes beside the models' weights.
+    """Count the peak of memory while tracing, in bytes beside the models' weights.
 
     The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass
     (`pass_memory`) and a chunk of distributions.
 
     Args:
+        target: its sizes.
+        draft: its sizes.
+        config: of the traces.
         longest: tokens of the longest trajectory.
         ranks: GPUs that share the target; the draft is on one of them, whose memory this is.
     """
@@ -56,16 +55,18 @@ def peak_memory(
 
 
 def trace_chunk(vocabulary: int, config: TracesConfig) -> int:
-    """Rows of [V] numbers that are held at once while tracing."""
+    """Count the rows of [V] numbers that are held at once while tracing."""
     layout = super_tree_layout()
     labelled = config.micro_batch * (layout.l1 + 1) * rows_together(layout)
     return min(chunk_rows(vocabulary, config.node_chunk, layout), labelled)
 
 
 def pass_memory(model: Sizes, batch: int, context: int, rows: int, ranks: int = 1) -> float:
-    """Bytes of a pass over `rows` new tokens of each of `batch` sequences after the same `context`
-    cached ones, beside the weights: the context's cache and its copies, which grow by a half when
-    they are full, the mask and the activations.
+    """Count the bytes of a pass beside the weights.
+
+    It is over `rows` new tokens of each of `batch` sequences after the same `context` cached ones:
+    the context's cache and its copies, which grow by a half when they are full, the mask and the
+    activations.
     """
     length = context + rows
     slots = context + batch * max(length, 1.5 * context)

@@ -1,5 +1,4 @@
-"""Labels of a micro-batch of super-trees, never holding more than a chunk of next-token
-distributions.
+"""Labels of a micro-batch of super-trees, which hold one chunk of distributions at a time.
 
 Branch points are independent given the trunk's reach, so that only the rows of one branch point
 have to be in memory together.
@@ -30,14 +29,12 @@ MATRICES = 5
 
 
 def chunk_rows(vocabulary: int, asked: int, layout: SuperTreeLayout) -> int:
-    """Rows of [V] numbers in one chunk: as asked, or (asked = 0) 256 MB a matrix; enough for one
-    branch point.
-    """
+    """Count rows of [V] numbers in a chunk: as asked, or 256 MB a matrix, and a branch point's."""
     return asked or max(_NUMBERS // vocabulary, rows_together(layout))
 
 
 def rows_together(layout: SuperTreeLayout) -> int:
-    """Rows that have to be held together: a branch point and the inner rows below it."""
+    """Count rows that have to be held together: a branch point and the inner rows below it."""
     return 1 + layout.k * max(layout.l2 - 1, 0)
 
 
@@ -78,6 +75,12 @@ def labels(
     """Estimate E[tau + 1] [T, A] by verifier, for every (target's, draft's) sampling setting.
 
     Args:
+        trees: with the hidden states of both models.
+        target: reads its states out.
+        draft: reads its states out.
+        settings: pairs that the labels are for.
+        verifiers: names of rules.
+        layout: of the trees.
         chunk: rows of distributions at a time, at least `rows_together(layout)`.
 
     Returns:

@@ -84,25 +84,32 @@ class RemotePath:
 
     @property
     def name(self) -> str:
+        """Return the last part of the URL."""
         return self.url.rpartition("/")[2]
 
     def exists(self) -> bool:
+        """Tell whether there is such a file."""
         return self.fs.exists(self.path)
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
+        """List files of a folder."""
         self.fs.invalidate_cache()
         return (self / path.rpartition("/")[2] for path in self.fs.glob(f"{self.path}/{pattern}"))
 
     def open(self, mode: str) -> Any:
+        """Open a file."""
         return self.fs.open(self.path, mode)
 
     def read_bytes(self) -> bytes:
+        """Read all of a file."""
         return self.fs.cat_file(self.path)
 
     def write_bytes(self, data: bytes) -> None:
+        """Write all of a file."""
         self.fs.pipe_file(self.path, data)
 
     def unlink(self, missing_ok: bool = False) -> None:
+        """Delete a file."""
         if not missing_ok or self.exists():
             self.fs.rm_file(self.path)
 
@@ -126,6 +133,7 @@ class TraceStore:
         self._intact: set[str] = set()
 
     def name(self, shard: int, shards: int) -> str:
+        """Name shard number `shard` of so many."""
         return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
 
     @property

@@ -1,9 +1,9 @@
-"""Super-trees: drawn from the draft, with both models run over them, for many roots of one
-trajectory at once.
+"""Super-trees, drawn from the draft and run through both models, at many roots at once.
 
 Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and
 each sees the prefix up to its own root through the mask. The target takes one pass for all inner
-rows. The draft takes one pass a level. Only hidden states are stored; distributions are computed from them, a chunk at a time.
+rows, the draft one pass a level. Only hidden states are stored; distributions are computed from
+them, a chunk at a time.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from nde_talf.decoding.super_tree import SuperTreeLayout
 
 
 class Draft(Protocol):
-    """What drafts super-trees beside a target, where it is no `CausalModel`: a draft head."""
+    """A drafter of super-trees that is no `CausalModel`: a draft head."""
 
     hidden_size: int
     vocab_size: int
@@ -27,11 +27,11 @@ class Draft(Protocol):
     device: torch.device
 
     def prefix(self, target: "Prefix") -> "Prefix":
-        """The same trajectory as `target`'s, inside the draft."""
+        """Run the trajectory of `target` inside the draft."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., V] of hidden states [..., H]."""
+        """Read hidden states [..., H] out: [..., V]."""
         ...
 
 
@@ -55,14 +55,16 @@ class SuperTrees(NamedTuple):
         setting: SamplingSetting,
         draft_setting: SamplingSetting,
     ) -> tuple[Tensor, Tensor]:
-        """p, q [T, N_inner, V], all of them at once."""
+        """Compute p and q [T, N_inner, V], all of them at once."""
         return warp(target.logits(self.h_p), setting), warp(draft.logits(self.h_q), draft_setting)
 
 
 class Prefix:
-    """A trajectory inside one model: the hidden states [L, H] at all its tokens, and the cache.
-    slots: of the cache that the trajectory takes; the token at position i lies in slot i, or in
-    slot i - (L - slots).
+    """A trajectory inside one model: hidden states [L, H] at all its tokens, and the cache.
+
+    Attributes:
+        slots: of the cache that the trajectory takes; the token at position i lies in slot i, or in
+            slot i - (L - slots).
     """
 
     def __init__(self, model: CausalModel, tokens: Tensor):
@@ -76,17 +78,17 @@ class Prefix:
         self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
 
     def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "SuperTreeRows":
-        """Super-trees at the positions `roots` [T]."""
+        """Begin super-trees at the positions `roots` [T]."""
         return SuperTreeRows(self, roots, layout)
 
 
 def draft_prefix(draft: CausalModel | Draft, target: Prefix) -> Prefix:
-    """The trajectory of `target` inside the draft."""
+    """Run the trajectory of `target` inside the draft."""
     return Prefix(draft, target.tokens) if isinstance(draft, CausalModel) else draft.prefix(target)
 
 
 class SuperTreeRows:
-    """A micro-batch of super-trees inside one model: runs layout rows, in order, for all of them."""
+    """A micro-batch of super-trees inside one model, which runs their rows in order."""
 
     def __init__(self, prefix: Prefix, roots: Tensor, layout: SuperTreeLayout):
         self.model, self.layout = prefix.model, layout
@@ -102,7 +104,7 @@ class SuperTreeRows:
         self._count = 0
 
     def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
-        """Hidden states [T, n, H] of the next n rows.
+        """Run the next n rows: hidden states [T, n, H].
 
         Args:
             tokens: [T, n].
@@ -112,7 +114,7 @@ class SuperTreeRows:
         return self.model.hidden(*self._place(tokens), self.cache)
 
     def _place(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, positions and mask of the next rows."""
+        """Return tokens, positions and mask of the next rows."""
         n = tokens.shape[1]
         rows = slice(self._count, self._count + n)
         trees = self._tree[rows, : rows.stop].expand(len(tokens), n, rows.stop)
@@ -135,6 +137,8 @@ def draw_super_trees(
     Args:
         draft: the trajectory inside the draft.
         roots: positions of the roots [T].
+        layout: of the trees.
+        setting: of the draft.
         uniforms: [T, N] in [0, 1), which decide the draws by inverse cdf.
         chunk: rows of [V] numbers in memory at once.
 

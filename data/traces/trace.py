@@ -24,12 +24,12 @@ NAMES = ("prompt_id", "kind", "split")
 
 
 def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
-    """What the draft samples under where the target samples under `setting`."""
+    """Return the draft's sampling setting where the target's is `setting`."""
     return setting if config.draft_temperature == "match" else RAW
 
 
 def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> list[int]:
-    """Positions of the roots: the first generated token, and every `stride`-th after it."""
+    """List the roots' positions: the first generated token, and every `stride`-th after it."""
     return list(range(len(prompt), len(trajectory), stride))
 
 
@@ -46,9 +46,12 @@ def trace_trajectories(
     """Trace trajectories: a table with a row for each root and setting.
 
     Args:
-        target, draft: the pair; a draft head comes as a `Draft`.
-        prompts, trajectories: [P] each; a trajectory begins with its prompt's tokens.
+        target: scores.
+        draft: drafts; a head comes as a `Draft`.
+        prompts: [P].
+        trajectories: [P]; each begins with its prompt's tokens.
         settings: the sampling settings that labels are computed for.
+        config: of the roots and labels.
         micro_batch: how many super-trees go through the models at once. It does not change the
             result.
         seed: of the super-trees.
@@ -84,9 +87,7 @@ def trace_trajectories(
 def _trace(
     target, draft, trajectory, positions, pairs, config, micro_batch, generator
 ) -> list[dict[str, Tensor]]:
-    """The columns of one trajectory that are numbers, for each pair of the target's and the draft's
-    setting.
-    """
+    """Compute one trajectory's columns of numbers for each pair of target's and draft's setting."""
     tokens, positions = (
         torch.tensor(each, device=target.device) for each in (trajectory, positions)
     )

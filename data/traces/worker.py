@@ -54,7 +54,7 @@ class Unit:
 
 
 def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
-    """The work of all shards.
+    """List the work of all shards.
 
     Where the draft is warped like the target, every setting has its own trajectories and
     super-trees. Where it is raw, one set of them serves all settings.
@@ -92,11 +92,9 @@ class Tracer:
         pair: folder of the pair.
         stores: where shards go, by kind: "traces", and with vLLM "trajectories".
         config: what is traced.
-        device: of the models in torch.
+        placed: device, dtype, device map and forward pass of the models, see `Pair.models`.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
-        device_map: of the target in torch, see `CausalModel.load`.
-        forward: of the models in torch, see `CausalModel`.
         head: makes a target's draft head, which drafts in the place of the pair's draft; None: the
             draft does.
     """
@@ -106,15 +104,13 @@ class Tracer:
         pair: Path,
         stores: dict[str, Path | str],
         config: TracesConfig,
-        device: str,
+        placed: tuple[str, str, str | None, str],
         engine: EngineConfig,
         threads: int = 0,
-        device_map: str | None = None,
-        forward: str = "auto",
         head: Callable[[CausalModel], Draft] | None = None,
     ):
         self.pair, self.config, self.engine = Pair(pair), config, engine
-        self.placed, self.head = (device, config.dtype, device_map, forward), head
+        self.placed, self.head = placed, head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"! {text}"))
         self._vllm: VLLMEngine | None = None
@@ -123,7 +119,7 @@ class Tracer:
 
     @cached_property
     def models(self) -> tuple[CausalModel, CausalModel | Draft]:
-        """Target and draft, or head, in torch; an engine's memory is freed first."""
+        """Load target and draft, or head, in torch; an engine's memory is freed first."""
         self.close()
         if self.head is None:
             return self.pair.models(*self.placed)
@@ -154,9 +150,7 @@ class Tracer:
         return sum(roots), sum(map(mul, roots, per_root))
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes
-        after it.
-        """
+        """Sample the target's text after every prompt: columns prompt_id and tokens [P]."""
         engine = self._engine()
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):

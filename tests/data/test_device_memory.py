@@ -98,7 +98,11 @@ def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pai
 def test_closing_a_worker_frees_its_models(tmp_path, pair):
     others = len(models())
     tracer = nde_talf.data.traces.worker.Tracer(
-        pair, {"traces": tmp_path / "traces"}, config().traces, "cpu", config().engine
+        pair,
+        {"traces": tmp_path / "traces"},
+        config().traces,
+        ("cpu", "float32", None, "auto"),
+        config().engine,
     )
     assert len(tracer.models) == 2 and len(models()) == others + 2
     assert all(
