@@ -1,4 +1,4 @@
-"""Draft heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same text.
+"""Heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same text.
 
 `python -m benchmarks.heads [--run checkpoints/default]`, after stage pair. Heads are trained for
 equal optimiser steps, and again for equal CPU time of one thread, in `<run>/heads`; an interrupted

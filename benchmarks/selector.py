@@ -26,21 +26,18 @@ from nde_talf.pipelines.stage import BEGUN
 
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
-Batch size 1, {machine}.
-All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one and the same
-forward pass; brackets are 95 % bootstrap intervals, prompts resampled, and for a mean over settings the same
-resampled prompts in all of them. The A/A control is plain decoding under a second name."""
-ONLINE_NOTE = """\
-All methods of a setting are decoded prompt by prompt in one process, in an order drawn anew for every prompt. Everything with a
-parameter was tuned on {tuning} prompts that are neither decoded here nor traced for training, by the clock: each family got at
-least 12 trials, a static tree the best three by labels and prices of 233. "By domain" is told the domain of every prompt.
-"Overhead in a step" is the time until a policy has chosen its tree; in it the draft's
-distribution at the root is computed, which drafting needs anyway. "Best rival" is what was fastest on these very prompts of
-all that is not learned, so its interval does not account for having chosen it, in its favour."""
-GREEDY_NOTE = """\
-At temperature 0 a draft that is warped as the target is draws one token, so that all rules accept the same tokens and only the
-length of a path is left to choose. One selector stands for all rules there; it is trained on traces of its own at that
-temperature. "Draft trees" are those of other papers' policies, of the draft's most probable tokens."""
+Batch size 1, {machine}. All figures are tokens/s of one method over those of another, both as
+totals on the same prompts, with one and the same forward pass; brackets are 95 % bootstrap
+intervals, prompts resampled. The A/A control is plain decoding under a second name.
+
+## Online
+
+Decoded: {decoded}. All methods of a setting are decoded prompt by prompt in one process, in an
+order drawn anew for every prompt. Everything with a parameter was tuned by the clock on prompts
+that are neither decoded here nor traced for training. "By domain" is told the domain of every
+prompt. "Best rival" is what was fastest on these very prompts of all that is not learned, so its
+interval does not account for having chosen it, in its favour. At temperature 0 one selector stands
+for all rules, since a draft that is warped as the target is draws one token."""
 LEARNED = "selector (NDE)"
 MAIN = selector_title("traversal")
 MIXED = f"{NGRAM} + {MAIN}"
@@ -64,7 +61,7 @@ def main() -> None:
         raise UserError(
             f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign."
         )
-    text = "\n\n".join([INTRODUCTION.format(machine=_machine(online)), *_online(online)]) + "\n"
+    text = "\n\n".join([*_online(online)]) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "selector.md").write_text(text)
     print(text)
@@ -178,12 +175,7 @@ def _machine(runs: list[Decoded]) -> str:
 
 def _online(runs: list[Decoded]) -> Iterator[str]:
     found, records = Campaign.of(runs), together(record for run in runs for record in run.records)
-    yield ONLINE_NOTE.format(
-        tuning=" or ".join({str(run.settings["calibration_prompts"]): 0 for run in runs})
-    )
-    if GREEDY in found.records:
-        yield GREEDY_NOTE
-    yield f"Decoded: {'; '.join(_decoded(runs))}."
+    yield INTRODUCTION.format(machine=_machine(runs), decoded="; ".join(_decoded(runs)))
     yield from doubts(records)
     learned, best = (
         found.roles(learned=True),

@@ -1,4 +1,4 @@
-"""Timing things side by side with an A/A control, figures of records, and writing what was measured."""
+"""Timing side by side with an A/A control, figures of records, and writing what was measured."""
 
 import json
 import platform

@@ -94,6 +94,10 @@ def after_ranks(
     """The head after its own n-th most likely token, n = 1..ranks (Figure 2b).
 
     Args:
+        head: as it was trained.
+        target: that it was trained for.
+        rows: of text.
+        ranks: how many.
         stride: of the tokens that a root may be, every `stride`-th is one.
         of_label: as in Appendix A of the paper: confidence is the head's probability of the
             target's most likely token, and right is agree.

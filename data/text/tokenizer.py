@@ -15,24 +15,13 @@ from nde_talf.decoding.common.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 """The one special token: it begins and ends every document."""
 
-SMALLEST_VOCABULARY = 257
-"""All bytes and END_OF_TEXT."""
-
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, the first `<|endoftext|>`.
 
-    Every string is encoded without loss, since all bytes are tokens. Encoding adds no special
+    Every string is encoded without loss, since all 256 bytes are tokens. Encoding adds no special
     tokens.
-
-    Raises:
-        UserError: `vocab_size` cannot hold all bytes.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"A vocabulary of {vocab_size} tokens cannot hold the 256 bytes and {END_OF_TEXT}; set"
-            f" vocab_size to at least {SMALLEST_VOCABULARY}."
-        )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
