@@ -1,3 +1,1 @@
-"""Measurements, each a command that prints a table and writes it to benchmarks/results/: ratios
-from one run, both sides interleaved, medians.
-"""
+"""Measurements: each a command that writes a table of ratios, both sides interleaved."""

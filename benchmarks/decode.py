@@ -1,6 +1,7 @@
-"""The loop against its limit and against transformers' own: tokens/s over autoregressive decoding
-with the same forward passes, over the best that a user of transformers could run on the same pair,
-and what is spent outside the models.
+"""The loop against plain decoding and against transformers' own loops, in tokens/s.
+
+Plain decoding has the same forward passes; of transformers' loops the best counts that a user could
+run on the same pair. Beside them stands what is spent outside the models.
 
 `python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m
 pipelines.run`. All methods are interleaved prompt by prompt. What can be tuned is tuned first, at
@@ -101,8 +102,7 @@ Tried = TypeVar("Tried", bound=Hashable)
 
 
 class ForwardClock:
-    """Seconds inside the forward passes and output layers of the models it watches, and how many
-    passes the draft made.
+    """Seconds inside the models it watches, and how many passes the draft made.
 
     Watch a model before anything is built of it.
     """
@@ -139,9 +139,7 @@ def watched(
     new_tokens: int,
     clock: ForwardClock,
 ) -> Generate:
-    """A method of our loop (see `evaluation.methods.Speculative`) whose records say what happened
-    inside the models.
-    """
+    """Make a method of our loop whose records say what happened inside the models."""
 
     def generate(prompt: list[int], seed: int, kind: str):
         stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(seed))
@@ -161,8 +159,7 @@ def watched(
 
 @dataclass
 class Ours:
-    """Makes our decoders, with the models as they are when it is asked: before a clock is around
-    them, or after.
+    """Our decoders, with the models as they are then: before a clock is around them, or after.
 
     Attributes:
         head: the run's draft head, where it has one.
@@ -221,9 +218,7 @@ class Ours:
 def chosen(
     ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[list[int]]
 ) -> dict[str, Callable]:
-    """Our methods by name, each a function of `Ours` that makes its decoder, with what was fastest
-    on `prompts`.
-    """
+    """Choose our methods by time on `prompts`: by name, functions of `Ours` that make decoders."""
 
     def best(tried: Sequence[Tried], make: Callable[[Tried], SpeculativeDecoder]) -> Tried:
         return fastest(
@@ -268,9 +263,7 @@ def theirs(
     prompts: list[list[int]],
     schedules: Sequence,
 ) -> dict[str, Generate]:
-    """Transformers' loops: plain, assisted at its default and at its best, prompt lookup at its
-    best.
-    """
+    """Make transformers' loops: plain, assisted by default and at its best, best prompt lookup."""
 
     def assisted(schedule: Schedule | None, tokens: int) -> Generate:
         title = assisted_title(schedule)

@@ -261,7 +261,7 @@ def rows_of(rounds: list[dict[str, dict[int, dict]]]) -> tuple[list[list], list[
 
 
 def speedup(times: dict[str, np.ndarray], base: str, name: str, clock: int) -> list[float]:
-    """[ratio, low, high] of the seconds of two methods over the same groups, which are resampled."""
+    """Divide the seconds of two methods over the same groups: [ratio, low, high]."""
     ones = np.ones(len(times[base]))
     return ratio_of_totals(np.stack([times[base][:, clock], ones, times[name][:, clock], ones], 1))
 

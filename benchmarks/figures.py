@@ -48,7 +48,7 @@ class RecordedPolicy(Delayed):
 
 @dataclass
 class OneStep:
-    """A step of the loop: texts and parents of its nodes, the accepted ones, the token after them."""
+    """A step of the loop: its nodes, the accepted ones, the token after them."""
 
     tokens: list[str]
     parents: list[int]
@@ -95,7 +95,7 @@ def shown(text: str) -> str:
 
 
 def positions(parents: list[int]) -> list[tuple[int, float]]:
-    """Place every node at (level, row): leaves have rows of their own, parents stand in the middle."""
+    """Place nodes at (level, row): leaves have rows of their own, parents stand in the middle."""
     level, rows, leaves = [0] * len(parents), [0.0] * len(parents), 0
     children: list[list[int]] = [[] for _ in parents]
     for node in range(1, len(parents)):

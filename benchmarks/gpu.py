@@ -1,5 +1,4 @@
-"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then
-the others.
+"""Parts of at most eight minutes on a GPU: `python -m benchmarks.gpu --part pair`, then the others.
 
 It needs torch, transformers and safetensors alone, no hub and no data set: the text is the Python
 standard library's. Each part prints a table, and writes it to benchmarks/results/gpu_PART.md and
@@ -190,19 +189,23 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device) -> None:
 def _train(
     folder: Path, size: Size, role: str, teacher: nn.Module | None, rows: Tensor, until: float
 ) -> tuple[nn.Module, float, int]:
-    """The model of `folder`, trained up to `size.steps` or until the time is over, and seconds and
-    steps so far.
-    """
+    """Train the model of `folder` until the time is over: it, seconds and steps so far."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden, layers, head_count, intermediate = getattr(size, role)
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=size.vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=head_count,
-            intermediate_size=intermediate, max_position_embeddings=2048, bos_token_id=0, eos_token_id=0,
+            vocab_size=size.vocab,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=head_count,
+            intermediate_size=intermediate,
+            max_position_embeddings=2048,
+            bos_token_id=0,
+            eos_token_id=0,
         )
-    ).to(rows.device)  # fmt: skip
+    ).to(rows.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
     step, seconds, state = 0, 0.0, folder / "training.pt"
     folder.mkdir(exist_ok=True)
@@ -497,7 +500,7 @@ def attention(options: argparse.Namespace, size: Size, device: torch.device) -> 
 
 
 def _milliseconds(device: torch.device, call: Callable[[], object], calls: int = 50) -> float:
-    """Median over five rounds of a call's mean time in `calls` of them, after a round to warm up."""
+    """Time a call: the median over five rounds of its mean in `calls` of them."""
     rounds = []
     for _ in range(6):
         _wait(device)
@@ -511,9 +514,7 @@ def _milliseconds(device: torch.device, call: Callable[[], object], calls: int =
 
 @dataclass
 class Seen:
-    """busy: the fraction of the time in which a kernel ran; waits: how often the host waited for
-    the device.
-    """
+    """A profile: fraction of the time in which a kernel ran, and waits of the host."""
 
     busy: float = 0.0
     waits: int = 0

@@ -50,9 +50,7 @@ def own_layout(action: Action) -> SuperTreeLayout:
 
 
 def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> Tensor:
-    """Eq. 3 of one action from its own trees, [T], with the last level in expectation as in the
-    labels.
-    """
+    """Compute Eq. 3 of one action from trees of its own [T], the last level in expectation."""
     count, rows, _ = p.shape
     tree = torch.arange(count)[:, None, None, None]
 
@@ -119,9 +117,7 @@ class Roots:
 
 @contextmanager
 def forward_seconds(*models: CausalModel) -> Iterator[list[float]]:
-    """Seconds spent in the models' passes and output layers inside the block, as the one number of
-    a list.
-    """
+    """Sum the seconds in the models inside the block, as the one number of a list."""
     total = [0.0]
 
     def timed(call):

@@ -142,10 +142,9 @@ class Campaign(NamedTuple):
         )
 
     def over(self, ours: str, theirs: dict[str, str]) -> dict[str, list[float] | None]:
-        """[ratio, low, high] of a role to another, which may be another one under every setting,
-        and MEAN over the sampled ones.
+        """Compare a role with others, one a setting: [ratio, low, high].
 
-        IN_CPU_TIME: that mean in CPU time.
+        MEAN is over the sampled settings, IN_CPU_TIME that mean in CPU time.
         """
         pairs = {
             s: (roles.get(ours, []), roles.get(theirs[s], [])) for s, roles in self.records.items()

@@ -1,5 +1,4 @@
-"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows;
-labels and `warp` likewise.
+"""Verification, labels and `warp`: times as ratios to one softmax over the tree's rows.
 
 Every rule is timed twice. "from probabilities": on rows of the target that are warped already,
 which is where published ratios start the clock. "from logits": as the decode loop runs it, which
@@ -10,7 +9,7 @@ vLLM's rejection sampler where vLLM is installed (run this in `.venv-vllm`).
 
 `warp` is timed on one peaked row, one flat one, and 32 peaked rows of which one is flat.
 
-`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats 15]`
+`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000]`
 """
 
 import argparse
@@ -63,9 +62,7 @@ class Ratios(NamedTuple):
 
 
 class Rows:
-    """Logits of a made-up pair: peaked as a language model's at temperature 1 (the best token holds
-    a third, on average), the draft's the target's with noise.
-    """
+    """Logits of a made-up pair, peaked as a language model's: the draft's are noisy."""
 
     def __init__(self, vocabulary: int, seed: int):
         self.vocabulary, self.generator = vocabulary, torch.Generator().manual_seed(seed)
@@ -96,9 +93,7 @@ class RowDrafter(Drafter):
 
 
 class Case(NamedTuple):
-    """A drawn tree with its distributions; the target's logits [N, V]; at its n nodes with children
-    the draft's rows and their logarithms [n, V].
-    """
+    """A drawn tree, the target's logits [N, V], the draft's rows at inner nodes [n, V]."""
 
     tree: DraftTree
     logits: torch.Tensor
@@ -124,9 +119,7 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
 def verification_ratios(
     vocabulary: int, action: Action, trees: int, repeats: int
 ) -> tuple[dict[str, Ratios], str]:
-    """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over
-    rounds; and what the A/A control says.
-    """
+    """Divide times on all trees by that of the softmax of their rows; add the control's line."""
     rows, rng = (
         Rows(vocabulary, 0),
         Rng.seeded(100),
@@ -182,9 +175,7 @@ def _transformers(case: Case) -> object:
 
 
 def _vllm() -> Callable[[Case], object]:
-    """VLLM's `rejection_sample`, without the draw of the token after the last drafted one, which
-    vLLM makes elsewhere.
-    """
+    """Make vLLM's `rejection_sample`, which does not draw the token after the last drafted one."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
@@ -232,9 +223,7 @@ def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
 
 
 def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]:
-    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's
-    rows; and what the A/A control says.
-    """
+    """Divide times of labels of all 324 actions by that of a softmax; add the control's line."""
     layout, rows = super_tree_layout(), Rows(vocabulary, 1)
     logits, draft_logits = rows(layout.inner)
     # Branches that continue alike share their rows, as real ones do: the first path's row counts.
@@ -258,8 +247,7 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
 
 
 def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
-    """Rows of a table: what is warped, how, and its time over that of the softmax of the same
-    logits, by either clock; and what the A/A control says.
+    """Divide times of `warp` by those of a softmax; add the control's line.
 
     A flat row is one of equally large logits with some noise.
     """

@@ -63,8 +63,9 @@ def rows_on_paths(bench: Bench, setting: SamplingSetting) -> Iterator[tuple[Tens
 
 
 def threshold(bench: Bench, budget: int) -> float:
-    """Median of the lowest value at which the heap draws with this budget: with a lower one the
-    threshold variant would spend the budget before it gets deep.
+    """Take the median of the lowest value at which the heap draws with this budget.
+
+    With a lower one the threshold variant would spend the budget before it gets deep.
     """
     (target, draft), policy, lowest = bench.models, DySpec(budget), []
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
@@ -95,8 +96,9 @@ def reordered(parents: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def nonzero_blocks(parents: Sequence[int], block: int) -> int:
-    """Number of block x block tiles of the tree's mask [N, N] that hold an entry: row n sees its
-    ancestors and itself. A kernel that works block by block skips the others.
+    """Count the block x block tiles of a tree's mask [N, N] that hold an entry.
+
+    Row n sees its ancestors and itself. A kernel that works block by block skips the others.
     """
     columns: list[set[int]] = []  # tiles that each node sees
     tiles: set[tuple[int, int]] = set()
@@ -107,7 +109,7 @@ def nonzero_blocks(parents: Sequence[int], block: int) -> int:
 
 
 def random_trees(nodes: int, count: int) -> list[list[int]]:
-    """Parents of random trees: every node's parent is one of those before it, all equally likely."""
+    """Draw parents of random trees: any of the nodes before, all equally likely."""
     generator = torch.Generator().manual_seed(nodes)
     drawn = (torch.rand(count, nodes, generator=generator) * torch.arange(nodes)).int()
     return [[-1, *row[1:]] for row in drawn.tolist()]

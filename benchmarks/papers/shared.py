@@ -1,4 +1,4 @@
-"""A run's pair and prompts, methods decoded side by side on them, and tables printed from records."""
+"""A run's pair and prompts, methods decoded side by side on them, and their tables."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -139,8 +139,9 @@ class Bench:
         methods: dict[str, tuple],
         draft_setting: SamplingSetting | str = AUTO,
     ) -> Decoded:
-        """Decode methods beside plain decoding and its A/A control; `name`: of the records, from
-        which an interrupted command goes on.
+        """Decode methods beside plain decoding and its A/A control.
+
+        `name` is that of the records, from which an interrupted command goes on.
         """
         every = {BASELINE: (Autoregressive(), "nss"), CONTROL: (Autoregressive(), "nss"), **methods}
         made = {n: self.ours(n, own, setting, draft_setting) for n, own in every.items()}

@@ -69,8 +69,10 @@ def fit_once(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: P
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
-    """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence
-    of |mean correct - mean confidence|, weighted with the fraction of the outcomes in the bin.
+    """Compute the expected calibration error (Guo et al. 2017) of n outcomes.
+
+    It is the sum over bins of confidence of |mean correct - mean confidence|, weighted with the
+    fraction of the outcomes in the bin.
 
     Args:
         confidence: [n], the probability given to the most likely token.
