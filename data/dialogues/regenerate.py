@@ -13,6 +13,30 @@ from nde_talf.data.engines.base import Engine
 from nde_talf.decoding.sampling import SamplingSetting
 
 
+class _Begun:
+    """A dialogue that is being answered."""
+
+    def __init__(self, dialogue: Dialogue):
+        self.dialogue = dialogue
+        self.messages = [m for m in dialogue.messages if m["role"] == SYSTEM]
+        self.questions = [m for m in dialogue.messages if m["role"] != SYSTEM]
+        self.cut, self.ended = False, False
+
+    def prompt(self, encoder: ChatEncoder, turn: int, longest: int) -> list[int] | None:
+        """Ask question number `turn`; None if the dialogue has ended."""
+        if self.ended or turn >= len(self.questions):
+            return None
+        ids = encoder.prompt([*self.messages, self.questions[turn]])
+        self.ended = len(ids) > longest
+        return None if self.ended else ids
+
+    def answer(self, text: str, turn: int, cut: bool) -> None:
+        if text:
+            self.messages += [self.questions[turn], {"role": ASSISTANT, "content": text}]
+            self.cut = cut
+        self.ended = cut or not text
+
+
 def regenerate(
     engine: Engine,
     encoder: ChatEncoder,
@@ -40,30 +64,22 @@ def regenerate(
         longest: maximum number of tokens of a question with everything before it and its answer.
         seed: of the sampling.
     """
-    dialogue = [[m for m in one.messages if m["role"] == SYSTEM] for one in dialogues]
-    questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
-    cut, unfinished = [False] * len(dialogues), list(range(len(dialogues)))
-    for turn in range(max(map(len, questions), default=0)):
-        asked = {
-            i: encoder.prompt([*dialogue[i], questions[i][turn]])
-            for i in unfinished
-            if turn < len(questions[i])
-        }
-        prompts = {i: ids for i, ids in asked.items() if len(ids) + new_tokens <= longest}
+    begun = [_Begun(dialogue) for dialogue in dialogues]
+    for turn in range(max((len(one.questions) for one in begun), default=0)):
+        asked = {i: one.prompt(encoder, turn, longest - new_tokens) for i, one in enumerate(begun)}
+        prompts = {i: prompt for i, prompt in asked.items() if prompt}
         if not prompts:
             break
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
-        unfinished = []
         for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
             answer = tokens[len(prompt) :]
             text = encoder.tokenizer.decode(
                 answer, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ).strip()
-            if text:
-                dialogue[i] += [questions[i][turn], {"role": ASSISTANT, "content": text}]
-                cut[i] = len(answer) == new_tokens  # an end of text would have been dropped
-                unfinished += [] if cut[i] else [i]
-    answered = [replace(one, messages=dialogue[i], cut=cut[i]) for i, one in enumerate(dialogues)]
+            )
+            # An end of text would have been dropped.
+            begun[i].answer(text.strip(), turn, cut=len(answer) == new_tokens)
     return [
-        one for one in answered if any(message["role"] == ASSISTANT for message in one.messages)
+        replace(one.dialogue, messages=one.messages, cut=one.cut)
+        for one in begun
+        if any(message["role"] == ASSISTANT for message in one.messages)
     ]

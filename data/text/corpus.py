@@ -203,24 +203,29 @@ def _text_fault(path: Path, parsed: bool) -> str | None:
         return None
     with path.open("rb") as file:
         for number, data in enumerate([file.read()] if path.suffix == ".json" else file, 1):
-            try:
-                text = data.decode()
-                deep = data.count(b"[") + data.count(b"{") > SUSPICIOUS
-                if "json" in path.suffix and (parsed or deep):
-                    row = json.loads(text.strip() or "{}")
-                    if path.suffix == ".jsonl" and not isinstance(row, dict):
-                        return f'line {number}: it is no object such as {{"text": ...}}'
-            except UnicodeDecodeError as error:
-                before = data[: error.start].split(b"\n")
-                hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-                line = number + len(before) - 1
-                return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
-            except RecursionError:
-                return f"line {number}: it is nested too deeply"
-            except json.JSONDecodeError as error:
-                if parsed:
-                    line = number + error.lineno - 1
-                    return f"line {line}, column {error.colno}: it is no JSON ({error.msg})"
+            if fault := _fault_of(data, number, path.suffix, parsed):
+                return fault
+    return None
+
+
+def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
+    """Say how `data`, which begins on line `first` of a file, is broken."""
+    deep = data.count(b"[") + data.count(b"{") > SUSPICIOUS
+    try:
+        text = data.decode()
+        row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
+    except UnicodeDecodeError as error:
+        before = data[: error.start].split(b"\n")
+        hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        line = first + len(before) - 1
+        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
+    except RecursionError:
+        return f"line {first}: it is nested too deeply"
+    except json.JSONDecodeError as error:
+        line = first + error.lineno - 1
+        return f"line {line}, column {error.colno}: it is no JSON ({error.msg})" if parsed else None
+    if suffix == ".jsonl" and not isinstance(row, dict):
+        return f'line {first}: it is no object such as {{"text": ...}}'
     return None
 
 
