@@ -33,7 +33,7 @@ from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.families import family_of, served_config
+from nde_talf.draft_training.families import served_config
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import LAYERS, Parts, assembled, load_published
 from nde_talf.draft_training.settings import FAMILY, LLAMA
@@ -183,9 +183,8 @@ def load_head(
             " stage=draft exported."
         )
     config = read_json(folder / _CONFIG, again="give the folder that stage=draft exported")
-    if (
-        NOTE not in config and not (folder / CHECKSUMS).exists()
-    ):  # where there are checksums it is an export without its note
+    # where there are checksums it is an export without its note
+    if NOTE not in config and not (folder / CHECKSUMS).exists():
         return load_published(folder, config, target, dtype)
     note = config.get(NOTE)
     if not isinstance(note, dict) or str(note.get("kind")) not in KINDS:
@@ -201,17 +200,12 @@ def load_head(
                 f" {target.name}'s. Use the target it was trained with, or train a head for this"
                 " one."
             )
-    layer, family = note["layer"], family_of(target).name
-    if layer not in (LLAMA, family):
-        raise UserError(
-            f"{folder}: the head has a {layer} layer, but {target.name} a {family} one."
-        )
     with reading(folder / _CONFIG, FORMAT.again):
         layers = typed(config.get(LAYERS) or [], list[int])
     head = assembled(
         KINDS[note["kind"]],
         target,
-        LLAMA if layer == LLAMA else FAMILY,
+        LLAMA if note["layer"] == LLAMA else FAMILY,
         Parts(read_tensors(folder / _WEIGHTS, FORMAT.again), note["sizes"], layers),
         folder,
         dtype,

@@ -259,29 +259,54 @@ def train_rows(
             evaluated too.
         options: of Lightning's Trainer, such as strategy and devices.
     """
-    config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
+    config = module.config
     console.print(f"precision: {module.trained_in}")
     folder.mkdir(parents=True, exist_ok=True)
-    evaluation, every = None, min(config.evaluate_every, config.steps)
+    evaluation = None
     best = ModelCheckpoint(folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False)
-    if every and held_out is not None:
+    if config.evaluate_every and held_out is not None:
         count = max(1, len(held_out) // config.batch)
         evaluation = RowBatches(held_out, config.batch, count, config.seed)
         callbacks = [*callbacks, best]
+    trainer = _lightning(module, folder, logger or False, callbacks, options)
+    batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
+    resumed = resumable(folder, module.state_dict())
+    frozen = [model for model in module.models if model is not module.trained]
+    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
+    module.train()
+    with eager_attention(module.models if _on_cpu(module) else ()):
+        trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
+        if evaluation is not None:
+            (end,) = trainer.validate(module, evaluation, verbose=False)
+            if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
+                trainer.save_checkpoint(folder / BEST)
+
+
+def _on_cpu(module: RowModule) -> bool:
+    return module.accelerator == "cpu" or not torch.cuda.is_available()
+
+
+def _lightning(
+    module: RowModule,
+    folder: Path,
+    logger: Logger | list[Logger] | bool,
+    callbacks: Sequence[pl.Callback],
+    options: dict[str, Any],
+) -> pl.Trainer:
+    """Make Lightning's Trainer of a training in `folder`; see `train_rows`."""
+    config, cpu = module.config, _on_cpu(module)
+    every = min(config.evaluate_every, config.steps)
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
-    trainer = pl.Trainer(
+    written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds)
+    return pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
         precision=module.trained_in,
         max_epochs=1,
         max_steps=config.steps,
-        logger=logger or False,
+        logger=logger,
         log_every_n_steps=10,
-        callbacks=[
-            *callbacks,
-            ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds),
-            TrainingBar(module.title),
-        ],
-        enable_checkpointing=evaluation is not None,
+        callbacks=[*callbacks, written, TrainingBar(module.title)],
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         val_check_interval=every or None,
         check_val_every_n_epoch=None if every else 1,
         num_sanity_val_steps=0,
@@ -290,23 +315,6 @@ def train_rows(
         plugins=[WholeFile()],
         **options,
     )
-    batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
-    resumed = resumable(folder, module.state_dict())
-    frozen = [model for model in module.models if model is not module.trained]
-    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
-    module.train()
-    with eager_attention(module.models if cpu else ()):
-        trainer.fit(
-            module,
-            batches,
-            evaluation,
-            ckpt_path=str(resumed) if resumed else None,
-            weights_only=True,
-        )
-        if evaluation is not None:
-            (end,) = trainer.validate(module, evaluation, verbose=False)
-            if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
-                trainer.save_checkpoint(folder / BEST)
 
 
 def load_best(module: RowModule, folder: Path) -> None:
