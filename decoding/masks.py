@@ -31,18 +31,19 @@ def ancestor_mask(parents: Tensor, depth: int | None = None) -> Tensor:
     Every round doubles how far up a row looks (pointer jumping).
 
     Args:
-        parents: [N], long. The parent's row, -1 for a root.
+        parents: [..., N], long. The parent's row, below 0 for a root.
         depth: the largest number of rows above one; N - 1 where it is not known.
 
     Returns:
-        [N, N], bool. Row n is True at n's ancestors and at n.
+        [..., N, N], bool. Row n is True at n's ancestors and at n.
     """
-    rows = torch.arange(len(parents), device=parents.device)
+    count = parents.shape[-1]
+    rows = torch.arange(count, device=parents.device)
     up = torch.where(parents < 0, rows, parents)  # a root is its own parent
-    sees = rows[:, None] == rows
-    for _ in range((len(parents) - 1 if depth is None else depth).bit_length()):
-        sees = sees | sees.index_select(0, up)
-        up = up.index_select(0, up)
+    sees = (rows[:, None] == rows).expand(*parents.shape, -1)
+    for _ in range((count - 1 if depth is None else depth).bit_length()):
+        sees = sees | sees.gather(-2, up[..., None].expand_as(sees))
+        up = up.gather(-1, up)
     return sees
 
 

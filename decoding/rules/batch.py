@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.masks import ancestor_mask
 from nde_talf.decoding.rules.residual import EMPTY, excess
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.sampling import Rng
@@ -64,14 +65,7 @@ class Trees:
 
     def ancestors(self) -> Tensor:
         """Return [B, N, N]: whether node a is node n or above it, at [b, n, a]."""
-        nodes = torch.arange(self.parents.shape[1], device=self.parents.device)
-        sees = (nodes == nodes[:, None]).expand(len(self.parents), -1, -1).clone()
-        above = self.parents
-        for _ in range(self.depth):
-            real = above >= 0
-            sees |= (nodes == above[..., None]) & real[..., None]
-            above = torch.where(real, self.parents.gather(1, above.clamp(min=0)), above)
-        return sees
+        return ancestor_mask(self.parents, self.depth)
 
     def before(self) -> Tensor:
         """Return [B, N, N]: whether node m comes before node n, at [b, n, m].

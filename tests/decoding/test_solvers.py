@@ -24,7 +24,7 @@ from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, ran
 from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.rules.specinfer import SpecInfer
 from nde_talf.decoding.rules.spectr import SpecTr, partial_sums, threshold
-from nde_talf.decoding.rules.tournament import play, play_program, share_out
+from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.rules.walk import Node, solve, walk
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
@@ -97,25 +97,7 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", SOLVERS)
-def test_alpha_is_the_enumerated_acceptance(name, k, kind):
-    for vocabulary in (2, 3):
-        p, q = (row[None] for row in Tables(kind, seed=11, vocabulary=vocabulary)(()))
-        mean = sum(
-            chance * float(branching(name, p, q, torch.tensor([d])).sum())
-            for d, chance in every_draw(q[0], k)
-        )
-        alpha = float(acceptance(name, p, q, k))
-        if name == "khisti":
-            assert alpha <= mean + 1e-9
-        else:
-            assert alpha == pytest.approx(mean, abs=1e-9)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rows(4), st.integers(1, 5))
 def test_orders_of_acceptance_rates(pair, k):
     p, q = pair
@@ -168,44 +150,6 @@ def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
     assert float(torch.minimum(p[0], laws[-1]).sum()) == pytest.approx(best, abs=1e-7)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.floats(0, 1), min_size=10, max_size=10),
-    st.lists(st.floats(0, 1), min_size=5, max_size=5),
-)
-def test_sharing_out_is_optimal(flat, demands):
-    pairs = [(i, j) for i in range(5) for j in range(i)]
-    masses = [[0.0] * 5 for _ in range(5)]
-    for (i, j), mass in zip(pairs, flat, strict=True):
-        masses[i][j] = masses[j][i] = mass
-    shares = share_out(masses, demands)
-    met = sum(min(d, sum(row)) for d, row in zip(demands, shares, strict=True))
-    for i, j in pairs:
-        assert shares[i][j] >= -1e-12 and shares[i][j] + shares[j][i] == pytest.approx(
-            masses[i][j], abs=1e-12
-        )
-    # maximise sum met_i: met_i <= demand_i, met_i <= sum of shares; variables: share of i in each
-    # pair, and met.
-    rows_, right = [], []
-    for i in range(5):
-        row = [0.0] * 15
-        row[10 + i] = 1.0
-        spare = 0.0
-        for index, (a, b) in enumerate(pairs):
-            if a == i:
-                row[index] = -1.0
-            elif b == i:
-                row[index] = 1.0
-                spare += flat[index]
-        rows_.append(row)
-        right.append(spare)
-    bounds = [(0, mass) for mass in flat] + [(0, demand) for demand in demands]
-    best = -linprog(
-        [0.0] * 10 + [-1.0] * 5, rows_, right, bounds=bounds, method="highs", options=TIGHT
-    ).fun
-    assert met == pytest.approx(best, abs=1e-7)
-
-
 TOURNAMENTS = (Khisti(), KhistiProgram())
 
 
@@ -215,7 +159,8 @@ TOURNAMENTS = (Khisti(), KhistiProgram())
 @pytest.mark.parametrize("vocabulary", [4, 6])
 def test_law_of_a_tournaments_winner_and_its_output(vocabulary, kind, rule):
     p, q = Tables(kind, seed=2, vocabulary=vocabulary)(())
-    stages, laws = rule.play(p, q, 3)
+    draws = 3 if vocabulary == 4 else 2
+    stages, laws = rule.play(p, q, draws)
 
     def winner(rng):
         token = rng.categorical(q)
@@ -225,7 +170,7 @@ def test_law_of_a_tournaments_winner_and_its_output(vocabulary, kind, rule):
         return token
 
     def emitted(rng):
-        tree = depth_one(p, q, [rng.categorical(q) for _ in range(3)])
+        tree = depth_one(p, q, [rng.categorical(q) for _ in range(draws)])
         verdict = walk(rule, tree, rng)
         return tree.tokens[verdict.end] if verdict.end else verdict.token
 
