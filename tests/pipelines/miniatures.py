@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from transformers import AutoConfig
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.loading import architecture
-from nde_talf.pipelines.config import Config, register
-from nde_talf.pipelines.dry_run import model_config
+from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.config import Config
 from tests import ROOT
 
 TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
@@ -43,10 +42,13 @@ def presets() -> list[str]:
     return [path.stem for path in files if "target:" in path.read_text()]
 
 
-def composed(*overrides: str) -> Config:
-    register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        return OmegaConf.to_object(compose("config", list(overrides)))
+PUBLISHED = ROOT / "tests/fixtures/published"
+
+
+def published(name: str) -> Any:
+    """Return the configuration of a published model."""
+    content = json.loads((PUBLISHED / f"{name.replace('/', '--')}.json").read_text())
+    return AutoConfig.for_model(**content)
 
 
 def shrink(config: Any, rows: int = ROWS) -> Any:
@@ -118,11 +120,11 @@ def miniature(preset: str, folder: Path) -> Config:
 
     Output layers differ by as many rows as those of the published models.
     """
-    config = composed(f"model={preset}")
+    config = composed(Config, f"model={preset}")
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     models = {
-        role: model_config(name, role)
+        role: published(name)
         for role in ("target", "draft")
         if (name := getattr(config.model, role))
     }
@@ -139,7 +141,7 @@ def miniature(preset: str, folder: Path) -> Config:
         dtype="float32",
         length=64,
         threads=1,
-        tensor_parallel=1,
+        device_map=None,
     )
     small = {"prompt_count": 30, "prompt_tokens": [16, 24], "held_out": 0.3, "test_fraction": 0.3}
     config.data = replace(config.data, source=str(corpus), sets={}, mix={}, **small)
