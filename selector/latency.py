@@ -52,8 +52,8 @@ class LatencyTable:
             `sequences`.
         nodes: sizes of the trees.
         widths: sizes of the levels.
-        target: [contexts][nodes], a pass over a tree.
-        draft: [contexts][widths], a pass over one level and the draws from it. If `first` is given,
+        target: [contexts, nodes], a pass over a tree.
+        draft: [contexts, widths], a pass over one level and the draws from it. If `first` is given,
             with warm caches.
         verify: by verifier, [nodes], all else in a step: warping, the rule, commits.
         models: sizes of the pair that it was measured on; empty in a table of no pair in
@@ -65,12 +65,12 @@ class LatencyTable:
             nothing.
         autoregressive: [contexts], a step of plain decoding; empty: the target's pass over one
             token and verification.
-        branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2,
+        branches: [K, depth], mean number of distinct nodes at each depth of K branches, K = 1, 2,
             ...; empty: K, since equal draws are not merged.
         sequences: numbers of sequences in a batch.
-        target_batch: [sequences][contexts][nodes], a pass over one tree of each sequence, padded to
+        target_batch: [sequences, contexts, nodes], a pass over one tree of each sequence, padded to
             so many nodes. For engines that decode in batches; the loop decodes one sequence.
-        draft_batch: [sequences][contexts][widths], likewise.
+        draft_batch: [sequences, contexts, widths], likewise.
         spread: interquartile range of a step's time over its median, at a typical tree.
         disagreement: the largest relative difference of prices between the last two repeats of the
             measurement.

@@ -43,7 +43,7 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
     i-th child of an accepted node is accepted with probability rates[i] (Sequoia's dynamic
     programme; rates from `positional_rates`).
 
-    best[c][b] is the expected number of accepted tokens among b nodes, which are the children c, c
+    `best[c][b]` is the expected number of accepted tokens among b nodes, which are the children c, c
     + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
     subtree take `own` of the b nodes, then
 

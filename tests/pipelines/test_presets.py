@@ -90,14 +90,3 @@ def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
 def test_a_presets_miniature_goes_from_pair_to_report(preset, tmp_path):
     assert "report" in miniatures.from_pair_to_report(preset, tmp_path)
     assert (tmp_path / "runs/default/report/index.html").is_file()
-
-
-def test_a_target_that_accelerate_lays_out_decodes_the_same_tokens():
-    texts = []
-    for device in ("cpu", "auto"):
-        target, draft = load_models([str(PAIR / "target"), str(PAIR / "draft")], device, "float32")
-        decoder = SpeculativeDecoder(
-            target, LMDrafter(draft), Delayed(Action(2, 1, 2)), "traversal"
-        )
-        texts.append(decoder.generate([1, 2, 3], 24, SamplingSetting(0.8), Rng.seeded(0)).tokens)
-    assert texts[0] == texts[1]

@@ -1,7 +1,7 @@
 """Names and sizes of the weights that vLLM's and SGLang's loaders of draft heads take, read from
 the source in their wheels.
 
-`python tools/loader_names.py VLLM.whl SGLANG.whl` writes `tests/draft_training/loader_names.json`,
+`python tests/draft_training/read_loader_names.py VLLM.whl SGLANG.whl` writes `tests/draft_training/loader_names.json`,
 with which a test compares our exports. `pip download --no-deps vllm sglang` fetches wheels; a
 folder of installed packages does as well. No code of theirs is run: constructors are read as text.
 `self.fc = ReplicatedLinear(input_size=2 * H, output_size=H)` in `LlamaModel` is `fc.weight` with
@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-RESULT = Path(__file__).parents[1] / "tests/draft_training/loader_names.json"
+RESULT = Path(__file__).with_name("loader_names.json")
 FOLDERS = {"vllm": "vllm/model_executor/models", "sglang": "sglang/srt/models"}
 KINDS = {"eagle": "llama_eagle.py", "eagle3": "llama_eagle3.py"}
 ENDS = ("Linear", "RMSNorm", "Embedding", "LMHead")
