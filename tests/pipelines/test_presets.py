@@ -4,13 +4,7 @@ import json
 
 import pytest
 
-from nde_talf.data.text.pair import load_models
-from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
