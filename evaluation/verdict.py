@@ -74,12 +74,17 @@ def verdict(
     )
     here = [record for record in records if record.setting == setting]
     _compare_runner_up(found, [row for row in methods if row is not best], here)
-    blocks = {record.block for record in here}
-    if 0 < len(blocks) < ENOUGH:
-        prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
-        several = f" in {passes} passes" if passes > 1 else ""
-        found.sentence += f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
+    found.sentence += _few_blocks({record.block for record in here})
     return found
+
+
+def _few_blocks(blocks: set[tuple[str, int]]) -> str:
+    """A sentence where there are few prompts and passes."""
+    if not 0 < len(blocks) < ENOUGH:
+        return ""
+    prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
+    several = f" in {passes} passes" if passes > 1 else ""
+    return f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
 
 
 def _no_claim(setting: str, control: list[float] | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.papers.shared import Bench, options_of, table
+from benchmarks.papers.shared import Bench, Decoded, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
 from nde_talf.decoding.model import CausalModel
@@ -40,6 +40,7 @@ ROWS = {
     "SALF & TALF": ("TALF", "SALF"),
 }
 THRESHOLDS = [n / 10 for n in range(1, 10)]
+MEASURES = {"over plain decoding": Decoded.speed, "mean generation length": Decoded.length}
 RANKS = 5
 BINS = 15
 """Of the calibration error, equally wide."""
@@ -141,45 +142,44 @@ def report(options: argparse.Namespace) -> None:
         for tree, make in TREES.items()
     }
     for temperature in (0.0, 1.0):
-        setting = SamplingSetting(temperature)
-        decoded = bench.decode(f"talf-t{temperature:g}", setting, crossed)
+        decoded = bench.decode(f"talf-t{temperature:g}", SamplingSetting(temperature), crossed)
         for title, rows in (("Table 1", ROWS), ("Table 2", {n: n.split(" / ") for n in crossed})):
-            for measure, figure in (
-                ("over plain decoding", decoded.speed),
-                ("mean generation length", decoded.length),
-            ):
+            for measure in MEASURES:
                 table(
                     f"{title}: {measure}, temperature {temperature:g}",
                     ["Method"],
                     [[name] for name in rows],
                     bench.kinds,
-                    lambda row, kind, figure=figure, rows=rows: figure(
-                        " / ".join(rows[row[0]]), kind
-                    ),
+                    lambda row, kind, rows=rows, measure=measure, decoded=decoded: MEASURES[
+                        measure
+                    ](decoded, " / ".join(rows[row[0]]), kind),
                 )
     swept = {
         f"{at:g}": (Salf(threshold=at), "nss", EagleDrafter(heads["TALF"])) for at in THRESHOLDS
     }
     decoded = bench.decode("talf-threshold", SamplingSetting(0.0), swept)
-    columns = {"over plain decoding": decoded.speed, "mean generation length": decoded.length}
     table(
         "Table 4: SALF thresholds, TALF head, temperature 0",
         ["Threshold"],
         [[at] for at in swept],
-        list(columns),
-        lambda row, column: columns[column](row[0]),
+        list(MEASURES),
+        lambda row, measure: MEASURES[measure](decoded, row[0]),
     )
+    calibration(bench, heads)
+
+
+def calibration(bench: Bench, heads: dict[str, EagleHead]) -> None:
+    """Print Figure 2b."""
     held_out = TokenRows.plain(spread(bench.pair.rows("held_out"), 16))
     ranked = {
         name: after_ranks(head, bench.models[0], held_out, of_label=True)[1:]
         for name, head in heads.items()
     }
-    ranks = [str(rank) for rank in range(1, RANKS + 1)]
     table(
         "Figure 2b: top-1 accuracy, and expected calibration error, after the head's n-th token",
         ["Loss"],
         [[name] for name in heads],
-        ranks,
+        [str(rank) for rank in range(1, RANKS + 1)],
         lambda row, rank: _both(*(part[int(rank) - 1].cpu().numpy() for part in ranked[row[0]])),
     )
 
