@@ -34,16 +34,6 @@ def test_tokens_and_passes_of_the_prefill_are_not_counted():
     assert record.steps <= record.tokens
 
 
-def test_a_perfect_draft_gives_whole_blocks():
-    target, twin = (
-        tiny_pair(40, scale=20.0)[0] for _ in range(2)
-    )  # peaked: an unsure assistant stops early
-    record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(
-        list(range(8)), 0, "code"
-    )
-    assert record.tokens / record.steps > 3
-
-
 @pytest.mark.parametrize("tokens", [2, 6])
 def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     """A flat draft stops the default schedule behind its first token, whose probability is far

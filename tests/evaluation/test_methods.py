@@ -29,7 +29,6 @@ from nde_talf.evaluation.methods import (
     Plan,
     Tuner,
     configuration,
-    fastest,
     parametrised,
     plan_methods,
     selector_title,
@@ -174,20 +173,6 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     plan = Plan()
     plan.add(Method("role", grid, learned=True), tune)
     assert plan.roles == {"role": "takes 2 s"} and plan.learned == {"takes 2 s"}
-
-
-def test_twelve_trees_and_twenty_four_prompts_take_four_rounds():
-    tried = []
-
-    def make(n, tokens):
-        def generate(prompt, seed, kind):
-            tried.append(n)
-            return SimpleNamespace(tokens=1, seconds=n)
-
-        return generate
-
-    assert fastest(range(1, 13), make, 9, [[0]] * 24) == 1
-    assert len(tried) == 12 + 6 * (12 + 6 + 3 + 2)
 
 
 def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
