@@ -12,11 +12,10 @@ import argparse
 from benchmarks.papers.shared import EIGHT, Bench, options_of, table
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.methods import Tuner, plan_methods
-from nde_talf.evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import Roots, roots_from_traces
@@ -54,17 +53,10 @@ def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:
 
 def rates(bench: Bench, name: str) -> dict[str, list[float]]:
     """Acceptance of one of four draws by rule and depth along the draft's path, over all roots."""
-    setting, layout = SETTINGS[name], super_tree_layout(1, DEPTHS, 0)
-    totals: dict[str, list[float]] = {}
-    roots = 0
-    for prompt in bench.prompts:
-        for trees in trajectory_trees(*bench.models, [prompt.tokens], setting, setting, layout):
-            p, q = trees.distributions(*bench.models, setting, setting)
-            roots += len(p)
-            for rule, own in acceptance_by_depth(p, q, 4).items():
-                before = totals.get(rule, [0.0] * DEPTHS)
-                totals[rule] = [a + len(p) * b for a, b in zip(before, own, strict=True)]
-    return {rule: [value / roots for value in own] for rule, own in totals.items()}
+    setting, prompts = SETTINGS[name], [prompt.tokens for prompt in bench.prompts]
+    p, q = draft_paths(*bench.models, prompts, setting, setting, DEPTHS)
+    found = acceptance_by_depth(p, q, 4)
+    return {TITLES.get(rule, rule): values for rule, values in found.items()}
 
 
 def report(options: argparse.Namespace) -> None:
@@ -74,36 +66,26 @@ def report(options: argparse.Namespace) -> None:
     for name in options.settings:
         plan, setting = planned(bench, name, roots), SETTINGS[name]
         decoded = bench.run(f"nde-{name}", setting, plan.methods)
-        known = [*plan.methods, *plan.same]
-        table(
-            f"Tables 2 and 4: tokens a target pass, {setting}",
-            ["Method"],
-            [[method] for method in known],
-            ["all", *bench.kinds],
-            lambda row, kind, plan=plan, decoded=decoded: decoded.length(
-                plan.same.get(row[0], row[0]), None if kind == "all" else kind
-            ),
-        )
-        table(
-            f"Tables 3 and 5: tokens/s over plain decoding, {setting}",
-            ["Method"],
-            [[method] for method in known],
-            ["all", *bench.kinds],
-            lambda row, kind, plan=plan, decoded=decoded: decoded.speed(
-                plan.same.get(row[0], row[0]), None if kind == "all" else kind
-            ),
-        )
+        for title, figure in (
+            ("Tables 2 and 4: tokens a target pass", decoded.length),
+            ("Tables 3 and 5: tokens/s over plain decoding", decoded.speed),
+        ):
+            table(
+                f"{title}, {setting}",
+                ["Method"],
+                [[method] for method in (*plan.methods, *plan.same)],
+                ["all", *bench.kinds],
+                lambda row, kind, plan=plan, figure=figure: figure(
+                    plan.same.get(row[0], row[0]), None if kind == "all" else kind
+                ),
+            )
         found = rates(bench, name)
         table(
             f"Figure 1: acceptance of one of four draws by depth, {setting}",
             ["Rule"],
-            [[TITLES.get(rule, OPTIMAL)] for rule in found],
+            [[rule] for rule in found],
             [str(depth) for depth in range(DEPTHS)],
-            lambda row, depth, found=found: next(
-                f"{own[int(depth)]:.3f}"
-                for rule, own in found.items()
-                if TITLES.get(rule, OPTIMAL) == row[0]
-            ),
+            lambda row, depth, found=found: f"{found[row[0]][int(depth)]:.3f}",
         )
 
 

@@ -148,7 +148,7 @@ class Bench:
         return self.run(name, setting, made)
 
     def run(self, name: str, setting: SamplingSetting, methods: dict[str, Generate]) -> Decoded:
-        """The same for methods that are made already."""
+        """Decode methods that are made already."""
         file = self.folder / f"{name}-{self.options.new_tokens}-{self.options.dtype}.jsonl"
         prompts = [(prompt.id, prompt.kind, prompt.tokens) for prompt in self.prompts]
         run_benchmark(methods, prompts, setting, file, seed=0)
