@@ -48,6 +48,7 @@ from nde_talf.evaluation.loops import (
     PLAIN,
     SCHEDULES,
     TITLES,
+    Lookup,
     Schedule,
     Speculative,
     assisted_title,
@@ -59,10 +60,9 @@ from nde_talf.evaluation.loops import (
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import STATIC, StaticTrees
 from nde_talf.selector.evaluate import EntropyRule
-from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.roots import Roots
 
 LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 BEST_STATIC = "best static"
@@ -192,8 +192,8 @@ class Bench:
         draft: the small model, or the draft head in its place; None where there is neither.
         setting: what the target samples under.
         tune: chooses among the candidates of a method.
-        roots: training roots with the labels of all rules; None without a draft.
-        table: prices their trees.
+        labels: of training roots under the setting; None without a draft, or where it was not
+            traced.
         draft_setting: what drafts are warped with, see `SpeculativeDecoder`; methods that labels
             choose need the one that the labels were made with.
         policy_setting: the same for `policies`.
@@ -211,8 +211,7 @@ class Bench:
     draft: CausalModel | None
     setting: SamplingSetting
     tune: Tuner
-    roots: Roots | None = None
-    table: LatencyTable | None = None
+    labels: StaticTrees | None = None
     draft_setting: SamplingSetting | str = AUTO
     policy_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
@@ -223,9 +222,6 @@ class Bench:
     ngram: NgramConfig = field(default_factory=NgramConfig)
     head: Drafter | None = None
     kinds: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        self.labels = StaticTrees.of(self.roots, self.table, self.setting)
 
     @property
     def main(self) -> str:
@@ -353,11 +349,13 @@ def selector_title(name: str) -> str:
     return f"{TITLES[name]} + selector (NDE)"
 
 
-def exported(bench: Bench, selector: Selector) -> tuple[str, Action] | None:
-    """The rule and static tree that a selector exported for the setting in place of choosing."""
+def exported(
+    labels: StaticTrees, setting: SamplingSetting, selector: Selector
+) -> tuple[str, Action] | None:
+    """The rule and static tree that a selector exported for a setting in place of choosing."""
     verifiers = selector.schema.verifiers
-    costs = StepCosts(bench.table, verifiers, 0, selector.schema.pricing)
-    action = selector.static_action(bench.setting.temperature, bench.setting.top_p, costs)
+    costs = StepCosts(labels.table, verifiers, 0, selector.schema.pricing)
+    action = selector.static_action(setting.temperature, setting.top_p, costs)
     return None if action is None else action_at(action, verifiers)
 
 
@@ -370,37 +368,39 @@ def export_title(name: str, rule: str, tree: Action) -> str:
 def assisted(bench: Bench) -> Iterator[Method]:
     """Transformers' assisted generation, with the fastest schedule."""
     if bench.assists:
-        yield Method(ASSISTED, _schedules(bench, SCHEDULES))
+        yield Method(ASSISTED, {assisted_title(s): scheduled(bench, s) for s in SCHEDULES})
 
 
 def outside(bench: Bench) -> Iterator[Method]:
     """Transformers' plain decoding, prompt lookup, and assisted generation as it comes."""
-    target, setting = bench.target, bench.setting
-    plain = Candidate(lambda title, n: transformers_loop(title, target, setting, n))
-    yield Method(PLAIN, {PLAIN: plain})
-    yield Method(
-        LOOKUP,
-        {
-            lookup_title(sizes): Candidate(
-                lambda title, n, sizes=sizes: transformers_lookup(title, target, setting, n, sizes)
-            )
-            for sizes in LOOKUPS
-        },
-    )
+    yield Method(PLAIN, {PLAIN: their_loop(bench)})
+    yield Method(LOOKUP, {lookup_title(sizes): looked_up(bench, sizes) for sizes in LOOKUPS})
     if bench.assists and not bench.tuned:
-        yield Method(assisted_title(DEFAULT), _schedules(bench, (DEFAULT,)))
+        yield Method(assisted_title(DEFAULT), {assisted_title(DEFAULT): scheduled(bench, DEFAULT)})
 
 
-def _schedules(bench: Bench, schedules: Sequence[Schedule | None]) -> dict[str, Candidate]:
-    target, draft, setting = bench.target, bench.draft, bench.setting
-    return {
-        assisted_title(schedule): Candidate(
-            lambda title, n, schedule=schedule: transformers_assisted(
-                title, target, draft, setting, n, schedule
-            )
+def their_loop(bench: Bench) -> Candidate:
+    """Transformers' plain decoding."""
+    return Candidate(lambda title, n: transformers_loop(title, bench.target, bench.setting, n))
+
+
+def looked_up(bench: Bench, sizes: Lookup) -> Candidate:
+    """Transformers' prompt lookup."""
+    return Candidate(
+        lambda title, n: transformers_lookup(title, bench.target, bench.setting, n, sizes)
+    )
+
+
+def scheduled(bench: Bench, schedule: Schedule | None) -> Candidate:
+    """Transformers' assisted generation; see `Bench.assists`."""
+
+    def make(title: str, new_tokens: int) -> Generate:
+        assert bench.draft is not None
+        return transformers_assisted(
+            title, bench.target, bench.draft, bench.setting, new_tokens, schedule
         )
-        for schedule in schedules
-    }
+
+    return Candidate(make)
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
@@ -408,21 +408,25 @@ def selectors(bench: Bench) -> Iterator[Method]:
 
     Without labels there is the main rule's tree alone.
     """
-    for rule in bench.few_rules if bench.labels else bench.rules[:1]:
+    labels = bench.labels
+    if labels is None:
+        yield best_static(bench, bench.main)
+        return
+    for rule in bench.few_rules:
         yield best_static(bench, rule)
-    for name, selector in bench.selectors.items() if bench.labels else ():
+    for name, selector in bench.selectors.items():
         role = selector_title(name)
-        if export := exported(bench, selector):
+        if export := exported(labels, bench.setting, selector):
             yield Method(role, {export_title(name, *export): bench.static(*export)})
         else:
-            policy = NeuralPolicy(selector, bench.table)
+            policy = NeuralPolicy(selector, labels.table)
             yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
     """Every rule with labels under its best static tree."""
-    for rule, (labels, _) in STATIC.items() if bench.labels else ():
-        if labels in bench.roots.samples:
+    for rule, (labels, _) in STATIC.items():
+        if bench.labels and labels in bench.labels.roots.samples:
             yield best_static(bench, rule)
 
 
@@ -431,7 +435,8 @@ def baselines(bench: Bench) -> Iterator[Method]:
 
     One that always chooses the same tree is that static method.
     """
-    if bench.labels is None:
+    labels = bench.labels
+    if labels is None:
         return
     rule, title, static = bench.main, TITLES[bench.main], bench.best_tree(bench.main)
     shapes = {(static.k, max(1, static.l2))}
@@ -441,10 +446,10 @@ def baselines(bench: Bench) -> Iterator[Method]:
         f"{title} ({k}, τ−1, {n})": bench.ours(FollowTau(k, n, 8), rule) for k, n in sorted(shapes)
     }
     yield Method(f"{title}, last acceptance", lengths)
-    entropy = EntropyRule.fit(bench.labels.priced(rule), 0, bench.labels.index)
+    entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
     name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
     yield Method(name, {name: bench.ours(entropy, rule, None, alike)})
-    name, trees = f"{title}, by domain", _domain_trees(bench)
+    name, trees = f"{title}, by domain", _domain_trees(bench, labels)
     alike = _one_tree(rule, [static, *trees.values()])
     yield Method(name, {name: Candidate(_by_domain(bench, static, trees), alike)})
 
@@ -453,11 +458,11 @@ def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
     return configuration(rule, trees[0]) if len(set(trees)) == 1 else None
 
 
-def _domain_trees(bench: Bench) -> dict[str, Action]:
+def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
     """The best tree of every domain with enough roots, by timing a few where all is tuned."""
     found = {}
-    for kind in sorted({*bench.roots.kind}):
-        trees = bench.labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
+    for kind in sorted({*labels.roots.kind}):
+        trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
         grid = {str(tuple(tree)): bench.static(bench.main, tree) for tree in trees}
         if grid:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
@@ -544,7 +549,10 @@ def ngrams(bench: Bench) -> Iterator[Method]:
     """Drafting from the text alone."""
     configs = {NGRAM: bench.ngram}
     if bench.tuned:
-        tried = _changed(bench.ngram, "threshold", (4, 8, 16), (0.1, 0.3))
+        tried = [
+            replace(bench.ngram, min_size=size, nodes=nodes, threshold=threshold)
+            for size, nodes, threshold in product((1, 2), (4, 8, 16), (0.1, 0.3))
+        ]
         configs = {f"{NGRAM} ({_sizes(c)}, threshold {c.threshold:g})": c for c in tried}
     vocabulary = bench.target.vocab_size
     grid = {
@@ -563,10 +571,10 @@ def mixed(bench: Bench) -> Iterator[Method]:
     if bench.draft is not None:
         tree = bench.best_tree(rule)
         yield _mixed(bench, f"{title} {tuple(tree)}", f"{title}, {BEST_STATIC}", Delayed(tree))
-    selector = bench.selectors.get(rule) if bench.tuned and bench.labels else None
-    if selector and exported(bench, selector) is None:
+    selector, labels = bench.selectors.get(rule), bench.labels
+    if bench.tuned and selector and labels and not exported(labels, bench.setting, selector):
         name = selector_title(rule)
-        yield _mixed(bench, name, name, NeuralPolicy(selector, bench.table), learned=True)
+        yield _mixed(bench, name, name, NeuralPolicy(selector, labels.table), learned=True)
     if bench.head:
         grid = _head_trees(bench)
         name = bench.tune(_head_role(bench), grid)
@@ -584,7 +592,10 @@ def _mixed(
 ) -> Method:
     configs = {f"{NGRAM} + {title}": bench.ngram}
     if bench.tuned and drafter is None:
-        tried = _changed(bench.ngram, "min_rate", (4, 8), (0.0, 0.4, 0.7))
+        tried = [
+            replace(bench.ngram, min_size=size, nodes=nodes, min_rate=rate)
+            for size, nodes, rate in product((1, 2), (4, 8), (0.0, 0.4, 0.7))
+        ]
         configs = {f"{NGRAM} ({_sizes(c)}, rate ≥ {c.min_rate:g}) + {title}": c for c in tried}
     grid = {}
     for name, config in configs.items():
@@ -595,15 +606,6 @@ def _mixed(
         )
         grid[name] = bench.ours(policy, policy.verifier, both)
     return Method(f"{NGRAM} + {role}", grid, learned)
-
-
-def _changed(
-    base: NgramConfig, key: str, nodes: Sequence[int], values: Sequence[float]
-) -> list[NgramConfig]:
-    return [
-        replace(base, min_size=size, nodes=count, **{key: value})
-        for size, count, value in product((1, 2), nodes, values)
-    ]
 
 
 def _sizes(config: NgramConfig) -> str:

@@ -187,8 +187,10 @@ def selector_ratios(axis: Axes, part: dict[str, Any]) -> None:
         if key in part["all"]:
             at = [i + 0.18 * (number - 1.5) for i in range(len(groups))]
             values = [group[key] for group in groups.values()]
-            style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": colour, "label": name}
-            axis.errorbar([v[0] for v in values], at, xerr=whiskers(values), **style)
+            style: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1}
+            axis.errorbar(
+                [v[0] for v in values], at, xerr=whiskers(values), color=colour, label=name, **style
+            )
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(groups)), list(groups))
     axis.invert_yaxis()

@@ -47,7 +47,9 @@ class StaticTrees:
         cls, roots: Roots | None, table: LatencyTable | None, setting: SamplingSetting
     ) -> "StaticTrees | None":
         """None for a setting that was not traced."""
-        index = traced_index(roots.settings, setting) if roots else None
+        if roots is None or table is None:
+            return None
+        index = traced_index(roots.settings, setting)
         return None if index is None else cls(roots, table, index)
 
     def ranked(self, rule: str, count: int, kind: str | None = None) -> list[Action]:

@@ -9,6 +9,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.evaluation.methods import Bench, Tuner
+from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
@@ -41,8 +42,7 @@ def benches(
             draft,
             setting,
             Tuner(folders["evaluate"] / f"tuned-{name}.json", evaluation.new_tokens, texts),
-            roots,
-            table,
+            StaticTrees.of(roots, table, setting),
             draft_setting,
             evaluation.draft_temperature,
             fixed,

@@ -16,6 +16,7 @@ from nde_talf.evaluation import methods
 from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.methods import Tuner, plan_methods
 from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
+from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import Roots, roots_from_traces
@@ -39,12 +40,12 @@ def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:
         folder.name: Selector.from_pretrained(folder)
         for folder in sorted(exports.iterdir() if exports.is_dir() else ())
     }
+    prices = LatencyTable.load(bench.options.run / "latency" / "table.json")
     parts = methods.Bench(
         *bench.models,
         SETTINGS[name],
         Tuner(bench.folder / "tuned.json", bench.options.new_tokens, []),
-        roots,
-        LatencyTable.load(bench.options.run / "latency" / "table.json"),
+        StaticTrees.of(roots, prices, SETTINGS[name]),
         rules=[own for own in selectors if own != "across"] or ["traversal"],
         selectors=selectors,
     )

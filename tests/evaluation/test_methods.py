@@ -34,6 +34,7 @@ from nde_talf.evaluation.methods import (
     selector_title,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.selector.network import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -46,11 +47,13 @@ GREEDY, PROMPT = SamplingSetting(0.0), [1, 2, 3]
 @pytest.fixture
 def bench(tmp_path) -> Bench:
     tuner = Tuner(tmp_path / "tuned.json", 12, [PROMPT, [4, 5]])
-    return Bench(*tiny_pair(40), SETTING, tuner, roots(BEST), TABLE, kinds=["code", "prose"])
+    labels = StaticTrees.of(roots(BEST), TABLE, SETTING)
+    return Bench(*tiny_pair(40), SETTING, tuner, labels, kinds=["code", "prose"])
 
 
 def at(bench: Bench, setting: SamplingSetting, **changed) -> Bench:
-    return replace(bench, setting=setting, **changed)
+    labels = bench.labels if setting == SETTING else None
+    return replace(bench, setting=setting, labels=labels, **changed)
 
 
 def texts(plan: Plan, names: list[str]) -> list[list[int]]:
