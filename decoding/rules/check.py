@@ -117,14 +117,15 @@ def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
 
     drawn: False for children that were picked: they need no mass, their parent no q.
     """
-    rows = {node: tree.q[node] for node, children in enumerate(tree.children) if children}
-    for node, row in list(rows.items()):
-        if row is None and drawn:
+    rows: dict[int, Tensor] = {}
+    for node, children in enumerate(tree.children):
+        row = tree.q[node]
+        if children and row is not None:
+            rows[node] = row
+        elif children and drawn:
             raise ValueError(
                 f"tree.q: node {node} has children, but no distribution that they were drawn from."
             )
-        if row is None:
-            del rows[node]
     _check_nodes("tree.q", rows, vocabulary)
     for node, row in rows.items() if drawn else ():
         tokens = [tree.tokens[child] for child in tree.children[node]]
@@ -135,7 +136,7 @@ def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
                 )
 
 
-def _check_nodes(name: str, rows: dict[int, Any], vocabulary: int) -> None:
+def _check_nodes(name: str, rows: dict[int, Tensor], vocabulary: int) -> None:
     """Raise ValueError unless the rows [V] of these nodes are distributions."""
     for node, row in rows.items():
         if row.shape != (vocabulary,):

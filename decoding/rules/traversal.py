@@ -156,11 +156,8 @@ def _visit(
     """
     children, masses = tree.children[number], tree.masses(number) if without_replacement else None
     drafted = [tree.tokens[child] for child in children]
-    node, state, left = (
-        Node(tree.p_at(number), tree.q[number], drafted, masses),
-        Residual(0.0, w0),
-        None,
-    )
+    node = Node(tree.p_at(number), tree.q[number], drafted, masses)
+    state, left = Residual(0.0, w0), None
     for draw, child in enumerate(children):
         if draw:
             state = reject(node, state, w0, left)
@@ -172,8 +169,19 @@ def _visit(
         verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
         if verdict is not None:
             return verdict
+    kept = _kept(node, state, w0, left, rng)
+    if kept is None:
+        return None
+    return Verdict(number, node.draw(node.rest(kept.c, w0) if kept.c else node.p, rng, w0))
+
+
+def _kept(node: Node, state: Residual, w0: float, left: float | None, rng: Rng) -> Residual | None:
+    """Decide whether a node is accepted, after its children; returns what is left of p if it is.
+
+    state: before the last child was rejected. left: the mass of q that this one was drawn from.
+    """
     keep = w0
-    if children and w0 < 1:
+    if node.count and w0 < 1:
         # The final probability of acceptance is at most this one: most nodes are rejected here,
         # without a reduction.
         bound = state.z / state.d
@@ -181,9 +189,7 @@ def _visit(
             return None
         state = reject(node, state, w0, left)
         keep = state.z / state.d / bound
-    elif children:
-        # The root, or a node like it: something is always accepted, also where rounding left z = 0.
+    elif node.count:
+        # Something is always accepted at weight 1, also where rounding left z = 0.
         state = reject(node, state, w0, left, last=True)
-    if not rng.bernoulli(keep):
-        return None
-    return Verdict(number, node.draw(node.rest(state.c, w0) if state.c else node.p, rng, w0))
+    return state if rng.bernoulli(keep) else None
