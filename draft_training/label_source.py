@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.filesize import decimal as size
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +21,6 @@ from nde_talf.decoding.common.checkpoint import fingerprint as digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.decoding.common.units import size
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import fingerprint
 from nde_talf.draft_training.settings import HeadConfig

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal as size
+
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
@@ -18,7 +20,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, write_json
 from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.decoding.common.units import size
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import SUCCESSOR, Stage

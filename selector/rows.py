@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from rich.filesize import decimal as size
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.units import size
 
 if TYPE_CHECKING:
     from nde_talf.data.traces.store import TraceStore
