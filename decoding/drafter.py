@@ -6,22 +6,26 @@ drafter needs of the target (EAGLE-style heads need features) is an argument of 
 `advance`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.processing import Processed
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.setting import feature_setting
-from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted, DraftTree
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+    from nde_talf.decoding.processing import Processed
+    from nde_talf.decoding.static import StaticShapes
 
 NewSession = Callable[[], TreeSession]
 Logits = Callable[[Tensor], Tensor]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import memory_is_short, unreadable
+from nde_talf.decoding.model import first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -135,14 +136,6 @@ def _size(config: "PretrainedConfig", name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def body_of(model: "PreTrainedModel") -> nn.Module:
-    """What makes hidden states of tokens; of a model with a part for images, say, that which reads
-    text.
-    """
-    body = cast("nn.Module", model.get_decoder())
-    return cast("nn.Module", body.model) if body is model else body
-
-
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
     """The Auto class that makes a language model of `config`, alone or inside one for images, and
     the attention to load it with: sdpa, or eager where that lacks something (gpt-oss' sinks, Gemma
@@ -237,8 +230,3 @@ def _listed(what: str, names: list[str]) -> str:
 
 def _has_accelerate() -> bool:
     return importlib.util.find_spec("accelerate") is not None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

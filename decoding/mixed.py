@@ -4,14 +4,15 @@ At every root the committed text alone decides which of the two drafts the tree,
 drawn. So each step is lossless by the proof of its own rule.
 """
 
+from __future__ import annotations
+
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
@@ -22,6 +23,9 @@ from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.tree import Accepted, DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier, check_compatible
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 
 _BEHIND = 32
 """Tokens that the other draft may not have seen before it has to catch up: what one of its passes
@@ -55,7 +59,7 @@ class MixedDrafter(Drafter):
         self.vocab_size, self.max_context = draft.vocab_size, draft.max_context
         self.feature_layers: tuple[int, ...] = draft.feature_layers
 
-    def fork(self) -> "MixedDrafter":
+    def fork(self) -> MixedDrafter:
         """See `Drafter.fork`."""
         forked = copy(self)
         forked.ngram, forked.draft = self.ngram.fork(), self.draft.fork()

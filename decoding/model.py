@@ -21,7 +21,6 @@ from nde_talf.decoding.forward.layer import NotNative
 from nde_talf.decoding.forward.native import NativeForward, native_forward
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
-from nde_talf.decoding.loading import body_of, first_line
 from nde_talf.decoding.masks import FULL, WINDOW_KEYS, layer_kinds, windows
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import Readout, scale_and_cap
@@ -379,6 +378,19 @@ class CausalModel:
         return self.module(
             input_ids=torch.tensor([tokens], device=self.device), use_cache=False
         ).logits[0, -1]
+
+
+def body_of(model: "PreTrainedModel") -> nn.Module:
+    """What makes hidden states of tokens; of a model with a part for images, say, that which reads
+    text.
+    """
+    body = cast("nn.Module", model.get_decoder())
+    return cast("nn.Module", body.model) if body is model else body
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -16,19 +16,23 @@ or a distribution over next tokens:
 Source: A. Saxena, "Prompt Lookup Decoding" (2023), which drafts one continuation.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.tree import Accepted, DraftTree
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 
 
 class Match(NamedTuple):
@@ -154,7 +158,7 @@ class NgramDrafter(Drafter):
         return self.root
 
     @property
-    def ngram(self) -> "NgramDrafter":
+    def ngram(self) -> NgramDrafter:
         """The drafter itself, as a `nde_talf.decoding.mixed.MixedDrafter` has one."""
         return self
 

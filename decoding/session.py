@@ -5,7 +5,10 @@ Used alike by the target, an LM drafter and a draft head; it knows topology and 
 tokens' meaning.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +17,9 @@ from torch import Tensor
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device import asynchronous, integers, upload
 from nde_talf.decoding.masks import HostMask
-from nde_talf.decoding.static import FixedPasses, StaticShapes
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.static import FixedPasses, StaticShapes
 
 Forward = Callable[..., Tensor]
 Tokens = list[int] | Tensor  # on the host, or on the device

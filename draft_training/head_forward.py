@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import seen_in
-from nde_talf.decoding.forward.fused import FusedPass
+from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer
-from nde_talf.decoding.forward.native import FAMILIES
-from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.forward.native import FAMILIES, FusedPass
 from nde_talf.decoding.masks import FULL
 
 if TYPE_CHECKING:

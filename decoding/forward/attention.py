@@ -10,10 +10,12 @@ with scores s over two sets of slots A and B:
 This is the merge of FlashAttention (Dao et al.) between blocks. In a layer with a sliding window
 each row sees the last slots before itself. Those that all rows see are attended to without a mask;
 the few at the window's edge, which only some rows see, join the tree's part.
+
+Rotary positions stand here too: tables of angles made once, and the rotation.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -240,3 +242,52 @@ def _capped(
     scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
     scores = scores if mask is None else scores + mask
     return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+_FIRST = 1024
+"""Positions of a new table. It grows in powers of two."""
+Angles = tuple[Tensor, Tensor]
+"""cos, and sin with a minus sign in its first half, [B, n, 1, D]."""
+
+
+class RotaryTable:
+    """The angles at positions 0, 1, 2, ..., as transformers computes them in float32: [positions, 2
+    D].
+
+    Args:
+        module: transformers' rotary module.
+        kind: of the layers, where the module has angles for each.
+        like: a tensor of the states' type and device.
+    """
+
+    def __init__(self, module: Any, kind: str | None, like: Tensor):
+        self.module, self.kind, self.like = module, kind, like
+        self.table, self.positions = like[:0], 0
+        self.reach(_FIRST)
+
+    def reach(self, positions: int) -> None:
+        """Make the table longer where it ends before so many positions."""
+        if positions > self.positions:
+            self.positions = 1 << (positions - 1).bit_length()
+            rows = torch.arange(self.positions, device=self.like.device)[None]
+            cos, sin = (
+                self.module(self.like, rows)
+                if self.kind is None
+                else self.module(self.like, rows, self.kind)
+            )
+            half = sin.shape[-1] // 2
+            self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
+
+    def at(self, positions: Tensor) -> Angles:
+        """The angles at `positions` [B, n]."""
+        cos, sin = torch.embedding(self.table, positions).unsqueeze(2).chunk(2, -1)
+        return cos, sin
+
+
+def rotate(states: Tensor, angles: Angles) -> Tensor:
+    """Turn states [B, n, heads, D] in place: of each head the pairs (x_i, x_{i + D/2}), i < D/2, by
+    the angle of i.
+    """
+    cos, sin = angles
+    swapped = states.roll(states.shape[-1] // 2, -1)
+    return states.mul_(cos).addcmul_(swapped, sin)

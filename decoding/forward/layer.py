@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import Seen, attend
+from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
 from nde_talf.decoding.forward.product import product
-from nde_talf.decoding.forward.rotary import Angles, rotate
 
 
 class NotNative(Exception):

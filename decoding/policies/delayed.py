@@ -2,8 +2,11 @@
 acceptance length.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import (
     DecodingState,
@@ -14,6 +17,9 @@ from nde_talf.decoding.policies.base import (
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceTree
 
 
 def draft_delayed(

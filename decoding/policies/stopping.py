@@ -6,14 +6,16 @@ distributions so far, or by earlier steps. So every drafted token is a draw from
 the last one or not whatever would be drawn after it. That is all that the rules for paths need.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import (
     DecodingState,
@@ -26,6 +28,9 @@ from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceTree
 
 LARGEST, DRAWN, PATH = CRITERIA = "largest", "drawn", "path"
 

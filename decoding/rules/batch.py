@@ -7,17 +7,19 @@ it goes down all levels with a pointer to the current node of each tree: depth +
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.masks import ancestor_mask
 from nde_talf.decoding.rules.residual import EMPTY, excess
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceTree
 
 Rows = Callable[[Tensor], Tensor]
 """Node numbers [B] -> rows [B, V] of a distribution there."""
@@ -80,7 +82,7 @@ class Trees:
         return apart | ((sees.mT > 0) & (nodes != nodes[:, None]))
 
 
-def trees_of(tree: DeviceTree) -> Trees:
+def trees_of(tree: "DeviceTree") -> Trees:
     """Return one tree as a batch of one."""
     inner = torch.stack(
         [q for q in tree.q if q is not None] or [tree.p[0]]

@@ -17,13 +17,13 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.forward import attention, product
 from nde_talf.decoding.forward.attention import (
+    RotaryTable,
     attend,
     has_flash,
     seen_in,
     weighed,
     weighed_in_steps,
 )
-from nde_talf.decoding.forward.rotary import RotaryTable
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.masks import Window
 from nde_talf.decoding.model import CausalModel
