@@ -1,5 +1,4 @@
-"""The speculative decoding loop: draft a tree, score it with the target in one pass, verify, commit,
-repeat.
+"""The speculative decoding loop: draft a tree, score it in one pass, verify, commit, repeat.
 
 It knows the order of things and the clock; trees, rules and distributions are the policy's, the
 drafter's and the verifier's. Whatever those choose, the committed tokens follow the target's

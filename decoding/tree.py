@@ -193,7 +193,7 @@ class DraftTree:
         self.p = WarpedRows(logits, setting)
 
     def commit(self, end: int, token: int) -> "Accepted":
-        """What a verdict commits: the path to the last accepted node `end`, and `token` after it."""
+        """Commit the path to the last accepted node `end`, and `token` after it."""
         path = self.path(end)
         return Accepted(self, path, [*(self.tokens[node] for node in path), token])
 

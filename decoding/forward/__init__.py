@@ -1,1 +1,1 @@
-"""Forward passes of our own for the families that matter, with the weights of a transformers model."""
+"""Native forward passes of common families, with the weights of a transformers model."""

@@ -218,7 +218,7 @@ class DecoderLayer:
         return self.output(found)
 
     def finish(self, states: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after the layer, [B n, H]: `states`, attention's part and the MLP's."""
+        """Return the residual stream after the layer, [B n, H]."""
         states = states + (
             attended if self.after_attention is None else self.after_attention(attended)
         )

@@ -1,4 +1,4 @@
-"""The base class of policies, and the state of a generation that a policy may look at before it drafts."""
+"""The base class of policies, and the state of a generation that a policy may look at."""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

@@ -21,8 +21,6 @@ from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
-FRACTIONS = ("tokens", "depth")
-
 
 @dataclass(frozen=True)
 class DynaTreeConfig:
@@ -46,12 +44,6 @@ class DynaTreeConfig:
         low, high: the mean acceptance below (above) which drafting becomes more conservative
             (aggressive).
         step: by how much tau_l and tau_h then move; D_0 moves by 1.
-        fraction: what the acceptance is. "tokens" (the paper's): committed over drafted tokens.
-            "depth": committed tokens over the depth of the tree.
-        branch_at_root: not in the paper. Draft as many first tokens as the confidence at the root
-            says, and not only u_0.
-        drop_pruned: take the leaves of path probability below `prune` out of the tree. Section 3.3
-            says so; Algorithm 1 leaves them in it.
     """
 
     branches: tuple[int, int, int] = (1, 2, 3)
@@ -67,9 +59,6 @@ class DynaTreeConfig:
     low: float = 0.1
     high: float = 0.3
     step: float = 0.05
-    fraction: str = "tokens"
-    branch_at_root: bool = False
-    drop_pruned: bool = False
 
     def __post_init__(self) -> None:
         if (
@@ -80,8 +69,6 @@ class DynaTreeConfig:
                 f"branches={list(self.branches)}: give three numbers of at least 1, none below the"
                 " one before it."
             )
-        if self.fraction not in FRACTIONS:
-            raise UserError(f"fraction={self.fraction}: it is one of {', '.join(FRACTIONS)}.")
         require_positive(depth=self.depth, nodes=self.nodes)
         require_at_least(0, window=self.window)
         require_fractions(confident_low=self.confident_low, stop=self.stop, prune=self.prune)
@@ -96,7 +83,7 @@ class History:
 
     Attributes:
         depth, confident_low, confident_high: the adapted D_0, tau_l and tau_h.
-        drafted: tokens, or the depth, of the last tree; what a step commits is divided by it.
+        drafted: tokens of the last tree; what a step commits is divided by it.
     """
 
     def __init__(self, config: DynaTreeConfig):
@@ -155,12 +142,10 @@ class DynaTree(TreePolicy):
                 top_tokens([tree.q_at(node) for node in level], config.branches[-1]),
                 strict=True,
             ):
-                count = self._branches(best[0][0], history) if node or config.branch_at_root else 1
+                count = self._branches(best[0][0], history) if node else 1
                 for value, token in best[:count]:
                     own = probability[node] * value
-                    if len(tree) <= config.nodes and (
-                        own >= config.prune or not config.drop_pruned
-                    ):
+                    if len(tree) <= config.nodes:
                         grown.append(tree.add(node, token))
                         probability[grown[-1]] = own
             if len(tree) > config.nodes:
@@ -172,7 +157,7 @@ class DynaTree(TreePolicy):
             ]
             if level:
                 drafter.expand(tree, level)
-        history.drafted = len(tree) - 1 if config.fraction == "tokens" else max(tree.depth)
+        history.drafted = len(tree) - 1
         return tree
 
     def _branches(self, confidence: float, history: History) -> int:

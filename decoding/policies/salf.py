@@ -32,8 +32,6 @@ class Salf(TreePolicy):
         nodes: N, the largest number of drafted tokens; the root is not counted.
         batch: B, how many nodes are expanded in one draft pass.
         threshold: th.
-        fill: not in the paper. Fill the tree up to `nodes` with the best of Q, whose probabilities
-            are known when the search stops: more nodes for the target, and no further draft pass.
 
     Attributes:
         gains: the sums S_i of the last draft; they fall from pass to pass (Theorem 1).
@@ -41,12 +39,10 @@ class Salf(TreePolicy):
 
     trees = "top_k"
 
-    def __init__(
-        self, nodes: int = 60, batch: int = 10, threshold: float = 0.6, fill: bool = False
-    ):
+    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6):
         require_positive(nodes=nodes, batch=batch)
         require_fractions(threshold=threshold)
-        self.nodes, self.batch, self.threshold, self.fill = nodes, batch, threshold, fill
+        self.nodes, self.batch, self.threshold = nodes, batch, threshold
         self.gains: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
@@ -76,9 +72,7 @@ class Salf(TreePolicy):
                 known[-1].probability if len(known) == self.nodes else 0.0
             )  # below, none can come into the tree
             queue = heapq.nlargest(self.nodes, queue + children(tree, nodes, self.nodes, enough))
-        return reranked(
-            tree, heapq.nlargest(self.nodes, found + queue) if self.fill else found, drafter
-        )
+        return reranked(tree, found, drafter)
 
 
 @policy("optimal", verifier="nss")

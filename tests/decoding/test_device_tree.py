@@ -145,14 +145,6 @@ def test_draws_on_a_device_are_those_of_the_host():
     assert drawn.max() < 40 and bool((rows.gather(1, drawn[:, None]) > 0).all())
 
 
-def test_where_no_mass_is_left_a_draw_comes_again():
-    tree = on_tables(
-        Shaped(((), ()), "without_replacement"), Tables("one-hot q", seed=3), Rng.seeded(0)
-    )
-    assert int(tree.tokens[1]) == int(tree.tokens[2]) and tree.first.tolist() == [0, 1, 1]
-    assert tree.left.tolist() == [1, 1, 0]
-
-
 @pytest.mark.parametrize("kind", ["random", "sparse", "one-hot q"])
 @pytest.mark.parametrize("vocabulary", [2, 7])
 @pytest.mark.parametrize("room", [0, 2, 100])
@@ -171,29 +163,6 @@ def test_beams_are_those_of_the_host(room, vocabulary, kind):
             assert min(float(tables(path[:at])[1][token]) for at, token in enumerate(path)) == 0
         for node in range(len(tree)):
             assert ours.sees[node].nonzero().flatten().tolist() == sorted([0, *tree.path(node)])
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("with_head", [False, True])
-def test_models_draft_the_beams_of_the_host(with_head, static):
-    own, generator = (
-        drafter(with_head, StaticShapes(60, rows=32) if static else None),
-        torch.Generator().manual_seed(0),
-    )
-    trees = set()
-    for policy in (Beam(3, 4, 12), Beam(2, 5, 8), Beam(4, 3, 20)):
-        prompt = torch.randint(64, (1, 6), generator=generator)
-        features, found = TARGET.hidden(prompt, torch.arange(6)[None], None, None)[0], []
-        for device in (False, True):
-            own.start(prompt[0].tolist(), 7, features, RAW)
-            tree = policy.draft(
-                DecodingState(7, 7, 50, RAW, None, None, device=device), own, Rng.seeded(0)
-            )
-            found.append(paths(tree.to_host() if device else tree))
-        assert found[0] == found[1]
-        trees.add(frozenset(found[0]))
-    assert len(trees) == 3 and max(map(len, found[0])) == 3
 
 
 def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
@@ -291,40 +260,6 @@ def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, sta
             generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
         )
     assert with_head or generation.block_efficiency > 1.1
-
-
-@pytest.mark.parametrize(
-    "with_head,static,name",
-    [(False, False, "greedy"), (False, True, "nss"), (True, False, "nss"), (True, True, "greedy")],
-)
-def test_greedy_beams_are_those_of_the_host_step_by_step(with_head, static, name):
-    shapes, greedy, warm = (
-        StaticShapes(60, rows=32) if static else None,
-        SamplingSetting(0.0),
-        SamplingSetting(0.7),
-    )
-    own = drafter(with_head, shapes)
-    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["nss"])
-    ours, host = (
-        SpeculativeDecoder(
-            TARGET, own, Beam(3, 4, 12), VERIFIERS[name], warm, static=shapes, device=device
-        )
-        for device in (True, False)
-    )
-    asked = (
-        [1, 2, 3],
-        1000 if static else 40,
-        greedy,
-    )  # with static shapes to the end of the context
-    found = ours.generate(*asked, Rng.seeded(0))
-    assert (
-        found.tokens == plain.generate([1, 2, 3], len(found.tokens), greedy, Rng.seeded(0)).tokens
-    )
-    expected = host.generate(*asked, Rng.seeded(0))
-    assert [(step.tokens, step.nodes) for step in found.steps] == [
-        (step.tokens, step.nodes) for step in expected.steps
-    ]
-    assert with_head or found.block_efficiency > 1.1
 
 
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, False)])

@@ -200,19 +200,3 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
     assert len(found) > 4 and (together.std(0) > 1e-3).all(), dict(
         zip(SCALARS, together.std(0).tolist(), strict=True)
     )
-
-
-def test_features_above_temperature_0_are_of_the_rows_that_are_sampled():
-    seen = []
-
-    class Seeing(Kept):
-        def draft(self, state, drafter, rng):
-            seen.append(
-                draft_rows(drafter)[0] is drafter.previous.q
-                and draft_rows(drafter)[1] is drafter.root.q
-            )
-            seen.append(float(state.p_previous.count_nonzero()) < 48)  # cut by top-p
-            return super().draft(state, drafter, rng)
-
-    decode(Seeing(make_policy("delayed", {})), "specinfer", setting=SamplingSetting(0.8, 0.7))
-    assert seen and all(seen)

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -19,7 +18,6 @@ from nde_talf.decoding.forward import attention, product
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
     attend,
-    has_flash,
     seen_in,
     weighed,
     weighed_in_steps,
@@ -108,31 +106,6 @@ def test_attention_in_steps_is_the_fused_one():
             strict=True,
         ):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "dtype,flash", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)]
-)
-def test_the_text_goes_without_a_mask_where_a_gpu_has_flash_attention(monkeypatch, dtype, flash):
-    """A T4 has none, and float32 has none anywhere.
-
-    Elsewhere two parts would have no kernel, or only cost time.
-    """
-    monkeypatch.setattr(attention, "has_flash", lambda device, dtype, size=64: flash)
-    with FakeTensorMode():
-        rows, mask = (
-            torch.empty(shape, dtype=dtype, device="cuda") for shape in ((1, 5), (1, 1, 5, 8))
-        )
-        seen = [seen_in(None, mask, rows, None, cached, dtype, 2) for cached in (51, 603)]
-    assert [(own.open, own.tree) for own in seen] == [(48, 48), (0 if flash else 600, 600)]
-
-
-def test_flash_attention_is_asked_for_and_not_supposed():
-    assert has_flash(torch.device("cpu"), torch.float32) and not has_flash(
-        torch.device("meta"), torch.bfloat16
-    )
-    if torch.cuda.is_available():
-        assert not has_flash(torch.device("cuda"), torch.float32)
 
 
 # Passes
@@ -293,17 +266,6 @@ def test_weights_are_shared_and_changes_of_any_kind_are_seen_by_the_next_sequenc
     )
 
 
-def test_two_models_over_one_module_share_its_fused_weights():
-    one = family("llama")
-    where = one.native.layers[1].gate_up.weight.data_ptr()
-    two = CausalModel(one.module)
-    assert (
-        two.native.layers[1].gate_up.weight.data_ptr()
-        == where
-        == one.native.layers[1].gate_up.weight.data_ptr()
-    )
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma-3"])
 def test_passes_inside_and_outside_of_inference_mode(name):
     for made_inside in (True, False):
@@ -460,8 +422,3 @@ def test_onednn_multiplies_many_rows_with_large_matrices_of_float32_alone(monkey
     rows.requires_grad_()
     product.product(rows, large).sum().backward()
     assert rows.grad is not None and len(asked) == 1
-
-
-def test_where_onednn_was_not_measured_torch_chooses(monkeypatch):
-    monkeypatch.setattr(product.torch.backends.mkl, "is_available", lambda: False)
-    assert not product._pays()

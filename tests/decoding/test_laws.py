@@ -48,12 +48,7 @@ TREES = {
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
     "deep beam": (lambda: Beam(k=3, depth=3, nodes=5), 4),
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
-    "salf, filled": (lambda: Salf(nodes=3, batch=1, threshold=0.3, fill=True), 3),
     "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
-    "dynatree, wide": (
-        lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)),
-        3,
-    ),
 }
 HOST_ONLY = ("dyspec", "salf", "dynatree")
 LARGE = ("trunk", "deep", "deep trunk", "three deep", "iid", "deep distinct", "deep beam")

@@ -229,24 +229,6 @@ def test_every_law_of_trees_picked_from_the_text_is_the_targets(config):
     assert distance(law_of(decoder, 4, PROMPT), target_law(4)) < CLOSE
 
 
-@pytest.mark.parametrize("name", ["nss", "greedy"])
-@pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
-def test_the_law_of_trees_picked_from_the_text_is_the_targets(config, name):
-    setting = FEW if name == "nss" else SamplingSetting(0.0)
-    decoder = SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), NgramTree(config), name)
-    assert distance(law_of(decoder, 3, PROMPT, setting), target_law(3, setting)) < CLOSE
-
-
-@pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
-@pytest.mark.parametrize("kind,rule", [(kind, rules[0]) for kind, (_, rules) in DRAWN.items()])
-def test_the_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
-    tokens = 2 if kind == "iid" else 3
-    assert (
-        distance(law_of(drawn(kind, rule, config), tokens, PROMPT, FEW), target_law(tokens, FEW))
-        < CLOSE
-    )
-
-
 @pytest.mark.law
 @pytest.mark.parametrize(
     "config", [PLAIN, LONGER, NgramConfig(matches=1)], ids=["any size", "two tokens", "latest"]
@@ -255,15 +237,6 @@ def test_the_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
 def test_every_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
     tokens = 2 if kind in ("iid", "dyspec") else 3
     assert distance(law_of(drawn(kind, rule, config), tokens, PROMPT), target_law(tokens)) < CLOSE
-
-
-@pytest.mark.parametrize(
-    "drafter,rule,static",
-    [("lm", "traversal", False), ("head", "bv", False), ("head", "traversal", True)],
-)
-def test_the_law_of_n_grams_with_another_draft_beside_them_is_the_targets(drafter, rule, static):
-    decoder = mixed(drafter, rule, LONGER, StaticShapes(24, rows=80) if static else None)
-    assert distance(law_of(decoder, 3, PROMPT, FEW), target_law(3, FEW)) < CLOSE
 
 
 @pytest.mark.law
@@ -356,36 +329,13 @@ def test_n_grams_draft_where_they_are_accepted_often_enough():
         assert bool(statistics(decoder.drafting)) == expected
 
 
-def test_streams_read_in_turn_are_those_read_alone():
-    config = NgramConfig(threshold=0.02)
-    made = SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), NgramTree(config), "nss")
-    asked = [(PROMPT, 1), ([0, 1, 0, 1], 2)]
-    streams = [made.blocks(prompt, 40, SETTING, Rng.seeded(seed)) for prompt, seed in asked]
-    for _ in zip(*streams, strict=False):
-        pass
-    for stream, (prompt, seed) in zip(streams, asked, strict=True):
-        rest = [token for _ in stream for token in ()] or stream.generation
-        alone = made.generate(prompt, 40, SETTING, Rng.seeded(seed))
-        assert rest.tokens == alone.tokens
-        assert [step.nodes for step in rest.steps] == [step.nodes for step in alone.steps]
-
-
-def test_a_token_of_a_long_text_costs_no_search_of_it():
-    """Counted in dictionary look-ups and entries: a hundred thousand tokens, then one more."""
-    index = NgramIndex(NgramConfig())
-    index.extend(range(100_000))
-    entries = sum(map(len, index._latest.values()))
-    index.extend([5])
-    assert index.match([]) == Match(1, [6]) and sum(map(len, index._latest.values())) == entries + 4
-
-
 @pytest.mark.parametrize(
     "given,said",
     [
-        ({"min_size": 0}, "ngram.min_size=0: it must be a number from 1 to"),
-        ({"max_size": 0, "min_size": 0}, "a number from 1 to"),
+        ({"min_size": 0}, "ngram.min_size=0: it should be greater than or equal to 1"),
+        ({"max_size": 0}, "ngram.max_size=0"),
         ({"min_size": 3, "max_size": 2}, "ngram.min_size=3 is larger than ngram.max_size=2"),
-        ({"max_size": LONGEST + 1}, f"from 1 to {LONGEST}"),
+        ({"max_size": LONGEST + 1}, f"ngram.max_size={LONGEST + 1}"),
         ({"nodes": 0}, "ngram.nodes=0"),
         ({"depth": 0}, "ngram.depth=0"),
         ({"matches": 0}, "ngram.matches=0"),

@@ -1,11 +1,9 @@
 """Static shapes: the same numbers as the plain path, and one graph a size."""
 
-from collections import Counter
 from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -152,54 +150,6 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     assert len(generation.stats.nodes) > 3  # trees of many sizes
     # Of target and draft, and what moves slots; all at the first prompt.
     assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
-
-
-def test_every_size_runs_twice_before_the_second_pass():
-    """Torch makes a function's CUDA graph in the second call, after one that compiles it."""
-    target, _ = tiny_pair(16)
-    sizes, moves = Counter(), []
-
-    def counted(function):
-        def run(*args):
-            sizes.update([args[0].shape[1]]) if len(args) > 2 else moves.append(args)
-            return function(*args)
-
-        return run
-
-    session = TreeSession(
-        target.hidden,
-        target.device,
-        target.dtype,
-        target.layers,
-        StaticShapes(40, rows=8, compile=counted),
-    )
-    session.append([1, 2, 3])
-    assert sizes == {1: 2, 2: 2, 4: 2, 8: 2} and len(moves) == 2
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma-3"])
-@torch.inference_mode()
-def test_what_passes_write_to_stays_where_it_is(name):
-    """Torch makes no CUDA graph of a function that writes to other tensors than those that it knows
-    to stay.
-    """
-    model, written = family(name), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            written.extend([args[0]] if operation is torch.ops.aten.index_copy_.default else [])
-            return operation(*args, **(kwargs or {}))
-
-    session = TreeSession(
-        model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=8)
-    )
-    session.append([1, 2])
-    with Watch():
-        session.grow([3, 4], [-1, -1])
-        session.commit([1])
-    assert len(written) >= 4 * model.layers and all(
-        hasattr(each, "_dynamo_static_input_type") for each in written
-    )
 
 
 def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
