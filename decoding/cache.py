@@ -206,18 +206,6 @@ class KVCache(Cache):
         """Slots in use, of growing layers."""
         return self._growing[0].length if self.layers else 0
 
-    @property
-    def bytes(self) -> int:
-        """What the buffers hold."""
-        if self.target is not None:
-            return sum(
-                x.nbytes
-                for layer in self._fixed
-                if layer.is_initialized
-                for x in (layer.keys, layer.values)
-            )
-        return sum(slots.states.nbytes for slots in self._buffers() if slots.states is not None)
-
     def columns(self, count: int) -> int:
         """How many slots a pass over `count` rows is shown, its own ones included."""
         if self.target is None:

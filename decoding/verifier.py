@@ -56,13 +56,12 @@ class Verifier:
 
         labels: whether the rule's own branching probabilities make labels.
         """
-        from nde_talf.decoding.rules.batch import walk_trees
         from nde_talf.decoding.rules.walk import walk
 
         # A tree of kind top_k has no masses to look at, whatever the rule.
         masses = "without_replacement" in trees and "iid" not in trees
         host = partial(walk, rule, without_replacement=masses)
-        device = None if rule.host_only else partial(walk_trees, rule)
+        device = None if rule.host_only else partial(_walk_on_device, rule)
         return cls(name, host, trees, device, rule if labels else None)
 
     def __call__(self, tree: "DraftTree | DeviceTree", rng: Rng) -> Verdict:
@@ -86,6 +85,13 @@ class Verifier:
 
         check_tree(tree)
         return self.rule(tree, rng)
+
+
+def _walk_on_device(rule: "Rule", trees: "Trees", rng: Rng) -> Verdict:
+    """Walk B trees on a device; what that needs is imported by the first."""
+    from nde_talf.decoding.rules.batch import walk_trees
+
+    return walk_trees(rule, trees, rng)
 
 
 def check_compatible(trees: str, rule: Verifier) -> None:

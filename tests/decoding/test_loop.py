@@ -220,7 +220,7 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
         )
         cache.commit(length, kept)
         plain = [tuple(x[:, :, [*range(length), *kept]] for x in pair) for pair in plain]
-        assert cache.length == length + len(kept) and cache.bytes > 0
+        assert cache.length == length + len(kept)
 
 
 def test_a_dropped_cache_is_freed_at_once():

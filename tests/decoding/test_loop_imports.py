@@ -8,7 +8,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-MODULES, TOKENS = 31, 33_000
+MODULES, TOKENS = 30, 30_800
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
