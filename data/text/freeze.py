@@ -1,0 +1,197 @@
+"""Make the frozen list of sources: `python -m data.text.freeze FILE`.
+
+It is made once, before the first step of a training, and committed. Generated files, vendored copies and near-duplicates, on
+either side of the split and across it, are left out of it.
+"""
+
+import importlib.metadata
+import platform
+import re
+import sys
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nde_talf.data.text.corpus import SKIPPED_FOLDERS, by_hash
+from nde_talf.data.text.sources import (
+    PYTHON,
+    TOPICS,
+    Package,
+    is_held_out,
+    public,
+    short_digest,
+    without_licence,
+    write_frozen,
+)
+
+LICENCES = {
+    PYTHON: "PSF-2.0", "torch": "BSD-3-Clause AND Apache-2.0 AND BSD-2-Clause AND BSL-1.0 AND MIT",
+    "transformers": "Apache-2.0", "sympy": "BSD-3-Clause",
+    "pandas": "BSD-3-Clause", "scipy": "BSD-3-Clause", "numpy": "BSD-3-Clause", "numba": "BSD-2-Clause",
+    "matplotlib": "PSF-2.0-like (matplotlib)", "networkx": "BSD-3-Clause", "mypy": "MIT", "fonttools": "MIT", "wandb": "MIT",
+    "torchmetrics": "Apache-2.0", "huggingface_hub": "Apache-2.0", "pyarrow": "Apache-2.0", "pytorch-lightning": "Apache-2.0",
+    "datasets": "Apache-2.0", "mpmath": "BSD-3-Clause", "pydantic": "MIT", "accelerate": "Apache-2.0", "pytest": "MIT",
+    "rich": "MIT", "pillow": "MIT-CMU", "aiohttp": "Apache-2.0", "fsspec": "BSD-3-Clause", "griffelib": "ISC",
+    "filelock": "MIT", "anyio": "MIT", "hydra-core": "MIT", "opentelemetry-sdk": "Apache-2.0", "Jinja2": "BSD-3-Clause",
+    "packaging": "Apache-2.0 OR BSD-2-Clause", "pyparsing": "MIT", "babel": "BSD-3-Clause", "click": "BSD-3-Clause",
+    "typer": "MIT", "urllib3": "MIT", "Markdown": "BSD-3-Clause", "dill": "BSD-3-Clause", "omegaconf": "BSD-3-Clause",
+    "python-dateutil": "BSD-3-Clause", "httpx": "BSD-3-Clause", "httpcore": "BSD-3-Clause", "mkdocs": "BSD-2-Clause",
+    "markdown-it-py": "MIT", "requests": "Apache-2.0", "PyYAML": "MIT", "attrs": "MIT", "pluggy": "MIT", "h11": "MIT",
+    "watchdog": "Apache-2.0", "psutil": "BSD-3-Clause", "execnet": "MIT", "yarl": "Apache-2.0",
+    "lightning-utilities": "Apache-2.0", "tokenizers": "Apache-2.0", "safetensors": "Apache-2.0", "platformdirs": "MIT",
+    "contourpy": "BSD-3-Clause", "cycler": "BSD-3-Clause", "multidict": "Apache-2.0", "mkdocstrings": "ISC",
+}  # fmt: skip
+"""Packages whose sources are taken, and their licences: BSD, MIT, Apache, ISC or the PSF's."""
+SKIPPED = SKIPPED_FOLDERS - {"test", "tests", "site-packages", "dist-packages"} | {
+    "_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "_distutils", "unidata", "turtledemo",
+    "unicode", "styles", "_pyrepl",
+}  # fmt: skip
+"""Folders of copies, generated tables and data."""
+VERSIONS = {
+    "version.py",
+    "_version.py",
+    "__config__.py",
+    "_sysconfigdata__linux_x86_64-linux-gnu.py",
+}
+"""Files that differ between builds of one version."""
+GENERATED = re.compile(
+    r"@generated|auto-?generated|automatically generated|generated (by|from|automatically)|do not (edit|modify)|machine generated",
+    re.IGNORECASE,
+)
+TESTS = 0.2
+"""Fraction of the tests that is taken: they are long and repeat themselves."""
+SIZES = 300, 300_000
+"""Bytes of the smallest and largest file."""
+MOST_DIGITS, LONGEST_LINE = 0.15, 120
+"""Largest fraction of digits, and largest mean length of a line."""
+NEAR, NEAR_ACROSS = 0.5, 0.2
+"""Fraction of a file's shingles that may occur in another of its side, and, for a held-out one, in the other side."""
+
+
+def freeze(path: Path) -> None:
+    """Write the list of the sources that this environment has, and print what it holds."""
+    found = []
+    for name, licence in LICENCES.items():
+        root, version, names = listed(name)
+        sources = [
+            source for each in sorted(names) if (source := readable(root / each, each)) is not None
+        ]
+        found.append((Package(name, version, licence, {}), root, sources))
+    kept = {
+        id(source) for source in distinct([source for _, _, sources in found for source in sources])
+    }
+    for package, root, sources in found:
+        chosen = [source for source in sources if id(source) in kept]
+        package.files.update({source.path: source.digest for source in chosen})
+        if package.name == PYTHON:
+            package.files[TOPICS] = short_digest((root / TOPICS).read_bytes())
+        size = sum(len(source.text) for source in chosen)
+        print(
+            f"{package.name}=={package.version}: {len(chosen)} of {len(sources)} files, {size / 1e6:.2f} MB"
+        )
+    write_frozen(path, [package for package, _, _ in found if package.files])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that may be taken: path in its package, digest of its bytes, and text without the licence."""
+
+    path: str
+    digest: str
+    text: str
+
+
+def listed(name: str) -> tuple[Path, str, list[str]]:
+    """Return a package's root, version and the paths of its Python files."""
+    if name == PYTHON:
+        package = Package(PYTHON, platform.python_version(), "", {})
+        root = package.root()
+        assert root is not None
+        inside = (each.relative_to(root) for each in root.rglob("*.py"))
+        return (
+            root,
+            package.version,
+            [p.as_posix() for p in inside if p.parts[0] not in ("site-packages", "test")],
+        )
+    found = importlib.metadata.distribution(name)
+    return (
+        Path(str(found.locate_file(""))),
+        public(found.version),
+        [str(f) for f in found.files or () if f.suffix == ".py"],
+    )
+
+
+def readable(path: Path, name: str) -> Source | None:
+    """Return a file without its licence; None where it is generated, a table, a copy, or not to be taken."""
+    parts = Path(name).parts
+    if ".." in parts or SKIPPED.intersection(parts[:-1]) or parts[-1] in VERSIONS:
+        return None
+    try:
+        data = path.read_bytes()
+        text = data.decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+    digest = short_digest(data)
+    if not SIZES[0] <= len(data) <= SIZES[1] or GENERATED.search(text[:3000]):
+        return None
+    is_test = any(part in ("tests", "test", "testing", "_testing") for part in parts) or parts[
+        -1
+    ].startswith("test_")
+    if is_test and by_hash(f"test/{digest}") >= TESTS:
+        return None
+    lines = text.count("\n") + 1
+    if (
+        sum(map(text.count, "0123456789")) > MOST_DIGITS * len(text)
+        or len(text) > LONGEST_LINE * lines
+    ):
+        return None
+    cleaned = without_licence(text)
+    return Source(name, digest, cleaned) if len(cleaned) >= SIZES[0] else None
+
+
+def distinct(sources: list[Source]) -> list[Source]:
+    """Return the sources that are near-duplicates of none before them.
+
+    Shingles are three lines on end, without indentation. Of files that resemble each other the first stays; between the two
+    sides the one to train on stays, so that nothing held out resembles it.
+    """
+    sides: dict[bool, set[int]] = {False: set(), True: set()}
+    kept: list[Source] = []
+    counts: Counter[str] = Counter()
+    for source in sorted(sources, key=lambda source: is_held_out(source.digest)):
+        held_out, own = is_held_out(source.digest), shingles(source.text)
+        near = sum(shingle in sides[held_out] for shingle in own) > NEAR * len(own)
+        across = held_out and sum(shingle in sides[False] for shingle in own) > NEAR_ACROSS * len(
+            own
+        )
+        counts[
+            f"{'held out' if held_out else 'training'}: {'near' if near else 'across' if across else 'kept'}"
+        ] += 1
+        if not near and not across:
+            kept.append(source)
+            sides[held_out].update(own)
+    print(dict(counts))
+    return kept
+
+
+def shingles(text: str) -> list[int]:
+    """Return a hash of each three lines on end.
+
+    >>> len(shingles("a = 1\\n  b = 2\\nc = 3\\n\\nd = 4\\n")), len(shingles("a = 1"))
+    (2, 1)
+    """
+    lines = [zlib.crc32(line.strip().encode()) for line in text.splitlines() if line.strip()]
+    hashes = np.array([0] * max(0, 3 - len(lines)) + lines, np.uint64)
+    mixed = (
+        hashes[:-2] * np.uint64(0x9E3779B97F4A7C15)
+        + hashes[1:-1] * np.uint64(0xC2B2AE3D27D4EB4F)
+        + hashes[2:]
+    )
+    return mixed.tolist()
+
+
+if __name__ == "__main__":
+    freeze(Path(sys.argv[1]))
