@@ -35,6 +35,9 @@ class LanguageModelConfig(TrainingConfig):
     The rest is the KL divergence.
     """
 
+    tied: ClassVar[bool] = False
+    """Whether the embeddings are the output layer too."""
+
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
             raise UserError(

@@ -28,7 +28,7 @@ def build_llama(
     end_of_text: int = 0,
     like: LlamaForCausalLM | None = None,
 ) -> LlamaForCausalLM:
-    """A Llama with untied embeddings and fresh fp32 weights, a pure function of the arguments.
+    """A Llama with fresh fp32 weights, a pure function of the arguments.
 
     Args:
         config: its sizes.
@@ -49,7 +49,7 @@ def build_llama(
                 num_attention_heads=config.heads,
                 num_key_value_heads=config.heads,
                 max_position_embeddings=config.max_length,
-                tie_word_embeddings=False,
+                tie_word_embeddings=config.tied,
                 bos_token_id=end_of_text,
                 eos_token_id=end_of_text,
             )

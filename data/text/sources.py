@@ -1,8 +1,9 @@
 """Python sources of the installed packages as training text: frozen by name, version and checksum.
 
-A list (`Frozen`) names every file that is trained on or held out. Which side a document is on follows from the checksum of its
-content alone, so no run, seed or version of a package ever tests on what it learned. Near-duplicates and generated files were
-left out when the list was made (`data.text.freeze`).
+The list `sources.tsv.gz` names every file that is trained on or held out. Which side a document is on
+follows from the checksum of its content alone, so no run, seed or version of a package ever tests on
+what it learned. Near-duplicates and generated files were left out when the list was made
+(`benchmarks/freeze_sources.py`).
 """
 
 import ast
@@ -79,13 +80,9 @@ def public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def read_frozen(path: Path | None = None) -> list[Package]:
-    """Read the packages of a frozen list; None: the one that ships with the project."""
-    data = (
-        (files("nde_talf.data.text") / "sources.tsv.gz").read_bytes()
-        if path is None
-        else path.read_bytes()
-    )
+def read_frozen() -> list[Package]:
+    """Read the packages of the frozen list."""
+    data = (files("nde_talf.data.text") / "sources.tsv.gz").read_bytes()
     packages: list[Package] = []
     for line in gzip.decompress(data).decode().splitlines():
         if line.startswith("#"):
@@ -96,20 +93,14 @@ def read_frozen(path: Path | None = None) -> list[Package]:
     return packages
 
 
-def write_frozen(path: Path, packages: list[Package]) -> None:
-    """Write a list that `read_frozen` reads, the same bytes for the same packages."""
-    lines = []
-    for package in packages:
-        lines.append(f"#{package.name}\t{package.version}\t{package.licence}")
-        lines += [f"{name}\t{digest}" for name, digest in sorted(package.files.items())]
-    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
-
-
-def documents(packages: list[Package], partial: bool = False) -> Iterator[Document]:
+def documents(
+    packages: list[Package], partial: bool = False, held_out_alone: bool = False
+) -> Iterator[Document]:
     """Yield every document of the packages, then the built-in arithmetic and tables.
 
     Args:
         partial: leave out what is missing or different here, in place of an error.
+        held_out_alone: yield what nothing learns from, and read no other files.
 
     Raises:
         UserError: a package is missing, has another version, or has files of other content.
@@ -121,27 +112,29 @@ def documents(packages: list[Package], partial: bool = False) -> Iterator[Docume
             faults.append(f"{package.name}=={package.version} is not installed")
             continue
         for name, digest in package.files.items():
-            try:
-                data = (root / name).read_bytes()
-            except OSError:
-                data = b""
+            if held_out_alone and not is_held_out(digest) and name != TOPICS:
+                continue
+            data = (root / name).read_bytes() if (root / name).is_file() else b""
             if short_digest(data) != digest:
                 other += 1
                 continue
-            yield from of_file(f"{package.name}/{name}", data.decode(), digest)
+            found = of_file(f"{package.name}/{name}", data.decode(), digest)
+            yield from (each for each in found if each.held_out or not held_out_alone)
         if other:
             faults.append(
                 f"{package.name}: {other} of {len(package.files)} files are missing or different"
             )
     if faults and not partial:
         raise UserError(
-            f"The frozen list of sources does not fit this environment: {'; '.join(faults)}. Install these versions (pip "
-            "install -c constraints.txt), or train on the rest with partial=true."
+            f"The frozen list of sources does not fit this environment: {'; '.join(faults)}. Install"
+            " these versions (pip install -c constraints.txt), or train on the rest with"
+            " partial=true."
         )
-    for domain, make in ((ARITHMETIC, GENERATED[ARITHMETIC]), (TABLES, GENERATED[TABLES])):
+    for domain, make in GENERATED.items():
         for name in (f"{domain}-{number}" for number in range(MADE)):
-            text = make(name)
-            yield Document(name, domain, text, is_held_out(short_digest(text.encode())))
+            document = _by_content(name, domain, make(name))
+            if document.held_out or not held_out_alone:
+                yield document
 
 
 def of_file(name: str, text: str, digest: str) -> Iterator[Document]:
@@ -151,12 +144,16 @@ def of_file(name: str, text: str, digest: str) -> Iterator[Document]:
         exec(compile(text, name, "exec"), topics)
         for topic, page in sorted(topics["topics"].items()):
             for block_name, block in _blocks(page, topic):
-                yield Document(block_name, MANUAL, block, is_held_out(short_digest(block.encode())))
+                yield _by_content(block_name, MANUAL, block)
         return
     held_out = is_held_out(digest)
     yield Document(name, CODE, without_licence(text), held_out)
     if by_hash(f"manual/{digest}") < MANUAL_FILES and (manual := docstrings(text)):
         yield Document(name.removesuffix(".py"), MANUAL, manual, held_out)
+
+
+def _by_content(name: str, domain: str, text: str) -> Document:
+    return Document(name, domain, text, is_held_out(short_digest(text.encode())))
 
 
 def short_digest(data: bytes) -> str:

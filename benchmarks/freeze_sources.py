@@ -1,9 +1,10 @@
-"""Make the frozen list of sources: `python -m data.text.freeze FILE`.
+"""Make the frozen list of sources: `python -m benchmarks.freeze_sources data/text/sources.tsv.gz`.
 
-It is made once, before the first step of a training, and committed. Generated files, vendored copies and near-duplicates, on
-either side of the split and across it, are left out of it.
+It is made once, before the first step of a training, and committed. Generated files, vendored
+copies and near-duplicates, on either side of the split and across it, are left out.
 """
 
+import gzip
 import importlib.metadata
 import platform
 import re
@@ -24,7 +25,6 @@ from nde_talf.data.text.sources import (
     public,
     short_digest,
     without_licence,
-    write_frozen,
 )
 
 LICENCES = {
@@ -93,6 +93,15 @@ def freeze(path: Path) -> None:
             f"{package.name}=={package.version}: {len(chosen)} of {len(sources)} files, {size / 1e6:.2f} MB"
         )
     write_frozen(path, [package for package, _, _ in found if package.files])
+
+
+def write_frozen(path: Path, packages: list[Package]) -> None:
+    """Write the list that `read_frozen` reads, the same bytes for the same packages."""
+    lines = []
+    for package in packages:
+        lines.append(f"#{package.name}\t{package.version}\t{package.licence}")
+        lines += [f"{name}\t{digest}" for name, digest in sorted(package.files.items())]
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
 
 
 @dataclass(frozen=True)

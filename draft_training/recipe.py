@@ -1,0 +1,232 @@
+"""Training the shipped pair for hours, in legs: a warm-up, a stable phase without an end, a decay.
+
+The learning rate of the stable phase doesn't depend on how long it will be (WSD), so that it can
+always go on. A decay is a leg of its own, in a copy of the state. Between two steps a leg waits as
+long as there is a file `pause` in the folder of the states.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.loggers import Logger
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
+from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.schema import MANY, number
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.train_lm import LanguageModel, build_llama
+from nde_talf.draft_training.trainer import train_rows
+
+PAUSE = "pause"
+"""While a file of this name is in the folder of the states, a training waits between two steps."""
+CURVES = "held_out.jsonl"
+OPENING = 32
+"""Tokens of a text that the target continues for its draft."""
+
+
+@dataclass(kw_only=True)
+class RecipeConfig(LanguageModelConfig):
+    """A model of the shipped pair and its training. Lengths are in tokens, batches in rows."""
+
+    hidden: int = 192
+    layers: int = number(16, 1, 1000)
+    """Decoder layers: many narrow ones, so that a draft of one layer costs little beside them."""
+    max_length: int = 512
+    steps: int = number(1_000_000, 1, MANY)
+    """Steps after which a training ends; without a decay it is ended by its hours."""
+    lr_adam: float = 0.003
+    warm_up: int = 200
+    checkpoint_seconds: float = 600.0
+    decay_from: int | None = number(None, 0, MANY)
+    """Step at which the learning rates begin to fall linearly, to zero at `steps`. None: never."""
+
+    KEY: ClassVar[str] = "recipe"
+
+    @property
+    def tied(self) -> bool:  # type: ignore[override]
+        """Whether the embeddings are the output layer too: those of the deep target."""
+        return self.layers > 1
+
+    def fraction(self, step: int) -> float:
+        """Return the fraction of the peak learning rates at `step` (from 0).
+
+        >>> config = RecipeConfig(warm_up=2, decay_from=4, steps=8)
+        >>> [config.fraction(step) for step in (0, 1, 3, 4, 6, 7)]
+        [0.5, 1.0, 1.0, 1.0, 0.5, 0.25]
+        """
+        risen = min(1.0, (step + 1) / max(1, self.warm_up))
+        if self.decay_from is None:
+            return risen
+        return min(risen, (self.steps - step) / max(1, self.steps - self.decay_from))
+
+
+class RecipeModel(LanguageModel):
+    """A `LanguageModel` with the schedule of the recipe, its pass compiled, on rows in int16."""
+
+    config: RecipeConfig
+
+    def __init__(
+        self, config: RecipeConfig, vocab_size: int, teacher: LlamaForCausalLM | None = None
+    ) -> None:
+        super().__init__(build_llama(config, vocab_size, like=teacher), config, teacher)
+        self._compiled = torch.compile(super().loss)
+
+    def learning_rate_fraction(self, step: int) -> float:
+        """See `RowModule`."""
+        return self.config.fraction(step)
+
+    def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `RowModule`."""
+        run = self._compiled if torch.is_grad_enabled() else super().loss
+        return run(batch.long())
+
+    @torch.no_grad()
+    def figures(self, rows: Tensor) -> dict[str, float]:
+        """Return `nats`, the loss on rows, and with a teacher the `overlap` with it."""
+        parts = rows.to(self.device).split(16)
+        found = {"nats": torch.stack([self.loss(part)[0] for part in parts]).mean().item()}
+        for teacher in self._teacher:
+            pairs = ((self.model(x.long()).logits, teacher(x.long()).logits) for x in parts)
+            overlaps = [
+                torch.minimum(*(F.softmax(z.float(), -1) for z in p)).sum(-1) for p in pairs
+            ]
+            found["overlap"] = torch.cat(overlaps).mean().item()
+        return found
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """See `RowModule`. Another end and a decay are no other training."""
+        checkpoint["settings"] |= {k: getattr(self.config, k) for k in ("steps", "decay_from")}
+        super().on_load_checkpoint(checkpoint)
+
+
+class Leg(pl.Callback):
+    """Evaluates on held-out text by domain, waits while paused, and ends a training in time.
+
+    Args:
+        state: folder of the checkpoint and of the curves, `held_out.jsonl`.
+        pause: while this file exists, the training waits.
+        hours: after so many the training ends, pauses included.
+        every: seconds from one evaluation to the next.
+        held_out: rows by domain.
+        bits: a function from nats a token to bits a byte, by domain.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        pause: Path,
+        hours: float,
+        every: float,
+        held_out: Mapping[str, Tensor],
+        bits: Callable[[dict[str, float]], dict[str, float]],
+    ) -> None:
+        self.state, self.pause, self.every = state, pause, every
+        self.held_out, self.bits = held_out, bits
+        self.ends, self.evaluated = time.time() + 3600 * hours, 0.0
+        self.seconds, self.since, self.ended = 0.0, 0.0, False
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Wait while paused; the state is written first."""
+        if self.pause.exists():
+            save(trainer, self.state / CHECKPOINT)
+            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
+            while self.pause.exists() and time.time() < self.ends:
+                time.sleep(1)
+        self.since = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Count the time; evaluate, or end the leg, where that is due."""
+        self.seconds += time.perf_counter() - self.since
+        now, last = time.time(), trainer.global_step == trainer.max_steps
+        over = now >= self.ends
+        if over or last or now > self.evaluated + self.every:
+            self._evaluate(trainer, module)
+        if over and not last:
+            self.ended = True
+            save(trainer, self.state / CHECKPOINT)
+            trainer.should_stop = True
+
+    def _evaluate(self, trainer: pl.Trainer, module: RecipeModel) -> None:
+        with trainer.precision_plugin.forward_context():
+            by_domain = {domain: module.figures(rows) for domain, rows in self.held_out.items()}
+        bits = self.bits({domain: each["nats"] for domain, each in by_domain.items()})
+        figures = {f"{d}/{name}": x for d, own in by_domain.items() for name, x in own.items()}
+        figures |= {f"{domain}/bits_a_byte": x for domain, x in bits.items()}
+        length = next(iter(self.held_out.values())).shape[1]
+        tokens = trainer.global_step * module.config.batch * length
+        row = {"step": trainer.global_step, "tokens": tokens, "hours": self.seconds / 3600}
+        row |= {name: round(x, 4) for name, x in figures.items()}
+        with (self.state / CURVES).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        module.log_dict(figures)
+        console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), soft_wrap=True)
+        self.evaluated = time.time()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the time that was trained."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting it."""
+        self.seconds = state_dict["seconds"]
+
+
+def reached(checkpoint: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])
+
+
+def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaForCausalLM:
+    """Return the model of a checkpoint of `RecipeModel`, ready to run."""
+    module = RecipeModel(config, vocab_size)
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    module.load_state_dict(state)
+    return module.model.eval()
+
+
+def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 64) -> Tensor:
+    """Read the target's own texts in `path`, which are written if the file isn't there.
+
+    Half of them are sampled at temperature 1 and half at 0.6, after the first tokens of `rows`.
+    """
+    if not path.exists():
+        engine, length, written = (
+            TransformersEngine(CausalModel.load(str(target))),
+            rows.shape[1],
+            [],
+        )
+        for start in track(range(0, count, batch), "the target writes", console=console):
+            setting = SamplingSetting((1.0, 0.6)[start // batch % 2])
+            prefixes = rows[start : start + min(batch, count - start), :OPENING].tolist()
+            texts = engine.rollouts(prefixes, setting, length - OPENING, 1, seed=start)[:, 0]
+            written.append(torch.cat([torch.tensor(prefixes), texts.cpu()], 1).to(rows.dtype))
+        table = {"samples": torch.cat(written)}
+        write_atomically(path, lambda temporary: save_file(table, temporary))
+    return load_file(path)["samples"]
+
+
+def train_leg(
+    module: RecipeModel, rows: Tensor, leg: Leg, loggers: list[Logger] | None = None
+) -> LlamaForCausalLM | None:
+    """Train to the leg's end, and return None, or to the last step, and return the model.
+
+    Raises:
+        UserError: the loss diverged, or the state is one of other settings, rows or models.
+    """
+    train_rows(module, rows, leg.state, loggers, [leg])
+    return None if leg.ended else module.model.eval().cpu()

@@ -1,0 +1,212 @@
+"""Train the shipped model by its recipe: `python -m nde_talf.pipelines.small step=train`.
+
+Everything is in one folder, `state`, outside the checkout: the text made from the frozen list, the
+state of the stable phase, and each anneal in a folder of its own. A leg that was ended or killed is
+gone on with by the same command.
+"""
+
+from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
+
+if __name__ == "__main__":
+    leave_at_once()
+
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+
+import hydra
+from hydra.core.config_store import ConfigStore
+
+from nde_talf.data.text.shipped import DRAFT, TARGET
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.schema import MANY, check_fields, choice, number
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.config import TrackingConfig
+
+if TYPE_CHECKING:
+    from nde_talf.data.text.recipe import Text
+    from nde_talf.draft_training.recipe import RecipeConfig, RecipeModel
+
+STEPS = ("train", "anneal", "draft")
+
+
+@dataclass
+class SmallConfig:
+    """Which step of the recipe, and where its state is."""
+
+    step: str = choice("train", STEPS)
+    """train: one leg of the stable phase; anneal: a decay from its last state, in a copy; draft:
+    distil a draft of the newest annealed target, on text and on its own samples."""
+    state: str = "~/.local/state/nde-talf/small"
+    """Folder of the text and of all states, outside the checkout.
+
+    While there is a file `pause` in it, a training waits.
+    """
+    weights: str | None = None
+    """Folder of a target whose weights a new stable phase begins with; null: random ones."""
+    hours: float = number(2.5, 0, 100, above=True)
+    """A leg ends after so many hours; the state is written every ten minutes."""
+    decay_steps: int = number(1000, 1, MANY)
+    """Steps of an anneal."""
+    draft_hidden: int = number(192, 64, 4096)
+    """Numbers of a hidden state of the draft, 64 to a head."""
+    draft_steps: int = number(1500, 1, MANY)
+    """Steps of the distillation; the last two fifths decay."""
+    samples: int = number(4096, 1, MANY)
+    """Rows that the target writes for its draft, beside three times as many of text."""
+    batch: int = number(16, 1, 4096)
+    """Rows of 512 tokens in a step."""
+    threads: int = number(2, 1, 4096)
+    """CPU threads."""
+    seed: int = number(0, 0, 2**31)
+    """Of the weights and the order of the rows."""
+    partial: bool = False
+    """Train on the rest where packages of the frozen list are missing or have another version."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a setting that cannot be."""
+        check_fields(self)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the state."""
+        return Path(self.state).expanduser()
+
+    @property
+    def anneals(self) -> list[Path]:
+        """The folders of anneals, the oldest first."""
+        return sorted(self.folder.glob("anneal-*"), key=lambda f: int(f.name.partition("-")[2]))
+
+    def recipe(self, **changed: Any) -> "RecipeConfig":
+        """Return the settings of a model."""
+        from nde_talf.draft_training.recipe import RecipeConfig
+
+        return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
+
+
+ConfigStore.instance().store(name="small_schema", node=SmallConfig)
+
+
+def run(config: SmallConfig) -> None:
+    """Run one step."""
+    quiet()
+    import torch
+
+    from nde_talf.data.text.recipe import prepared
+    from nde_talf.data.text.sources import documents, read_frozen
+
+    torch.set_num_threads(config.threads)
+    text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
+    {"train": _train, "anneal": _anneal, "draft": _draft}[config.step](config, text)
+
+
+def _train(config: SmallConfig, text: "Text") -> None:
+    from transformers import AutoModelForCausalLM
+
+    from nde_talf.draft_training.recipe import RecipeModel
+
+    module = RecipeModel(config.recipe(), len(text.tokenizer))
+    if config.weights:
+        begun = AutoModelForCausalLM.from_pretrained(config.weights)
+        module.model.load_state_dict(begun.state_dict())
+    _leg(config, text, module, config.folder / TARGET)
+
+
+def _anneal(config: SmallConfig, text: "Text") -> None:
+    """Decay from the stable phase's last state, or finish an anneal that was begun."""
+    from nde_talf.decoding.common.checkpoint import CHECKPOINT
+    from nde_talf.draft_training.recipe import RecipeModel, reached
+
+    stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
+    if not stable.exists():
+        raise UserError(f"There is no {stable} yet: run step=train first.")
+    if begun and not (begun[0] / TARGET).exists():
+        folder = begun[0]
+    else:
+        folder = config.folder / f"anneal-{reached(stable)}"
+        folder.mkdir(exist_ok=True)
+        shutil.copy(stable, folder / CHECKPOINT)
+    start = int(folder.name.partition("-")[2])
+    settings = config.recipe(decay_from=start, steps=start + config.decay_steps)
+    _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
+
+
+def _draft(config: SmallConfig, text: "Text") -> None:
+    """Distil a draft from the newest annealed target, on its own samples and on text."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from nde_talf.draft_training.recipe import RecipeModel, samples
+
+    finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
+    if not finished:
+        raise UserError("There is no finished anneal yet: run step=anneal first.")
+    folder = finished[-1]
+    own = samples(folder / TARGET, folder / "samples.safetensors", text.train, config.samples)
+    rows = torch.cat([own, text.train[-3 * config.samples :]])
+    teacher = AutoModelForCausalLM.from_pretrained(folder / TARGET, dtype=torch.float32)
+    hidden, steps = config.draft_hidden, config.draft_steps
+    shape = {"hidden": hidden, "layers": 1, "heads": hidden // 64, "intermediate": 2 * hidden}
+    settings = config.recipe(**shape, warm_up=50, steps=steps, decay_from=steps * 3 // 5)
+    module = RecipeModel(settings, len(text.tokenizer), teacher)
+    _leg(config, replace(text, train=rows), module, folder / f"draft-{hidden}", DRAFT, 180)
+
+
+def _leg(
+    config: SmallConfig,
+    text: "Text",
+    module: "RecipeModel",
+    folder: Path,
+    name: str = TARGET,
+    every: float = 900,
+) -> None:
+    """Train `module` in `folder`, and write the model there under `name` when it is finished."""
+    from pytorch_lightning.loggers import CSVLogger, WandbLogger
+
+    from nde_talf.draft_training.recipe import PAUSE, Leg, train_leg
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, settings = text.train, module.config
+    millions = sum(p.numel() for p in module.model.parameters()) / 1e6
+    console.print(
+        f"{millions:.2f}M parameters; text: {rows.numel() / 1e6:.1f}M tokens; a step:"
+        f" {settings.batch * rows.shape[1]:,}; this leg: at most {config.hours:g} hours. Two quiet"
+        " cores of a server train a target on 2,500 to 3,500 tokens/s, 9M to 12M an hour. To pause:"
+        f" touch {config.folder / PAUSE}",
+        soft_wrap=True,
+    )
+    pause = config.folder / PAUSE
+    held_out = {domain: each[::2] for domain, each in text.held_out.items()}
+    leg = Leg(folder, pause, config.hours, every, held_out, text.bits_a_byte)
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_MODE", config.tracking.mode)
+    project, title = config.tracking.project, f"small/{folder.name}"
+    tracker = WandbLogger(name=title, save_dir=str(folder), group="small", project=project)
+    model = train_leg(module, rows, leg, [tracker, CSVLogger(folder, "curves", "")])
+    if model is not None:
+        write_atomically(folder / name, model.save_pretrained)
+
+
+@hydra.main(version_base=None, config_path=CONFIGS, config_name="small")
+def compose_and_run(composed: Any) -> None:
+    """Run a step as the command line says."""
+    try:
+        run(settled(composed, SmallConfig))
+    except Exception as error:
+        answer(error)
+
+
+def main() -> None:
+    """Run the command `python -m nde_talf.pipelines.small`."""
+    launch(compose_and_run, SmallConfig, "small")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The frozen list of sources, the split by content, and what ships of the text."""
+
+import gzip
+from importlib.resources import files
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.freeze_sources import distinct, readable, shingles, write_frozen
+from nde_talf.data.text import sources
+from nde_talf.data.text.recipe import LENGTH, prepared
+from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
+from nde_talf.data.text.sources import Document, Package, documents, of_file, read_frozen
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+
+PERMISSIVE = ("MIT", "BSD", "Apache", "PSF", "ISC")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package `mine` of two files, installed in tmp_path."""
+    texts = {"mine/a.py": "def f():\n    return 1\n", "mine/b.py": "def g():\n    return 2\n"}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    digests = {name: sources.short_digest(text.encode()) for name, text in texts.items()}
+    monkeypatch.setattr(Package, "root", lambda p: tmp_path if p.name == "mine" else None)
+    monkeypatch.setattr(sources, "MADE", 20)
+    return Package("mine", "1.0", "MIT", digests)
+
+
+def test_the_list_is_of_permissive_packages_and_small():
+    """Name, version and licence stand beside the checksums of all files."""
+    packages = read_frozen()
+    assert all(p.files and p.version and p.licence.startswith(PERMISSIVE) for p in packages)
+    assert sum(len(p.files) for p in packages) > 9000
+    assert len((files("nde_talf.data.text") / "sources.tsv.gz").read_bytes()) < 600_000
+
+
+def test_what_is_missing_or_different_is_named_and_left_out_only_if_told_to(package, tmp_path):
+    """A package that isn't there and a file of other content are two faults."""
+    other = Package("absent", "2.0", "MIT", {"x.py": "0" * 12})
+    (tmp_path / "mine/b.py").write_text("changed")
+    with pytest.raises(UserError, match=r"mine: 1 of 2 .* absent==2.0 is not inst"):
+        list(documents([package, other]))
+    code = [d.name for d in documents([package, other], partial=True) if d.domain == "code"]
+    assert code == ["mine/mine/a.py"]
+
+
+def test_a_side_depends_on_the_content_alone(monkeypatch):
+    """Another name keeps the side; what nothing learns from can be read alone."""
+    monkeypatch.setattr(sources, "MADE", 300)
+    everything = list(documents([]))
+    alone = list(documents([], held_out_alone=True))
+    assert alone == [d for d in everything if d.held_out]
+    assert 0 < len(alone) < 0.05 * len(everything)
+    digest = "0" * 12
+    assert all(d.held_out for name in "ab" for d in of_file(name, "x = 1\n", digest))
+
+
+def test_near_duplicates_are_kept_out_of_both_sides_and_across_them(tmp_path, monkeypatch):
+    """Three lines on end that occur in another file make files alike."""
+
+    def source(name, lines):
+        path = tmp_path / name
+        path.write_text("\n".join(lines) + "\n")
+        return readable(path, name)
+
+    def lines(start):
+        return [f"value_{i} = compute({i}, 'something')" for i in "abcdefghijklmnopqrst"[start:]]
+
+    one, near = source("one.py", lines(0)), source("near.py", [*lines(2), "last = True"])
+    assert one is not None and near is not None and len(shingles(one.text)) == 18
+    assert distinct([one, near]) == [one]
+    # A held-out file stays out even if it resembles a training file a little.
+    part = source("part.py", [*lines(12), *(f"other_{i} = unlike(i)" for i in range(12))])
+    monkeypatch.setattr("benchmarks.freeze_sources.is_held_out", lambda d: d == part.digest)
+    assert distinct([part, one]) == [one]
+
+
+def test_generated_files_copies_and_tables_are_not_taken(tmp_path):
+    """Each by what tells it."""
+    text = "# filler of a file that is long enough\n" * 20 + "x = 1\n"
+    for name, content in {
+        "a.py": "# This file was automatically generated\n" + text,
+        "_vendor/b.py": text,
+        "c.py": "x = [" + "123, " * 200 + "]\n",
+        "d.py": "x = 1\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+        assert readable(tmp_path / name, name) is None
+    (tmp_path / "e.py").write_text(text)
+    assert readable(tmp_path / "e.py", "e.py") is not None
+
+
+def test_a_list_is_read_as_it_was_written(tmp_path, package, monkeypatch):
+    """And holds the same bytes each time."""
+    (tmp_path / "list").mkdir()
+    for name in ("sources.tsv.gz", "again.gz"):
+        write_frozen(tmp_path / "list" / name, [package])
+    written = [path.read_bytes() for path in sorted((tmp_path / "list").iterdir())]
+    assert written[0] == written[1] and gzip.decompress(written[0]).startswith(b"#mine\t1.0\tMIT\n")
+    monkeypatch.setattr(sources, "files", lambda _: tmp_path / "list")
+    assert read_frozen() == [package]
+
+
+def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):
+    """Held-out documents are in no training row."""
+    monkeypatch.setattr("nde_talf.data.text.recipe.VOCABULARY", 300)
+    made = [
+        Document(f"{d}-{i}", d, f"{d} {'held' if i % 2 else 'seen'} {i}\n" * 60, bool(i % 2))
+        for d in sources.DOMAINS
+        for i in range(6)
+    ]
+    text = prepared(tmp_path / "text", made)
+    again = prepared(tmp_path / "text", [])
+    assert torch.equal(text.train, again.train) and text.train.dtype == torch.int16
+    assert set(text.held_out) == set(sources.DOMAINS)
+    assert "held" not in text.tokenizer.decode(text.train.flatten())
+    assert "seen" not in text.tokenizer.decode(text.held_out["code"].flatten())
+    assert text.train.shape[1] == LENGTH
+    assert 0 < text.bits_a_byte({"code": 1.0})["code"] < 1 / 0.69
+
+
+def test_shipped_text_is_checked(tmp_path):
+    """A damaged or missing file, and more prompts than there are, are told in a sentence."""
+    lines = [f'{{"id": "{i}", "kind": "code", "text": "def f{i}("}}\n' for i in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
+    save_file({"train": torch.zeros(2, 4, dtype=torch.int16)}, tmp_path / "rows.safetensors")
+    write_checksums(tmp_path)
+    assert [p.text for p in shipped_prompts(2, tmp_path)] == ["def f0(", "def f1("]
+    assert shipped_rows(tmp_path)["train"].dtype == torch.long
+    with pytest.raises(UserError, match="has 3 prompts"):
+        shipped_prompts(4, tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(UserError, match=r"prompts\.jsonl is not as it was written"):
+        shipped_prompts(2, tmp_path)
+    (tmp_path / "prompts.jsonl").unlink()
+    with pytest.raises(UserError, match=r"prompts\.jsonl is missing"):
+        shipped_prompts(2, tmp_path)
