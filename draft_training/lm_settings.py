@@ -1,6 +1,6 @@
 """Settings of `model.target_lm` and `model.draft_lm`: a small language model and its training."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 

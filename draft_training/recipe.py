@@ -8,9 +8,8 @@ long as there is a file `pause` in the folder of the states.
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -25,7 +24,7 @@ from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.schema import MANY, number
+from nde_talf.decoding.common.settings import Count, Natural, settings
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
@@ -39,23 +38,21 @@ OPENING = 32
 """Tokens of a text that the target continues for its draft."""
 
 
-@dataclass(kw_only=True)
+@settings("recipe", kw_only=True)
 class RecipeConfig(LanguageModelConfig):
     """A model of the shipped pair and its training. Lengths are in tokens, batches in rows."""
 
     hidden: int = 192
-    layers: int = number(16, 1, 1000)
+    layers: int = 16
     """Decoder layers: many narrow ones, so that a draft of one layer costs little beside them."""
     max_length: int = 512
-    steps: int = number(1_000_000, 1, MANY)
+    steps: Count = 1_000_000
     """Steps after which a training ends; without a decay it is ended by its hours."""
     lr_adam: float = 0.003
     warm_up: int = 200
     checkpoint_seconds: float = 600.0
-    decay_from: int | None = number(None, 0, MANY)
+    decay_from: Natural | None = None
     """Step at which the learning rates begin to fall linearly, to zero at `steps`. None: never."""
-
-    KEY: ClassVar[str] = "recipe"
 
     @property
     def tied(self) -> bool:  # type: ignore[override]
@@ -110,7 +107,8 @@ class RecipeModel(LanguageModel):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """See `RowModule`. Another end and a decay are no other training."""
-        checkpoint["settings"] |= {k: getattr(self.config, k) for k in ("steps", "decay_from")}
+        free = ("steps", "decay_from", "precision")  # what it is trained in is compared below
+        checkpoint["settings"] |= {key: getattr(self.config, key) for key in free}
         super().on_load_checkpoint(checkpoint)
 
 

@@ -9,11 +9,13 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
+from omegaconf import OmegaConf
 from pydantic import Field
 
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
+from nde_talf.data.text.shipped import shipped
 from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Device, Seed, Text, one_of, settings
@@ -304,4 +306,5 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     return path
 
 
+OmegaConf.register_new_resolver("shipped", shipped, replace=True)  # for configs/model/small.yaml
 register("schema", Config)

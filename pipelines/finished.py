@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -38,6 +39,11 @@ def check_name(key: str, run: str | None) -> None:
             " what it logs: at most 100 letters (A to Z), digits, dashes, underscores and dots,"
             " and the first is no dash or dot. For runs of another folder set"
             " paths.checkpoints=FOLDER."
+        )
+    if run == SMALL:
+        raise UserError(
+            f"{key}={SMALL}: that folder is the shipped pair's, which no run overwrites. Choose"
+            f" another name; model={SMALL} uses the pair."
         )
 
 

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,14 @@ from datasets import Dataset
 from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
 from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
-from nde_talf.data.text.prompts import encode_prompts, prompts_from_documents
+from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
+from nde_talf.data.text.shipped import is_shipped
+from nde_talf.data.text.shipped_text import TRAIN, shipped_prompts, shipped_rows
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
 from nde_talf.decoding.common.checksums import check_checksums, write_checksums
 from nde_talf.decoding.common.errors import UserError
@@ -65,55 +68,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 raise
             free_memory()
         (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
-    with working("reading the text"):
-        documents = (
-            load_mixture(data.mix)
-            if data.mix
-            else load_documents(data.source, data.column, data.split)
-        )
-        train, held_out = split_documents(documents, data.held_out, config.seed)
-    with working("tokenising it" if own else "training a tokenizer, and tokenising the text"):
-        tokenizer = (
-            _shared_tokenizer(config)
-            if own
-            else train_tokenizer(train["text"], config.model.vocab_size)
-        )
-        rows, held_out_rows = (
-            pack(tokenizer, part["text"], config.model.length) for part in (train, held_out)
-        )
-    if data.sets:
-        prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
-    else:
-        shortest, longest = data.prompt_tokens
-        prompts = prompts_from_documents(
-            held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest)
-        )
-    prompts = encode_prompts(prompts, tokenizer, special=own)
+    text = _shipped_text(config) if is_shipped(config.model.target) else _text(config, own)
+    tokenizer, rows, held_out_rows = text.tokenizer, text.train, text.held_out
+    prompts = encode_prompts(text.prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
-    for kind, text in examples.items():
+    for kind, example in examples.items():
         console.print(
-            Panel(Text(shortened(text)), title=Text(f"first prompt: {kind}"), title_align="left")
+            Panel(Text(shortened(example)), title=Text(f"first prompt: {kind}"), title_align="left")
         )
-    console.print(
-        f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}"
-    )
+    console.print(f"{rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not own:
-            known = (
-                pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
-            )
-            _train_pair(config, folder, tokenizer, rows, known, tracker)
+            _train_pair(config, folder, tokenizer, rows, text.for_draft, tracker)
             (target,) = load_models([str(folder / "target")], device, dtype, forward=forward)
-        texts = {"": spread(held_out_rows, HELD_OUT_ROWS)}
-        for domain in data.mix:
-            if own_texts := [
-                text
-                for text, kind in zip(held_out["text"], held_out["kind"], strict=True)
-                if kind == domain
-            ]:
-                texts[domain] = spread(
-                    pack(tokenizer, own_texts, config.model.length), HELD_OUT_ROWS // 4
-                )
+        domains = {name: spread(x, HELD_OUT_ROWS // 4) for name, x in text.domains.items()}
+        texts = {"": spread(held_out_rows, HELD_OUT_ROWS), **domains}
         draft, costs, first = None, [], held_out_rows[0].tolist()
         if config.model.has_draft:
             console.print("the target's states and time, then the draft's ...", style="dim")
@@ -144,6 +113,69 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _print(metrics)
     return metrics
+
+
+@dataclass
+class _Text:
+    """Rows of token ids, and held-out prompts.
+
+    Attributes:
+        domains: held-out rows by domain.
+        for_draft: rows that a draft trained here learns from.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Tensor
+    held_out: Tensor
+    domains: dict[str, Tensor]
+    for_draft: Tensor
+    prompts: list[Prompt]
+
+
+def _shipped_text(config: Config) -> _Text:
+    """Read the text that ships with the pair, which nothing held out of it was trained on."""
+    data, domains, tokenizer = config.data, shipped_rows(), _shared_tokenizer(config)
+    train = domains.pop(TRAIN)
+    prompts = (
+        load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
+        if data.sets
+        else shipped_prompts(data.prompt_count)
+    )
+    return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
+
+
+def _text(config: Config, own: bool) -> _Text:
+    """Read the corpus and hold documents out of it. own: with the target's tokenizer."""
+    data, length = config.data, config.model.length
+    with working("reading the text"):
+        documents = (
+            load_mixture(data.mix)
+            if data.mix
+            else load_documents(data.source, data.column, data.split)
+        )
+        train, held_out = split_documents(documents, data.held_out, config.seed)
+    with working("tokenising it" if own else "training a tokenizer, and tokenising the text"):
+        tokenizer = (
+            _shared_tokenizer(config)
+            if own
+            else train_tokenizer(train["text"], config.model.vocab_size)
+        )
+        rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
+    if data.sets:
+        prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
+    else:
+        limits = (data.prompt_tokens[0], data.prompt_tokens[1])
+        prompts = prompts_from_documents(
+            held_out, data.prompt_count, config.seed, tokenizer, limits
+        )
+    texts = {
+        domain: [x for x, k in zip(held_out["text"], held_out["kind"], strict=True) if k == domain]
+        for domain in data.mix
+    }
+    domains = {domain: pack(tokenizer, own, length) for domain, own in texts.items() if own}
+    mixed = data.mix and not own
+    known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
+    return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
 
 def shortened(text: str, max_length: int = 600) -> str:

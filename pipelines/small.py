@@ -12,21 +12,21 @@ if __name__ == "__main__":
 
 import os
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
-from hydra.core.config_store import ConfigStore
+from pydantic import Field
 
 from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.schema import MANY, check_fields, choice, number
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.decoding.common.settings import Count, Seed, Text, one_of, settings
+from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
 from nde_talf.pipelines.config import TrackingConfig
 
 if TYPE_CHECKING:
@@ -36,43 +36,39 @@ if TYPE_CHECKING:
 STEPS = ("train", "anneal", "draft")
 
 
-@dataclass
+@settings()
 class SmallConfig:
     """Which step of the recipe, and where its state is."""
 
-    step: str = choice("train", STEPS)
+    step: Annotated[str, one_of(STEPS)] = "train"
     """train: one leg of the stable phase; anneal: a decay from its last state, in a copy; draft:
     distil a draft of the newest annealed target, on text and on its own samples."""
-    state: str = "~/.local/state/nde-talf/small"
+    state: Text = "~/.local/state/nde-talf/small"
     """Folder of the text and of all states, outside the checkout.
 
     While there is a file `pause` in it, a training waits.
     """
-    weights: str | None = None
+    weights: Text | None = None
     """Folder of a target whose weights a new stable phase begins with; null: random ones."""
-    hours: float = number(2.5, 0, 100, above=True)
+    hours: Annotated[float, Field(gt=0, le=100)] = 2.5
     """A leg ends after so many hours; the state is written every ten minutes."""
-    decay_steps: int = number(1000, 1, MANY)
+    decay_steps: Count = 1000
     """Steps of an anneal."""
-    draft_hidden: int = number(192, 64, 4096)
+    draft_hidden: Annotated[int, Field(ge=64, le=4096, multiple_of=64)] = 192
     """Numbers of a hidden state of the draft, 64 to a head."""
-    draft_steps: int = number(1500, 1, MANY)
+    draft_steps: Count = 1500
     """Steps of the distillation; the last two fifths decay."""
-    samples: int = number(4096, 1, MANY)
+    samples: Count = 4096
     """Rows that the target writes for its draft, beside three times as many of text."""
-    batch: int = number(16, 1, 4096)
+    batch: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rows of 512 tokens in a step."""
-    threads: int = number(2, 1, 4096)
+    threads: Annotated[int, Field(ge=1, le=4096)] = 2
     """CPU threads."""
-    seed: int = number(0, 0, 2**31)
+    seed: Seed = 0
     """Of the weights and the order of the rows."""
     partial: bool = False
     """Train on the rest where packages of the frozen list are missing or have another version."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for a setting that cannot be."""
-        check_fields(self)
 
     @property
     def folder(self) -> Path:
@@ -91,7 +87,7 @@ class SmallConfig:
         return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
 
 
-ConfigStore.instance().store(name="small_schema", node=SmallConfig)
+register("small_schema", SmallConfig)
 
 
 def run(config: SmallConfig) -> None:
@@ -205,7 +201,7 @@ def compose_and_run(composed: Any) -> None:
 
 def main() -> None:
     """Run the command `python -m nde_talf.pipelines.small`."""
-    launch(compose_and_run, SmallConfig, "small")
+    launch(compose_and_run, SmallConfig)
 
 
 if __name__ == "__main__":

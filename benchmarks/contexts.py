@@ -1,0 +1,185 @@
+"""How contexts of a pair differ, and what choosing trees could win: `python -m benchmarks.contexts`.
+
+`--run checkpoints/NAME`, after the stages pair and latency. Two tables, before any method runs:
+
+- contexts: the entropy of the target and its overlap with the draft, sum_v min(p(v), q(v)), by
+  domain and by depth along paths drawn from the draft.
+- contexts_ceilings: the best static tree, and tokens/s relative to it of the best static tree of
+  every domain and of the best tree of every root. A root's tree is chosen on one half of its
+  super-trees and valued on the other half, and the other way round: in hindsight on the same ones
+  it would be label noise.
+
+All roots are on the target's own texts after the prompts that the run traces; the prompts of the
+evaluation are not touched.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.timing import report
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.label_chunks import chunk_rows, labels
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.evaluation.solver_acceptance import trajectory_trees
+from nde_talf.pipelines.config import MEASURED, table_file
+from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken
+
+STRIDE, DEPTHS, ALL = 16, 8, "all"
+
+
+@dataclass
+class Roots:
+    """R roots of a pair under one sampling setting.
+
+    Attributes:
+        kind: domain of each root's prompt.
+        prompt: [R], which prompt a root belongs to.
+        context: [R], committed tokens.
+        entropy: [R, DEPTHS], of the target, in nats.
+        overlap: [R, DEPTHS].
+        samples: by verifier, [R, s, actions], the labels from each of s super-trees.
+    """
+
+    kind: list[str]
+    prompt: Tensor
+    context: Tensor
+    entropy: Tensor
+    overlap: Tensor
+    samples: dict[str, Tensor]
+
+    def of(self, kind: str) -> Tensor:
+        """Return which roots are of a domain, or all: [R] bool."""
+        return torch.tensor([kind in (ALL, each) for each in self.kind])
+
+
+@torch.inference_mode()
+def drawn(
+    target: CausalModel, draft: CausalModel, prompts: list[Prompt], options: argparse.Namespace
+) -> dict[str, Roots]:
+    """Return the roots after `prompts` under each sampling setting."""
+    layout = super_tree_layout()
+    chunk, found = chunk_rows(target.vocab_size, 0, layout), {}
+    for name in options.settings:
+        setting, parts = SETTINGS[name], []
+        for number, prompt in enumerate(prompts):
+            drawing = setting, setting, layout, options.samples, STRIDE, options.new_tokens, number
+            for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
+                settings = [(setting, setting)]
+                (label,) = labels(trees, target, draft, settings, options.verifiers, layout, chunk)
+                trunk = type(trees)(trees.tokens, trees.h_p[:, :DEPTHS], trees.h_q[:, :DEPTHS])
+                p, q = trunk.distributions(target, draft, setting, setting)
+                figures = torch.special.entr(p).sum(-1), torch.minimum(p, q).sum(-1)
+                roots = len(p) // options.samples
+                shape = roots, options.samples, -1
+                means = [figure.view(shape).mean(1) for figure in figures]
+                context = len(prompt.tokens) + 1 + STRIDE * torch.arange(roots)
+                by_root = [label[verifier].view(shape) for verifier in options.verifiers]
+                at = torch.full_like(context, number)
+                parts.append(([prompt.kind] * roots, at, context, *means, *by_root))
+        kinds, *columns = zip(*parts, strict=True)
+        prompt, context, entropy, overlap, *samples = map(torch.cat, columns)
+        by_verifier = dict(zip(options.verifiers, samples, strict=True))
+        found[name] = Roots(
+            [kind for own in kinds for kind in own], prompt, context, entropy, overlap, by_verifier
+        )
+    return found
+
+
+def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:
+    """Compute what choosing could win over the best static tree.
+
+    Args:
+        samples: [R, s, C], labels by super-tree.
+        seconds: [R, C], of a step with every tree.
+        roots: whose prompts are resampled.
+
+    Returns:
+        `static`, the index of the best static tree; `block_efficiency`, its tokens a step; and two
+        ratios of tokens/s to it, each [value, low, high]: `by_domain` and `by_root`.
+    """
+    efficiency = samples.mean(1)
+    static = best_static(efficiency, seconds)
+    by_domain = torch.empty(len(efficiency), dtype=torch.long)
+    for name in set(roots.kind):
+        here = roots.of(name)
+        by_domain[here] = best_static(efficiency[here], seconds[here])
+    base = seconds[:, static] / efficiency[:, static]
+
+    def ratio(pace: Tensor) -> list[float]:
+        one = torch.ones_like(base)
+        columns = torch.stack([one, pace, one, base], -1).double()
+        return ratio_of_totals(sums_by_prompt(columns.numpy(), roots.prompt.numpy()))
+
+    tokens, times = split_half_choice(samples, seconds)
+    return {
+        "static": static,
+        "block_efficiency": mean_step(efficiency[:, static], seconds[:, static])[0],
+        "by_domain": ratio(taken(seconds, by_domain) / taken(efficiency, by_domain)),
+        "by_root": ratio((times / tokens).view(2, -1).mean(0)),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
+    parser.add_argument("--new-tokens", type=int, default=64, help="after each prompt")
+    parser.add_argument("--samples", type=int, default=8, help="super-trees at a root, even")
+    parser.add_argument("--settings", nargs="+", default=["t0.6", "t1.0"], choices=SETTINGS)
+    parser.add_argument("--verifiers", nargs="+", default=["traversal", "specinfer"])
+    parser.add_argument("--tables", nargs="+", default=[MEASURED])
+    options = parser.parse_args(arguments)
+    if options.samples < 2 or options.samples % 2:
+        raise UserError(f"--samples {options.samples}: one half chooses, one values; give it even.")
+    torch.set_num_threads(1)
+    pair = Pair(options.run / "pair")
+    found = drawn(
+        *pair.models("cpu", "float32"),
+        pair.prompts("trace", options.prompts, "--prompts"),
+        options,
+    )
+    latency = options.run / "latency"
+    tables = {name: LatencyTable.load(table_file(name, latency)) for name in options.tables}
+    figures, ceilings = [], []
+    for name, roots in found.items():
+        temperature = SETTINGS[name].temperature
+        for kind in (ALL, *sorted(set(roots.kind))):
+            here = roots.of(kind)
+            for title, values in (("entropy", roots.entropy), ("overlap", roots.overlap)):
+                own = values[here]
+                cells = [f"{x:.2f}" for x in own.mean(0).tolist()]
+                spread = f"{own[:, 0].std():.2f}"
+                figures.append([temperature, kind, int(here.sum()), title, *cells, spread])
+        for verifier, samples in roots.samples.items():
+            for title, table in tables.items():
+                costs = StepCosts(table, [verifier], int(roots.context.max()))
+                own = ceiling(samples, costs.at(roots.context)[0], roots)
+                ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
+                tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
+                ceilings.append([temperature, verifier, title, tree, tokens, *ratios])
+    command = f"python -m benchmarks.contexts --run {options.run}"
+    depths = [f"depth {depth}" for depth in range(DEPTHS)]
+    columns = ["temperature", "domain", "roots", "figure", *depths, "std. at depth 0"]
+    report("contexts", command, columns, figures)
+    columns = ["temperature", "verifier", "table", "best static tree", "tokens a step"]
+    columns += ["best static tree by domain", "best tree by root (split halves)"]
+    report("contexts_ceilings", command, columns, ceilings)
+
+
+if __name__ == "__main__":
+    main()

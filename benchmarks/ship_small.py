@@ -1,0 +1,162 @@
+"""Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER [--draft FOLDER] [--head FOLDER]`.
+
+Target and draft, folders that the recipe made (`pipelines/small.py`) or a checkpoint of its stable
+phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
+checksums. A head is one that a run with model=small exported.
+"""
+
+import argparse
+import ast
+import json
+import random
+import shutil
+from pathlib import Path
+
+import datasets
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from nde_talf.data.text.corpus import by_hash
+from nde_talf.data.text.prompts import Prompt, make_prompt, prompts_from_documents
+from nde_talf.data.text.recipe import prepared
+from nde_talf.data.text.shipped import DRAFT, HEAD, SHIPPED, TARGET
+from nde_talf.data.text.shipped_text import PROMPTS, ROWS, TRAIN
+from nde_talf.data.text.sources import CODE, Document, documents, read_frozen
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.files import write_atomically
+from nde_talf.draft_training.recipe import RecipeConfig, weights
+
+COUNTS = {"code": 240, "manual": 100, "arithmetic": 80, "tables": 80}
+"""Held-out prompts by domain."""
+PROMPT_TOKENS = 32, 128
+PROMPTS_IN_DOCUMENT = 6
+CHARACTERS = 6
+"""Characters of a token of code, at most: a prompt's beginning is looked for no further back."""
+TRAIN_ROWS = 2000
+"""Rows of the training text that ship, for the heads that a run trains."""
+
+
+def ship(out: Path, state: Path, models: dict[str, Path], head: Path | None = None) -> None:
+    """Write the shipped pair to `out`: models by role, text and prompts."""
+    text = prepared(state / "text", documents(read_frozen()))
+    texts = sorted(
+        documents(read_frozen(), held_out_alone=True), key=lambda d: by_hash(f"order/{d.name}")
+    )
+    for role, where in models.items():
+        model = (
+            weights(where, RecipeConfig(), len(text.tokenizer))
+            if where.is_file()
+            else AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        )
+
+        def save(path: Path, model: torch.nn.Module = model) -> None:
+            model.to(torch.bfloat16).save_pretrained(path)
+            text.tokenizer.save_pretrained(path)
+            write_checksums(path)
+
+        write_atomically(out / role, save)
+    if head is not None:
+        write_atomically(out / HEAD, lambda path: shutil.copytree(head, path))
+    prompts = held_out_prompts(texts, text.tokenizer)
+    lines = [json.dumps({"id": p.id, "kind": p.kind, "text": p.text}) for p in prompts]
+    (out / PROMPTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = text.train[:: len(text.train) // TRAIN_ROWS][:TRAIN_ROWS].contiguous()
+    table = {TRAIN: rows, **text.held_out}
+    write_atomically(out / ROWS, lambda path: save_file(table, path))
+    write_checksums(out)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: {', '.join(models)}; {len(prompts)} prompts; {size / 1e6:.1f} MB")
+
+
+def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Cut the prompts that ship with the model from the held-out documents, the domains in turn."""
+    placed = []
+    for domain, count in COUNTS.items():
+        own = [document for document in documents if document.domain == domain]
+        if domain == CODE:
+            prompts = code_prompts(own, tokenizer)[:count]
+        else:
+            rows = [{"name": d.name, "text": d.text, "kind": domain} for d in own]
+            table, limits = datasets.Dataset.from_list(rows), (PROMPT_TOKENS, PROMPTS_IN_DOCUMENT)
+            prompts = prompts_from_documents(table, count, 0, tokenizer, *limits)
+        placed += [((at + 0.5) / len(prompts), domain, each) for at, each in enumerate(prompts)]
+    return [prompt for *_, prompt in sorted(placed, key=lambda each: each[:2])]
+
+
+def code_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Cut prompts that begin at a statement outside functions and end in a function's first lines.
+
+    A prompt has as much context as fits. One of each document comes first, then the second of each.
+    """
+    turns: list[list[Prompt]] = [[] for _ in range(PROMPTS_IN_DOCUMENT)]
+    for document in documents:
+        generator, found = random.Random(document.name), []
+        for starts, end in function_cuts(document.text, generator):
+            longest = generator.randint(PROMPT_TOKENS[0] * 2, PROMPT_TOKENS[1])
+            texts = [document.text[s:end] for s in starts if end - s <= CHARACTERS * longest]
+            sizes = [len(ids) for ids in tokenizer(texts)["input_ids"]] if texts else []
+            fitting = (
+                t for t, n in zip(texts, sizes, strict=True) if PROMPT_TOKENS[0] <= n <= longest
+            )
+            found += [make_prompt(CODE, text) for text in [next(fitting, None)] if text]
+        for turn, prompt in zip(turns, found, strict=False):
+            turn.append(prompt)
+    return [prompt for turn in turns for prompt in turn]
+
+
+def function_cuts(source: str, generator: random.Random) -> list[tuple[list[int], int]]:
+    """Return, of each function in random order, where a prompt may begin and where it ends.
+
+    >>> text = "import os\\n\\n\\ndef f(a):\\n    return a\\n"
+    >>> [(start, text[start[-1] : end]) for start, end in function_cuts(text, random.Random(0))]
+    [([0, 12], 'def f(a):\\n')]
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    lines = source.split("\n")
+    if len(lines) - source.endswith("\n") != len(source.splitlines()) or not source.isascii():
+        return []  # lines or columns that `ast` counts in another way
+    offsets = [0]
+    for line in lines:
+        offsets.append(offsets[-1] + len(line) + 1)
+    inside = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef)]
+    outer = [statement for node in inside for statement in node.body]
+    begins = sorted({_first_line(node) for node in outer})
+    cuts = []
+    for node in outer:
+        if isinstance(node, ast.FunctionDef) and node.body[0].lineno > node.lineno:
+            ends = [node.body[0].lineno - 1]
+            ends += [each.end_lineno or 0 for each in node.body[: min(3, len(node.body) - 1)]]
+            starts = [offsets[line - 1] for line in begins if line <= node.lineno]
+            cuts.append((starts, offsets[generator.choice(ends)]))
+    generator.shuffle(cuts)
+    return cuts
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorated = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    decorators = node.decorator_list if isinstance(node, decorated) else []
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def main() -> None:
+    """Ship what the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    state = Path("~/.local/state/nde-talf/small").expanduser()
+    parser.add_argument("--state", type=Path, default=state)
+    parser.add_argument("--target", type=Path, default=state / TARGET / "last.ckpt")
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    options = parser.parse_args()
+    models = {TARGET: options.target, DRAFT: options.draft}
+    ship(options.out, options.state, {r: p for r, p in models.items() if p}, options.head)
+
+
+if __name__ == "__main__":
+    main()
