@@ -28,27 +28,86 @@ from nde_talf.data.text.sources import (
 )
 
 LICENCES = {
-    PYTHON: "PSF-2.0", "torch": "BSD-3-Clause AND Apache-2.0 AND BSD-2-Clause AND BSL-1.0 AND MIT",
-    "transformers": "Apache-2.0", "sympy": "BSD-3-Clause",
-    "pandas": "BSD-3-Clause", "scipy": "BSD-3-Clause", "numpy": "BSD-3-Clause", "numba": "BSD-2-Clause",
-    "matplotlib": "PSF-2.0-like (matplotlib)", "networkx": "BSD-3-Clause", "mypy": "MIT", "fonttools": "MIT", "wandb": "MIT",
-    "torchmetrics": "Apache-2.0", "huggingface_hub": "Apache-2.0", "pyarrow": "Apache-2.0", "pytorch-lightning": "Apache-2.0",
-    "datasets": "Apache-2.0", "mpmath": "BSD-3-Clause", "pydantic": "MIT", "accelerate": "Apache-2.0", "pytest": "MIT",
-    "rich": "MIT", "pillow": "MIT-CMU", "aiohttp": "Apache-2.0", "fsspec": "BSD-3-Clause", "griffelib": "ISC",
-    "filelock": "MIT", "anyio": "MIT", "hydra-core": "MIT", "opentelemetry-sdk": "Apache-2.0", "Jinja2": "BSD-3-Clause",
-    "packaging": "Apache-2.0 OR BSD-2-Clause", "pyparsing": "MIT", "babel": "BSD-3-Clause", "click": "BSD-3-Clause",
-    "typer": "MIT", "urllib3": "MIT", "Markdown": "BSD-3-Clause", "dill": "BSD-3-Clause", "omegaconf": "BSD-3-Clause",
-    "python-dateutil": "BSD-3-Clause", "httpx": "BSD-3-Clause", "httpcore": "BSD-3-Clause", "mkdocs": "BSD-2-Clause",
-    "markdown-it-py": "MIT", "requests": "Apache-2.0", "PyYAML": "MIT", "attrs": "MIT", "pluggy": "MIT", "h11": "MIT",
-    "watchdog": "Apache-2.0", "psutil": "BSD-3-Clause", "execnet": "MIT", "yarl": "Apache-2.0",
-    "lightning-utilities": "Apache-2.0", "tokenizers": "Apache-2.0", "safetensors": "Apache-2.0", "platformdirs": "MIT",
-    "contourpy": "BSD-3-Clause", "cycler": "BSD-3-Clause", "multidict": "Apache-2.0", "mkdocstrings": "ISC",
-}  # fmt: skip
+    PYTHON: "PSF-2.0",
+    "torch": "BSD-3-Clause AND Apache-2.0 AND BSD-2-Clause AND BSL-1.0 AND MIT",
+    "transformers": "Apache-2.0",
+    "sympy": "BSD-3-Clause",
+    "pandas": "BSD-3-Clause",
+    "scipy": "BSD-3-Clause",
+    "numpy": "BSD-3-Clause",
+    "numba": "BSD-2-Clause",
+    "matplotlib": "PSF-2.0-like (matplotlib)",
+    "networkx": "BSD-3-Clause",
+    "mypy": "MIT",
+    "fonttools": "MIT",
+    "wandb": "MIT",
+    "torchmetrics": "Apache-2.0",
+    "huggingface_hub": "Apache-2.0",
+    "pyarrow": "Apache-2.0",
+    "pytorch-lightning": "Apache-2.0",
+    "datasets": "Apache-2.0",
+    "mpmath": "BSD-3-Clause",
+    "pydantic": "MIT",
+    "accelerate": "Apache-2.0",
+    "pytest": "MIT",
+    "rich": "MIT",
+    "pillow": "MIT-CMU",
+    "aiohttp": "Apache-2.0",
+    "fsspec": "BSD-3-Clause",
+    "griffelib": "ISC",
+    "filelock": "MIT",
+    "anyio": "MIT",
+    "hydra-core": "MIT",
+    "opentelemetry-sdk": "Apache-2.0",
+    "Jinja2": "BSD-3-Clause",
+    "packaging": "Apache-2.0 OR BSD-2-Clause",
+    "pyparsing": "MIT",
+    "babel": "BSD-3-Clause",
+    "click": "BSD-3-Clause",
+    "typer": "MIT",
+    "urllib3": "MIT",
+    "Markdown": "BSD-3-Clause",
+    "dill": "BSD-3-Clause",
+    "omegaconf": "BSD-3-Clause",
+    "python-dateutil": "BSD-3-Clause",
+    "httpx": "BSD-3-Clause",
+    "httpcore": "BSD-3-Clause",
+    "mkdocs": "BSD-2-Clause",
+    "markdown-it-py": "MIT",
+    "requests": "Apache-2.0",
+    "PyYAML": "MIT",
+    "attrs": "MIT",
+    "pluggy": "MIT",
+    "h11": "MIT",
+    "watchdog": "Apache-2.0",
+    "psutil": "BSD-3-Clause",
+    "execnet": "MIT",
+    "yarl": "Apache-2.0",
+    "lightning-utilities": "Apache-2.0",
+    "tokenizers": "Apache-2.0",
+    "safetensors": "Apache-2.0",
+    "platformdirs": "MIT",
+    "contourpy": "BSD-3-Clause",
+    "cycler": "BSD-3-Clause",
+    "multidict": "Apache-2.0",
+    "mkdocstrings": "ISC",
+}
 """Packages whose sources are taken, and their licences: BSD, MIT, Apache, ISC or the PSF's."""
 SKIPPED = SKIPPED_FOLDERS - {"test", "tests", "site-packages", "dist-packages"} | {
-    "_vendor", "vendor", "vendored", "_vendored", "extern", "externals", "third_party", "_distutils", "unidata", "turtledemo",
-    "unicode", "styles", "_pyrepl",
-}  # fmt: skip
+    "_vendor",
+    "vendor",
+    "vendored",
+    "_vendored",
+    "extern",
+    "externals",
+    "third_party",
+    "_distutils",
+    "unidata",
+    "turtledemo",
+    "unicode",
+    "styles",
+    "_pyrepl",
+}
 """Folders of copies, generated tables and data."""
 VERSIONS = {
     "version.py",
@@ -58,7 +117,8 @@ VERSIONS = {
 }
 """Files that differ between builds of one version."""
 GENERATED = re.compile(
-    r"@generated|auto-?generated|automatically generated|generated (by|from|automatically)|do not (edit|modify)|machine generated",
+    r"@generated|auto-?generated|automatically generated|generated (by|from|automatically)"
+    r"|do not (edit|modify)|machine generated",
     re.IGNORECASE,
 )
 TESTS = 0.2
@@ -68,7 +128,9 @@ SIZES = 300, 300_000
 MOST_DIGITS, LONGEST_LINE = 0.15, 120
 """Largest fraction of digits, and largest mean length of a line."""
 NEAR, NEAR_ACROSS = 0.5, 0.2
-"""Fraction of a file's shingles that may occur in another of its side, and, for a held-out one, in the other side."""
+"""Fraction of a file's shingles that may occur in another of its side, and, for a held-out one, in
+the other side.
+"""
 
 
 def freeze(path: Path) -> None:
@@ -90,7 +152,8 @@ def freeze(path: Path) -> None:
             package.files[TOPICS] = short_digest((root / TOPICS).read_bytes())
         size = sum(len(source.text) for source in chosen)
         print(
-            f"{package.name}=={package.version}: {len(chosen)} of {len(sources)} files, {size / 1e6:.2f} MB"
+            f"{package.name}=={package.version}: {len(chosen)} of {len(sources)} files,"
+            f" {size / 1e6:.2f} MB"
         )
     write_frozen(path, [package for package, _, _ in found if package.files])
 
@@ -106,7 +169,7 @@ def write_frozen(path: Path, packages: list[Package]) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A file that may be taken: path in its package, digest of its bytes, and text without the licence."""
+    """A file that may be taken: its path, the digest of its bytes, its text without licence."""
 
     path: str
     digest: str
@@ -134,7 +197,10 @@ def listed(name: str) -> tuple[Path, str, list[str]]:
 
 
 def readable(path: Path, name: str) -> Source | None:
-    """Return a file without its licence; None where it is generated, a table, a copy, or not to be taken."""
+    """Return a file without its licence, or None.
+
+    None where it is generated, a table, a copy, or not to be taken.
+    """
     parts = Path(name).parts
     if ".." in parts or SKIPPED.intersection(parts[:-1]) or parts[-1] in VERSIONS:
         return None
@@ -164,8 +230,9 @@ def readable(path: Path, name: str) -> Source | None:
 def distinct(sources: list[Source]) -> list[Source]:
     """Return the sources that are near-duplicates of none before them.
 
-    Shingles are three lines on end, without indentation. Of files that resemble each other the first stays; between the two
-    sides the one to train on stays, so that nothing held out resembles it.
+    Shingles are three lines on end, without indentation. Of files that resemble each other the
+    first stays; between the two sides the one to train on stays, so that nothing held out resembles
+    it.
     """
     sides: dict[bool, set[int]] = {False: set(), True: set()}
     kept: list[Source] = []
@@ -176,9 +243,8 @@ def distinct(sources: list[Source]) -> list[Source]:
         across = held_out and sum(shingle in sides[False] for shingle in own) > NEAR_ACROSS * len(
             own
         )
-        counts[
-            f"{'held out' if held_out else 'training'}: {'near' if near else 'across' if across else 'kept'}"
-        ] += 1
+        side = "held out" if held_out else "training"
+        counts[f"{side}: {'near' if near else 'across' if across else 'kept'}"] += 1
         if not near and not across:
             kept.append(source)
             sides[held_out].update(own)
@@ -187,9 +253,9 @@ def distinct(sources: list[Source]) -> list[Source]:
 
 
 def shingles(text: str) -> list[int]:
-    """Return a hash of each three lines on end.
+    r"""Return a hash of each three lines on end.
 
-    >>> len(shingles("a = 1\\n  b = 2\\nc = 3\\n\\nd = 4\\n")), len(shingles("a = 1"))
+    >>> len(shingles("a = 1\n  b = 2\nc = 3\n\nd = 4\n")), len(shingles("a = 1"))
     (2, 1)
     """
     lines = [zlib.crc32(line.strip().encode()) for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER [--draft FOLDER] [--head FOLDER]`.
+"""Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER [--draft FOLDER]`.
 
 Target and draft, folders that the recipe made (`pipelines/small.py`) or a checkpoint of its stable
 phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
@@ -106,11 +106,11 @@ def code_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) 
 
 
 def function_cuts(source: str, generator: random.Random) -> list[tuple[list[int], int]]:
-    """Return, of each function in random order, where a prompt may begin and where it ends.
+    r"""Return, of each function in random order, where a prompt may begin and where it ends.
 
-    >>> text = "import os\\n\\n\\ndef f(a):\\n    return a\\n"
+    >>> text = "import os\n\n\ndef f(a):\n    return a\n"
     >>> [(start, text[start[-1] : end]) for start, end in function_cuts(text, random.Random(0))]
-    [([0, 12], 'def f(a):\\n')]
+    [([0, 12], 'def f(a):\n')]
     """
     try:
         tree = ast.parse(source)

@@ -65,7 +65,7 @@ def repeated(texts: list[str]) -> float:
 
 @torch.inference_mode()
 def losses(folder: Path, tokenizer, draft: bool) -> list[str]:
-    """Return a table's rows: by domain nats a token, bits a byte, and the overlap with the draft."""
+    """Return rows by domain: nats a token, bits a byte, and the overlap with the draft."""
     roles = (TARGET, DRAFT) if draft else (TARGET,)
     models = [AutoModelForCausalLM.from_pretrained(folder / r, dtype=torch.float32) for r in roles]
     lines = []

@@ -42,7 +42,8 @@ class SmallConfig:
 
     step: Annotated[str, one_of(STEPS)] = "train"
     """train: one leg of the stable phase; anneal: a decay from its last state, in a copy; draft:
-    distil a draft of the newest annealed target, on text and on its own samples."""
+    distil a draft of the newest annealed target, on text and on its own samples.
+    """
     state: Text = "~/.local/state/nde-talf/small"
     """Folder of the text and of all states, outside the checkout.
 

@@ -1,4 +1,4 @@
-"""Text that the shipped pair learns: a tokenizer and packed rows, made once from the frozen list."""
+"""Text that the shipped pair learns: tokenizer and packed rows, made once from the frozen list."""
 
 import math
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Python sources of the installed packages as training text: frozen by name, version and checksum.
 
-The list `sources.tsv.gz` names every file that is trained on or held out. Which side a document is on
-follows from the checksum of its content alone, so no run, seed or version of a package ever tests on
-what it learned. Near-duplicates and generated files were left out when the list was made
+The list `sources.tsv.gz` names every file that is trained on or held out. Which side a document is
+on follows from the checksum of its content alone, so no run, seed or version of a package ever
+tests on what it learned. Near-duplicates and generated files were left out when the list was made
 (`benchmarks/freeze_sources.py`).
 """
 
@@ -99,6 +99,7 @@ def documents(
     """Yield every document of the packages, then the built-in arithmetic and tables.
 
     Args:
+        packages: the frozen list.
         partial: leave out what is missing or different here, in place of an error.
         held_out_alone: yield what nothing learns from, and read no other files.
 
@@ -126,8 +127,8 @@ def documents(
             )
     if faults and not partial:
         raise UserError(
-            f"The frozen list of sources does not fit this environment: {'; '.join(faults)}. Install"
-            " these versions (pip install -c constraints.txt), or train on the rest with"
+            f"The frozen list of sources does not fit this environment: {'; '.join(faults)}."
+            " Install these versions (pip install -c constraints.txt), or train on the rest with"
             " partial=true."
         )
     for domain, make in GENERATED.items():
@@ -167,10 +168,10 @@ def is_held_out(digest: str) -> bool:
 
 
 def without_licence(text: str) -> str:
-    """Drop comments at the beginning that speak of a licence or copyright, and a docstring there that does.
+    r"""Drop leading comments, and a leading docstring, that speak of a licence or copyright.
 
-    >>> without_licence("# Copyright 2026 X\\n# MIT licence\\n\\nimport os\\n")
-    'import os\\n'
+    >>> without_licence("# Copyright 2026 X\n# MIT licence\n\nimport os\n")
+    'import os\n'
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     kept = text
@@ -193,7 +194,7 @@ def without_licence(text: str) -> str:
 
 
 def docstrings(source: str) -> str:
-    """Lay a source's longer docstrings out as a manual: each under its name, with its text indented."""
+    """Lay a source's longer docstrings out as a manual: each under its name, indented."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
