@@ -1,6 +1,7 @@
 """Differences between a pair's contexts, and what choosing trees could win.
 
-`python -m benchmarks.contexts --run checkpoints/NAME`, after the stages pair and latency. Two tables, before any method runs:
+`python -m benchmarks.contexts --run checkpoints/NAME` prints two tables from the
+stages pair and latency, before any method runs:
 
 - contexts: the entropy of the target and its overlap with the draft, sum_v min(p(v), q(v)), by
   domain and by depth along paths drawn from the draft.
