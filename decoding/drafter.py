@@ -68,6 +68,7 @@ class Drafter:
             (`CausalModel.reader`); none: the features after the final norm.
         takes_features: False: it looks at no features, and `advance` gets any.
         on_device: whether it drafts a `DeviceTree`, whose tokens the host does not know.
+        model: that it runs, for checks of a policy that was trained for one; None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
         setting: what q is warped with.
         previous: what it knows at the token before the root.
@@ -79,6 +80,7 @@ class Drafter:
     feature_layers: tuple[int, ...] = ()
     takes_features: bool = True
     on_device: bool = True
+    model: Any = None
     processed: Processed | None = None
     setting: SamplingSetting
     previous: DraftPoint

@@ -15,7 +15,7 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE
-from nde_talf.selector.measure import MAX_BATCHES, ROOM, measure_latency
+from nde_talf.selector.measure import ROOM, Conditions, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -47,19 +47,16 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
+        settings = [SETTINGS[name] for name in config.traces.settings]
+        draft_setting = RAW if config.traces.draft_temperature == "raw" else None
         table = measure_latency(
-            *(
-                target,
-                draft,
-                text,
-                contexts,
-                config.traces.verifiers,
-                config.latency.repeats,
-                static,
-            ),
-            settings=[SETTINGS[name] for name in config.traces.settings],
-            draft_setting=RAW if config.traces.draft_temperature == "raw" else None,
-            max_batches=MAX_BATCHES,
+            target,
+            draft,
+            text,
+            contexts,
+            config.traces.verifiers,
+            config.latency.repeats,
+            Conditions(settings, static, draft_setting),
         )
         if not accepts_noise(config):
             table.check_quiet(folders["latency"] / TABLE)

@@ -19,6 +19,7 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.evaluate import evaluate_offline
+from nde_talf.selector.export import write_selector_card
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
@@ -90,7 +91,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 f"of the best static tree's tokens/s, table {table}": of["all"]["selector"]
                 for table, of in report[name].items()
             }
-            selector.write_card(folder / "export" / name, facts, figures)
+            write_selector_card(selector.schema, folder / "export" / name, facts, figures)
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
     write_json(folder / "offline.json", report)

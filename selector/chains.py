@@ -8,18 +8,25 @@ path is taken.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES, Action, tree_index
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import SamplingSetting, feature_setting
-from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
+from nde_talf.selector.latency import (
+    LONGEST,
+    SHAPES,
+    SPACING,
+    LatencyTable,
+    StepCosts,
+    grid_context,
+)
 from nde_talf.selector.network import Selector
 
 LONGEST_PATH = L1_MAX + L2_MAX
@@ -73,10 +80,9 @@ class PathLengths:
             )
         self.selector, self.model, self.setting, self.table = selector.eval(), model, setting, table
         self.max_tokens, self.overhead = max_tokens, overhead
-        self._passes = PathCosts(
-            table, schema.verifiers, max_tokens
-        ).passes  # an input of the network: as in training
         self._prices: dict[int, tuple[PathCosts, int | None]] = {}
+        # Inputs of the network as in training: of one sequence, whatever the engine takes beside.
+        self._passes = table.passes(grid_context(torch.arange(LONGEST // SPACING + 2))).float()
         if schema.target_hidden and self._priced(1)[1] is None:
             raise UserError(
                 "selector: it looks at features of the target, which this engine does not hand out."
@@ -84,8 +90,8 @@ class PathLengths:
                 " selector.features=draft, with the settings of its run."
             )
 
-    def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
-        """The length for each request.
+    def choose(self, drafters: Sequence[Drafter], contexts: Sequence[int]) -> list[int]:
+        """Return the length for each request.
 
         Args:
             drafters: [B], of which `previous` and `root` are read.
@@ -94,81 +100,61 @@ class PathLengths:
         costs, static = self._priced(len(drafters))
         if static is not None:
             return [static] * len(drafters)
-        states = [
-            torch.stack([getattr(drafter, at).hidden for drafter in drafters])
-            for at in ("previous", "root")
-        ]
-        q_previous, q_root = warp(
-            self.model.logits(torch.cat(states)), feature_setting(self.setting)
-        ).chunk(2)
+        previous = torch.stack([drafter.previous.hidden for drafter in drafters])
+        root = torch.stack([drafter.root.hidden for drafter in drafters])
+        q = warp(self.model.logits(torch.cat([previous, root])), feature_setting(self.setting))
+        q_previous, q_root = q.chunk(2)
+        # Those that need the target's p count as 0.
+        scalars = scalar_features(q_previous, q_previous, q_root).float().cpu()
         context = torch.tensor(contexts)
+        setting = torch.tensor([self.setting.temperature, self.setting.top_p])
+        local = [context[:, None].float(), setting.expand(len(contexts), 2)]
         row = costs.row(context)
-        local = torch.tensor([self.setting.temperature, self.setting.top_p]).expand(
-            len(contexts), 2
-        )
-        scalars = (
-            scalar_features(q_previous, q_previous, q_root).float().cpu()
-        )  # those that need the target's p count as 0
-        inputs = torch.cat([scalars, context[:, None].float(), local, self._passes[row]], -1)
-        previous, root = (state.float().cpu() for state in states)
+        inputs = torch.cat([scalars, *local, self._passes[row]], -1)
+        previous, root = previous.float().cpu(), root.float().cpu()
         logits = self.selector(previous[:, :0], previous, root, inputs, costs.seconds[row])
         return logits[:, costs.paths].argmax(-1).tolist()
 
     def _priced(self, sequences: int) -> tuple["PathCosts", int | None]:
-        """The prices of a batch of so many, and the one length that is taken where the selector
-        does not choose.
-        """
-        known = self.table.sequences
-        sequences = min(sequences, known[-1]) if known else 1
+        """Price a batch of so many, and find the one length of a selector that does not choose."""
+        sequences = min(sequences, max(self.table.sequences, default=1))
         if sequences not in self._prices:
-            costs = PathCosts(
-                at_batch(self.table, sequences, self.overhead),
-                self.selector.schema.verifiers,
-                self.max_tokens,
-            )
-            static = self.selector.static_action(
-                self.setting.temperature, self.setting.top_p, costs
-            )
-            self._prices[sequences] = (
-                costs,
-                None if static is None else TREES[static % len(TREES)].depth,
-            )
+            table, setting = at_batch(self.table, sequences, self.overhead), self.setting
+            costs = PathCosts(table, self.selector.schema.verifiers, self.max_tokens)
+            static = self.selector.static_action(setting.temperature, setting.top_p, costs)
+            length = None if static is None else TREES[static % len(TREES)].depth
+            self._prices[sequences] = costs, length
         return self._prices[sequences]
 
 
 class PathCosts(StepCosts):
-    """Prices of the paths of up to `max_tokens` tokens under the first of `verifiers`; no other
-    action has one (infinity).
-    """
+    """Prices of the paths of up to `max_tokens` tokens; no other action has one (infinity)."""
 
     def __init__(self, table: LatencyTable, verifiers: Sequence[str], max_tokens: int):
         self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
         super().__init__(table, verifiers, LONGEST)
 
     def _price(self, contexts: Tensor) -> Tensor:
-        seconds = torch.full(
-            (len(contexts), len(self.verifiers) * len(TREES)), torch.inf, dtype=torch.float64
-        )
-        seconds[:, self.paths] = self.table.paths(contexts, len(self.paths) - 1, self.verifiers[0])
+        size = len(contexts), len(self.verifiers) * len(TREES)
+        seconds = torch.full(size, torch.inf, dtype=torch.float64)
+        shapes = SHAPES[self.paths]
+        seconds[:, self.paths] = self.table.steps(contexts, self.verifiers[0], shapes)
         return seconds
 
 
 def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> LatencyTable:
-    """The prices of a step of so many sequences, see `LatencyTable.batched`, but with the drafts'
-    passes one sequence after the other, and `overhead` seconds once.
+    """Price a step of so many sequences whose drafts run one after the other.
 
-    A table without the axis of sequences prices a step of one sequence.
+    As `LatencyTable.batched`, but for the drafts, and with `overhead` seconds once. A table without
+    the axis of sequences prices a step of one sequence.
     """
     drafts = sequences if table.sequences else 1
-
-    def several(seconds: list[float]) -> list[float]:
-        return [drafts * one for one in seconds]
 
     together = table.batched(drafts)
     return replace(
         together,
         target=[[overhead + one for one in row] for row in together.target],
-        draft=[several(row) for row in table.draft],
-        first=several(table.first),
-        second=several(table.second),
+        draft=[[drafts * one for one in row] for row in table.draft],
+        first=[drafts * one for one in table.first],
+        second=[drafts * one for one in table.second],
     )

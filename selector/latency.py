@@ -1,5 +1,4 @@
-"""What a step costs: the times of its parts, measured or modelled, and the time of every tree from
-them.
+"""Prices of draft trees: the times of a step's parts, measured or modelled, and every tree's time.
 
 Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at
 a longer context, so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
@@ -10,9 +9,8 @@ ran before it, so the draft's weights are not in the caches.
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,10 +30,7 @@ NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
-"""The largest relative difference of prices between two repeats of a measurement that is trusted.
-"""
-_WIDEST = 1000.0
-"""Above any relative difference that was ever measured."""
+"""Largest relative difference of prices between two repeats of a measurement that is trusted."""
 SPACING = 16  # tokens between the contexts at which steps are priced
 LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
 SHAPES = torch.tensor(TREES)  # [233, 3]
@@ -99,10 +94,10 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "LatencyTable":
-        """Raises UserError naming `path` if it holds no complete table, or one that is not as it
-        was written.
+        """Read a table.
 
-        A table by hand is written by `LatencyTable(...).save(path)`.
+        Raises:
+            UserError: `path` holds no complete table, or not what `save` wrote there.
         """
         content = FORMAT.load(Path(path))
         content.pop("format")
@@ -111,57 +106,43 @@ class LatencyTable:
             table._check()
         except ValueError as error:
             raise UserError(
-                f"{path}: it is no complete latency table ({error}); measure it again"
-                " (stage=latency)."
+                f"{path}: it is no complete latency table ({error}): {FORMAT.again}."
             ) from error
         return table
 
     def _check(self) -> None:
+        """Raise ValueError, naming it, for an axis that does not rise or a hole in a grid."""
         for name in ("contexts", "nodes", "widths", "sequences"):
             axis = getattr(self, name)
-            if (
-                (not axis and name != "sequences")
-                or sorted(set(axis)) != list(axis)
-                or min(axis, default=0) < 0
-            ):
+            if axis != sorted(set(axis)) or min(axis, default=0) < 0:
                 raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
-        if (
-            self.spread < 0
-            or self.disagreement < 0
-            or max(self.spread, self.disagreement) > _WIDEST
-        ):
-            raise ValueError(
-                f"'spread' is {self.spread} and 'disagreement' {self.disagreement}: no fractions of"
-                " a step's time"
-            )
-        _check_grid("target", self.target, len(self.contexts), len(self.nodes))
-        _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
-        for name, times in self.verify.items():
-            _check_grid(f"verify.{name}", times, len(self.nodes))
-        for name in ("first", "second", "autoregressive"):
+        contexts, nodes, widths = len(self.contexts), len(self.nodes), len(self.widths)
+        if not contexts or not nodes or not widths:
+            raise ValueError("one of 'contexts', 'nodes' and 'widths' is empty")
+        _check_grid("target", self.target, contexts, nodes)
+        _check_grid("draft", self.draft, contexts, widths)
+        for rule, seconds in self.verify.items():
+            _check_grid(f"verify.{rule}", seconds, nodes)
+        optional = {
+            "first": (contexts,),
+            "second": (contexts,),
+            "autoregressive": (contexts,),
+            "branches": (K_MAX, L2_MAX),
+        }
+        for name, shape in optional.items():
             if getattr(self, name):
-                _check_grid(name, getattr(self, name), len(self.contexts))
-        if self.branches:
-            _check_grid("branches", self.branches, K_MAX, L2_MAX)
+                _check_grid(name, getattr(self, name), *shape)
         if self.sequences:
-            _check_grid(
-                "target_batch",
-                self.target_batch,
-                len(self.sequences),
-                len(self.contexts),
-                len(self.nodes),
-            )
-            _check_grid(
-                "draft_batch",
-                self.draft_batch,
-                len(self.sequences),
-                len(self.contexts),
-                len(self.widths),
-            )
+            batches = len(self.sequences)
+            _check_grid("target_batch", self.target_batch, batches, contexts, nodes)
+            _check_grid("draft_batch", self.draft_batch, batches, contexts, widths)
 
     def check_quiet(self, path: str | Path, key: str = "latency.accept_noise=true") -> None:
-        """Raise UserError if two repeats of the measurement disagreed. key: what accepts the table
-        as it is.
+        """Raise UserError if two repeats of the measurement disagreed.
+
+        Args:
+            path: names the table.
+            key: what accepts the table as it is.
         """
         if self.disagreement > AGREE:
             raise UserError(
@@ -172,9 +153,7 @@ class LatencyTable:
             )
 
     def disagreement_with(self, other: "LatencyTable") -> float:
-        """The largest relative difference between two tables' prices of a tree, means over the
-        contexts, under a verifier.
-        """
+        """Largest relative difference between two tables' prices of a tree, means over contexts."""
         at = torch.tensor(self.contexts)
         pairs = [
             [table.steps(at, name).mean(0) for table in (self, other)]
@@ -185,8 +164,7 @@ class LatencyTable:
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
         """Raise UserError if the table was measured on a pair of other sizes.
 
-        Warn where it was with other forward passes: one that does not say is from before there were
-        native ones.
+        Warn where it was measured with other forward passes.
         """
         for name, model in (("target", target), ("draft", draft)):
             if name in self.models and self.models[name] != sizes(model):
@@ -195,26 +173,29 @@ class LatencyTable:
                     f" {tuple(self.models[name])} and the pair's {tuple(sizes(model))}: it is of"
                     " another pair. Measure this one: stage=latency."
                 )
-            known, now = self.machine.get(f"{name} forward", "transformers"), forward_of(model)
-            if name in self.models and known != now:
+            measured, now = self.machine.get(f"{name} forward"), forward_of(model)
+            if measured not in (None, now):
                 warnings.warn(
-                    f"{path}: it was measured with the {known} forward pass of the {name}, and this"
-                    f" run takes the {now} one, so its prices are of other steps, and the trees"
-                    " chosen by them may be poor ones. The text stays lossless. Measure it again:"
-                    " stage=latency force=true.",
+                    f"{path}: it was measured with the {measured} forward pass of the {name}, and"
+                    f" this run takes the {now} one, so its prices are of other steps, and the"
+                    " trees chosen by them may be poor ones. The text stays lossless. Measure it"
+                    " again: stage=latency force=true.",
                     Advice,
                     stacklevel=2,
                 )
 
     def passes(self, context: Tensor) -> Tensor:
-        """[R, 2] seconds of one draft and one target pass over one token at `context` [R]: the
-        selector's features.
+        """[R, 2] seconds of one draft and one target pass over one token at `context` [R].
+
+        They are features of the selector.
         """
         one = torch.ones_like(context)
         return torch.stack([self._draft(context, one), self._target(context, one)], -1)
 
-    def steps(self, context: Tensor, verifier: str | None = None) -> Tensor:
-        """[R, 233] seconds of a step with each tree of `TREES` at `context` [R] committed tokens.
+    def steps(
+        self, context: Tensor, verifier: str | None = None, shapes: Tensor = SHAPES
+    ) -> Tensor:
+        """[R, A] seconds of a step with each of the trees `shapes` [A, 3] at `context` [R] tokens.
 
         A first draft pass at the root, which also feeds the selector, then one for every trunk
         token and every level of branches but the last; one target pass over all nodes; and what
@@ -223,13 +204,13 @@ class LatencyTable:
         a target pass over 12 nodes.
         """
         context = context.double()[:, None]
-        l1, l2 = SHAPES[:, 1:].to(context).unbind(-1)
+        l1, l2 = shapes[:, 1:].to(context).unbind(-1)
         merged = torch.tensor(
             self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype
         )
         deepest = int((l1 + l2).max())
         wide_by_k = F.pad(merged, (0, deepest - L2_MAX), value=1.0)  # a path is 1 wide
-        width = wide_by_k[SHAPES[:, 0] - 1]  # [233, depth after the trunk]
+        width = wide_by_k[shapes[:, 0] - 1]  # [A, depth after the trunk]
         rows = F.pad(width.cumsum(-1), (1, 0))
         first = (
             self._line(self.first, context)
@@ -245,7 +226,7 @@ class LatencyTable:
             draft += torch.where(
                 step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0
             )
-        nodes = (1 + l1 + rows.gather(1, SHAPES[:, 2:])[:, 0]).expand_as(draft)
+        nodes = (1 + l1 + rows.gather(1, shapes[:, 2:])[:, 0]).expand_as(draft)
         seconds = draft + self._target(context.expand_as(draft), nodes)
         if verifier in self.verify:
             seconds = seconds + bilinear(
@@ -253,31 +234,21 @@ class LatencyTable:
             )
         return seconds
 
-    def paths(self, context: Tensor, longest: int, verifier: str | None = None) -> Tensor:
-        """[R, longest + 1]: `steps` of the paths of 0 to `longest` tokens alone, at least 1 and of
-        any number.
-        """
-        context, length = context.double()[:, None], torch.arange(longest + 1)
-        later = context + torch.arange(1, longest)
-        later = self._draft(later, torch.ones_like(later)).cumsum(-1)
-        draft = (
-            self._line(self.first, context)
-            if self.first
-            else self._draft(context, torch.ones_like(context))
-        )
-        second = self._line(self.second, context) if self.second else torch.zeros_like(context)
-        draft = draft + (length > 1) * second + F.pad(later, (2, 0))
-        nodes = (length + 1.0).expand_as(draft)
-        seconds = draft + self._target(context.expand_as(draft), nodes)
-        if verifier in self.verify:
-            seconds = seconds + bilinear(
-                [0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes
-            )
+    def steps_eq11(self, context: Tensor) -> Tensor:
+        """[R, 233] seconds by Eq. 11 (NDE paper): each pass as one token at a longer context."""
+        context = context.double()[:, None]
+        k, l1, l2 = SHAPES.to(context).unbind(-1)
+        one = torch.ones(len(context), len(TREES))
+        seconds = self._target(context + l1 + k * l2, one)
+        for j in range(int(max(l1.max(), l2.max()))):
+            for rows, length in ((torch.full_like(l1, float(j)), l1), (l1 + j * k, l2)):
+                seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
         return seconds
 
     def plain(self, context: Tensor) -> Tensor:
-        """[R] seconds of a step of plain decoding: measured, or the target's pass over the root,
-        and verification as cheap as any.
+        """[R] seconds of a step of plain decoding.
+
+        Without a measurement, the target's pass over the root, and verification as cheap as any.
         """
         if self.autoregressive:
             return self._line(self.autoregressive, context.double())
@@ -285,69 +256,49 @@ class LatencyTable:
         return self._target(context.double(), torch.ones_like(context)) + verify
 
     def batched(self, sequences: int) -> "LatencyTable":
-        """The prices of a step in which so many sequences draft and verify together, as in an
-        engine that batches.
+        """Prices of a step in which so many sequences draft and verify together, as in an engine.
 
         Passes were measured over several sequences (`target_batch`, `draft_batch`); between two
-        measured numbers prices are linear. What is known of one sequence alone is taken to grow as
-        a pass over one token of each sequence does: the first draft passes as the draft's,
-        verification and plain decoding as the target's.
+        measured numbers prices are linear. What is known of one sequence alone grows as a pass over
+        one token of each sequence does: the first draft passes as the draft's, verification and
+        plain decoding as the target's.
 
         Raises:
             UserError: so many were not measured.
         """
-        known = self.sequences or [1]
-        if not 1 <= sequences <= known[-1]:
+        measured = self.sequences or [1]
+        if not 1 <= sequences <= measured[-1]:
             raise UserError(
-                f"{sequences} sequences: this latency table knows 1 to {known[-1]}. Measure it:"
+                f"{sequences} sequences: this latency table knows 1 to {measured[-1]}. Measure it:"
                 " stage=latency."
             )
         if sequences == 1:
             return self
-        at = float(np.interp(sequences, known, range(len(known))))
-        low, high = int(at), min(int(at) + 1, len(known) - 1)
+        at = float(np.interp(sequences, measured, range(len(measured))))
+        low, high = int(at), min(int(at) + 1, len(measured) - 1)
         grids = [np.array(grid) for grid in (self.target_batch, self.draft_batch)]
         target, draft = (grid[low] + (at - low) * (grid[high] - grid[low]) for grid in grids)
         of_target, of_draft = (
             (new / np.array(old))[:, 0] for new, old in ((target, self.target), (draft, self.draft))
         )
+        lines = {"first": of_draft, "second": of_draft, "autoregressive": of_target}
         return replace(
             self,
             target=target.tolist(),
             draft=draft.tolist(),
             verify={
-                name: (of_target.mean() * np.array(times)).tolist()
-                for name, times in self.verify.items()
+                rule: (of_target.mean() * np.array(seconds)).tolist()
+                for rule, seconds in self.verify.items()
             },
-            first=[
-                factor * seconds
-                for factor, seconds in zip(of_draft.tolist(), self.first, strict=False)
-            ],
-            second=[
-                factor * seconds
-                for factor, seconds in zip(of_draft.tolist(), self.second, strict=False)
-            ],
-            autoregressive=[
-                factor * seconds
-                for factor, seconds in zip(of_target.tolist(), self.autoregressive, strict=False)
-            ],
             sequences=[],
             target_batch=[],
             draft_batch=[],
+            **{
+                name: (factor * np.array(getattr(self, name))).tolist()
+                for name, factor in lines.items()
+                if getattr(self, name)
+            },
         )
-
-    def steps_eq11(self, context: Tensor) -> Tensor:
-        """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a
-        longer context.
-        """
-        context = context.double()[:, None]
-        k, l1, l2 = SHAPES.to(context).unbind(-1)
-        seconds = self._target((context + l1 + k * l2), torch.ones(len(context), len(TREES)))
-        for j in range(int(max(l1.max(), l2.max()))):
-            for rows, length in ((torch.full_like(l1, float(j)), l1), (l1 + j * k, l2)):
-                one = torch.ones(len(context), len(TREES))
-                seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
-        return seconds
 
     def _line(self, values: list[float], context: Tensor) -> Tensor:
         return bilinear(
@@ -362,11 +313,10 @@ class LatencyTable:
 
 
 class StepCosts:
-    """A table's prices of a selector's actions (verifier, tree), at every `SPACING` tokens of
-    context up to `longest`.
+    """A table's prices of a selector's actions (verifier, tree), every `SPACING` tokens of context.
 
-    seconds: [G, C] float32, C = verifiers x 233; passes: [G, 2], see `LatencyTable.passes`. `rule`
-    is "table", or "eq11" for the NDE paper's.
+    seconds: [G, C] float32, C = verifiers x 233, up to `longest` tokens; passes: [G, 2], see
+    `LatencyTable.passes`. `rule` is "table", or "eq11" for the NDE paper's.
     """
 
     def __init__(
@@ -378,14 +328,14 @@ class StepCosts:
         self.passes = table.passes(contexts).float()
 
     def _price(self, contexts: Tensor) -> Tensor:
-        table = self.table
         if self.rule == "eq11":
-            return table.steps_eq11(contexts).repeat(1, len(self.verifiers))
-        return torch.cat([table.steps(contexts, name) for name in self.verifiers], -1)
+            return self.table.steps_eq11(contexts).repeat(1, len(self.verifiers))
+        return torch.cat([self.table.steps(contexts, name) for name in self.verifiers], -1)
 
     def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds [R, C] and one-token passes [R, 2] at `context` [R]; beyond `longest` the last
-        ones.
+        """Seconds [R, C] and one-token passes [R, 2] at `context` [R].
+
+        Beyond `longest` the last ones count.
         """
         row = self.row(context)
         return self.seconds[row], self.passes[row]
@@ -397,47 +347,46 @@ class StepCosts:
         return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
 
     def mean(self, counts: Tensor) -> Tensor:
-        """[C]: mean seconds over the contexts that `context_counts` counted, however long they are."""
+        """[C]: mean seconds over the contexts that `context_counts` counted, however long."""
         seen = counts.nonzero()[:, 0]  # of the others an infinite price would not count as zero
         return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
 
 
 def forward_of(model: CausalModel) -> str:
-    """Which forward pass a model runs: native or transformers. A draft head follows its target."""
-    return "native" if getattr(model, "target", model).native else "transformers"
+    """Name the forward pass that a model runs: native or transformers."""
+    return "native" if model.native else "transformers"
 
 
 def grid_context(row: Tensor) -> Tensor:
-    """The context at which row number `row` of `StepCosts` is priced."""
+    """Context at which row number `row` of `StepCosts` is priced."""
     return (SPACING * row).clamp(min=1)
 
 
 def context_counts(context: Tensor) -> Tensor:
-    """[G]: how many of the contexts [R] are nearest to each row of the grid: what `StepCosts.mean`
-    takes the mean over.
-    """
+    """[G]: how many of the contexts [R] are nearest to each row of the grid."""
     return ((context + SPACING // 2) // SPACING).bincount()
 
 
-def _check_grid(name: str, values: object, *shape: int) -> None:
-    """Raise ValueError unless `values` are lists of positive numbers of this shape; the message
-    says where a hole is.
-    """
-    for index in product(*map(range, shape)):
-        value, at = values, name
-        for position in index:
-            if not isinstance(value, list) or len(value) != shape[at.count("[")]:
-                raise ValueError(f"'{at}' is no list of {shape[at.count('[')]} entries")
-            value, at = value[position], f"{at}[{position}]"
-        if not (isinstance(value, (int, float)) and 0 < value < float("inf")):
-            raise ValueError(f"'{at}' is {value}, and not a positive number: a hole in the table")
+def _check_grid(name: str, values: list[Any], *shape: int) -> None:
+    """Raise ValueError unless `values` are positive numbers of this shape."""
+    try:
+        grid = np.array(values, dtype=float)
+    except ValueError:  # rows of several lengths
+        grid = np.empty(0)
+    if grid.shape != shape:
+        raise ValueError(f"'{name}' has to be a grid of {' x '.join(map(str, shape))} numbers")
+    holes = np.argwhere(~((grid > 0) & np.isfinite(grid)))
+    if len(holes):
+        where = "".join(f"[{at}]" for at in holes[0])
+        raise ValueError(f"'{name}{where}' is not a positive number: a hole in the table")
 
 
 def bilinear(
     rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor
 ) -> Tensor:
-    """Bilinear interpolation of values [rows][columns] at (x, y), both of one shape; outside the
-    grid, its edge counts.
+    """Interpolate values [rows][columns] bilinearly at (x, y), both of one shape.
+
+    Outside the grid, its edge counts.
     """
     table = torch.tensor(values, dtype=torch.float64)
 

@@ -2,13 +2,21 @@
 
 Steps are run as the loop runs them: real drafter, target, caches and verification, warping
 included. Each of `PROBES` is drafted in every round, in random order, at every context, twice in a
-row, since a step's time also depends on the tree before
-it: the loop times the phases of the second one. `nde_talf.selector.measure` splits these times
-into the parts of a `LatencyTable`. Plain decoding, whose steps are quicker than those that draft no
-token, is timed apart.
+row, since a step's time also depends on the tree before it: the loop times the phases of the second
+one. `fit_table` splits these times into the parts of a `LatencyTable` by least squares and isotonic
+fits:
 
-Rounds come in batches. Two batches have to give the same prices up to `AGREE`; until two do, more
-are run.
+draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target
+                                                      ran before it, so the draft's weights are
+                                                      cold.
+what deeper trees take more                       ->  draft: a later pass, warm, by the width of its
+                                                      level, and second: what the first of them
+                                                      takes more than the others
+target phase                                      ->  target: a pass over n nodes
+all else                                          ->  verify: warping, the rule, commits
+
+Plain decoding, whose steps are quicker than those that draft no token, is timed apart. Rounds come
+in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
 """
 
 import platform
@@ -36,7 +44,6 @@ from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.stats import Step
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, forward_of
@@ -68,61 +75,47 @@ class Probed(NamedTuple):
 def fit_table(
     steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]
 ) -> LatencyTable:
-    """The parts whose sums are closest to what `steps` took, none of which falls with tokens or
-    with context.
+    """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
 
-    levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
-    branches; empty where equal draws are not merged.
+    Args:
+        steps: as measured.
+        contexts: committed tokens by index.
+        verifiers: rules to price.
+        levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
+            branches; empty where equal draws are not merged.
     """
     cells: dict[tuple, list[Probed]] = defaultdict(list)
     for step in steps:
         if step.timed:
             cells[step.context, step.action].append(step)
-    means = {key: _middle([step.seconds for step in own]) for key, own in cells.items()}
+    means = {key: _middle([step.seconds for step in cell]) for key, cell in cells.items()}
     nodes = {
         action: float(np.mean([step.nodes for step in steps if step.action == action]))
         for action in PROBES
     }
     branches = [
-        [_mean([own[d] for own in levels.get(k, ()) if len(own) > d], k) for d in range(L2_MAX)]
+        [_mean([tree[d] for tree in levels.get(k, ()) if len(tree) > d], k) for d in range(L2_MAX)]
         for k in WIDTHS
     ]
-    shallow, deep = (
-        [action for action in PROBES if (action.depth > 1) == is_deep] for is_deep in (False, True)
-    )
-    rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
-    first, second, draft, target = [], [], [], []
+    parts: dict[str, list] = {"first": [], "second": [], "draft": [], "target": []}
     for index in range(len(contexts)):
-        own = {action: means[index, action] for action in PROBES}
-        first.append(float(np.mean([own[action][0] for action in shallow])))
-        rest = np.array([own[action][0] for action in deep]) - first[-1]
-        scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
-        passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
-        if passes[0] < 0:
-            passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
-        second.append(max(0.0, float(passes[0])))
-        draft.append(rising(passes[1:]))
-        target.append(_at([nodes[a] for a in PROBES], [own[a][1] for a in PROBES], NODES))
-    verify = {}
-    for name in verifiers:
-        took: dict[Action, list[float]] = defaultdict(list)
-        for step in steps:
-            if step.timed and step.verifier == name:
-                took[step.action].append(step.seconds[2])
-        verify[name] = _at(
-            [nodes[a] for a in took], [float(_middle(own)) for own in took.values()], NODES
-        )
+        phases = {action: means[index, action] for action in PROBES}
+        drafts = _draft_passes({action: phase[0] for action, phase in phases.items()}, branches)
+        for name, part in zip(("first", "second", "draft"), drafts, strict=True):
+            parts[name].append(part)
+        seconds = [phase[1] for phase in phases.values()]
+        parts["target"].append(_at([*nodes.values()], seconds, NODES))
     factor = _untimed_factor(steps)
-    parts = {"first": first, "second": second, "draft": draft, "target": target}
     spread = [
-        np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / means[key].sum()
-        for key, own in cells.items()
+        np.subtract(*np.percentile([sum(step.seconds) for step in cell], [75, 25]))
+        / means[key].sum()
+        for key, cell in cells.items()
     ]
     return LatencyTable(
         contexts,
         list(NODES),
         list(WIDTHS),
-        verify={name: (factor * times).tolist() for name, times in verify.items()},
+        verify={name: (factor * _rest(steps, name, nodes)).tolist() for name in verifiers},
         branches=branches if levels else [],
         spread=float(np.median(spread)),
         **{
@@ -130,6 +123,32 @@ def fit_table(
             for name, part in parts.items()
         },
     )
+
+
+def _draft_passes(
+    seconds: dict[Action, float], branches: list[list[float]]
+) -> tuple[float, float, np.ndarray]:
+    """Split draft phases into the first pass, what the second takes more, and later ones by width."""
+    shallow = [time for action, time in seconds.items() if action.depth <= 1]
+    deep = {action: time for action, time in seconds.items() if action.depth > 1}
+    rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
+    first = float(np.mean(shallow))
+    rest = np.array([*deep.values()]) - first
+    scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
+    passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
+    if passes[0] < 0:
+        passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
+    return first, max(0.0, float(passes[0])), rising(passes[1:])
+
+
+def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) -> np.ndarray:
+    """Seconds of all else in a step under a verifier, by number of nodes."""
+    took: dict[Action, list[float]] = defaultdict(list)
+    for step in steps:
+        if step.timed and step.verifier == verifier:
+            took[step.action].append(step.seconds[2])
+    seconds = [float(_middle(times)) for times in took.values()]
+    return _at([nodes[action] for action in took], seconds, NODES)
 
 
 def rising(values: np.ndarray) -> np.ndarray:
@@ -207,6 +226,18 @@ BATCH_ROUNDS, BATCH_TOKENS = (
 Clock = Callable[[], float]
 
 
+class Conditions(NamedTuple):
+    """How steps are decoded while they are measured.
+
+    settings: sampling settings, which the rounds take in turn. static: shapes of all passes.
+    draft_setting: what drafts are warped with; None: like the target.
+    """
+
+    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
+    static: StaticShapes | None = None
+    draft_setting: SamplingSetting | None = None
+
+
 @torch.inference_mode()
 def measure_latency(
     target: CausalModel,
@@ -215,12 +246,9 @@ def measure_latency(
     contexts: Sequence[int],
     verifiers: Sequence[str] = (),
     repeats: int = 9,
-    static: StaticShapes | None = None,
-    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),),
-    draft_setting: SamplingSetting | None = None,
-    max_batches: int = MAX_BATCHES,
+    conditions: Conditions | None = None,
 ) -> LatencyTable:
-    """The latency table of a pair on this machine.
+    """Measure the latency table of a pair on this machine.
 
     Example: 16 probes, 3 contexts, repeats=9: two batches of 864 steps, and 15 s where a step takes
     7 ms.
@@ -232,35 +260,25 @@ def measure_latency(
         contexts: committed tokens at which steps are timed; cut to what both models can take.
         verifiers: rules to time; with none the table prices no verification.
         repeats: rounds in a batch.
-        static: shapes of all passes.
-        settings: sampling settings, which the rounds take in turn.
-        draft_setting: what drafts are warped with; None: like the target.
-        max_batches: how many batches are run at most until two agree; then those that agree best
-            are taken.
+        conditions: settings and shapes.
     """
-    ceiling = (
-        min(target.max_context, draft.max_context, *([static.context] if static else [])) - ROOM
-    )
-    if ceiling < 1:
+    conditions = conditions or Conditions()
+    static = conditions.static
+    longest = min(target.max_context, draft.max_context, *([static.context] if static else []))
+    if longest <= ROOM:
         raise UserError(
-            f"profiling needs a context of {ROOM + 1} tokens, and these models hold"
-            f" {ceiling + ROOM}."
+            f"profiling needs a context of {ROOM + 1} tokens, and these models hold {longest}."
         )
-    contexts = sorted({min(c, ceiling) for c in contexts})
-    bench = _Bench(target, draft, text, contexts, verifiers, static, settings, draft_setting)
-    list(bench.round(0, contexts))  # warm-up
+    contexts = sorted({min(context, longest - ROOM) for context in contexts})
+    bench = _Bench(target, draft, text, contexts, verifiers, conditions)
+    list(bench.round(0))  # warm-up
     batches: list[list[Probed]] = []
     tables: list[LatencyTable] = []
     disagreement, one, other = float("inf"), 0, 0
-    while len(tables) < 2 or (disagreement > AGREE and len(tables) < max_batches):
+    while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
         first = len(batches) * repeats
-        batches.append(
-            [
-                step
-                for number in range(first, first + repeats)
-                for step in bench.round(number, contexts)
-            ]
-        )
+        numbers = range(first, first + repeats)
+        batches.append([step for number in numbers for step in bench.round(number)])
         tables.append(fit_table(batches[-1], contexts, verifiers, bench.probe.levels))
         if len(tables) > 1:
             disagreement, one, other = min(
@@ -268,14 +286,11 @@ def measure_latency(
                 for i, j in combinations(range(len(tables)), 2)
             )
     table = fit_table(batches[one] + batches[other], contexts, verifiers, bench.probe.levels)
-    autoregressive = rising(
-        np.array([np.median(bench.plain[context]) for context in contexts])
-    ).tolist()
+    plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
+    on_gpu = target.device.type == "cuda"
     machine = {
         "device": (
-            torch.cuda.get_device_name(target.device)
-            if target.device.type == "cuda"
-            else platform.processor() or "cpu"
+            torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or "cpu"
         ),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
@@ -288,13 +303,13 @@ def measure_latency(
     }
     return replace(
         table,
-        autoregressive=autoregressive,
+        autoregressive=plain.tolist(),
         models={"target": sizes(target), "draft": sizes(draft)},
         machine=machine,
         disagreement=disagreement,
         sequences=list(SEQUENCES),
-        target_batch=_batched(target, text, table, NODES, table.target, bench.clock),
-        draft_batch=_batched(draft, text, table, WIDTHS, table.draft, bench.clock),
+        target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
+        draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
     )
 
 
@@ -326,11 +341,11 @@ class _Probe(TreePolicy):
 
 
 class _Bench:
-    """The pair's decoders, one that waits for the device after every phase and, on a device, one
-    that does not.
+    """The pair's decoders.
 
-    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the
-    same core do not add.
+    One waits for the device after every phase; on a device there is one more that does not. On a
+    CPU with one thread the clock is the thread's CPU time, to which other processes on the same
+    core do not add.
     """
 
     def __init__(
@@ -340,14 +355,13 @@ class _Bench:
         text: Sequence[int],
         contexts: list[int],
         verifiers: Sequence[str],
-        static: StaticShapes | None,
-        settings: Sequence[SamplingSetting],
-        draft_setting: SamplingSetting | None,
+        conditions: Conditions,
     ):
+        settings, static, draft_setting = conditions
         on_device = asynchronous(target.device)
-        self.clock = (
-            time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
-        )
+        self.clock: Clock = time.perf_counter
+        if not on_device and torch.get_num_threads() == 1:
+            self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers or ("specinfer",)
         self.probe = _Probe(self.verifiers)
@@ -371,11 +385,12 @@ class _Bench:
         )
         self.plain: dict[int, list[float]] = defaultdict(list)
 
-    def round(self, number: int, contexts: Sequence[int]) -> Iterator[Probed]:
-        """Every probe once at each context, under verifiers that change from step to step, and a
-        few plain steps.
+    def round(self, number: int) -> Iterator[Probed]:
+        """Every probe once at each context, and a few plain steps.
+
+        Verifiers change from step to step.
         """
-        streams = list(product(contexts, (*self.decoders, None)))
+        streams = list(product(self.contexts, (*self.decoders, None)))
         for context, timed in self.random.sample(streams, len(streams)):
             if timed is None:
                 self._plain_stream(context, number)
@@ -387,69 +402,57 @@ class _Bench:
             ]
             yield from self._stream(context, timed, self.random.sample(probes, len(probes)), number)
 
+    def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Generator:
+        prompt = [self.text[i % len(self.text)] for i in range(start)]
+        setting = self.settings[number % len(self.settings)]
+        steps = decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
+        return cast("Generator", steps)
+
     def _plain_stream(self, context: int, number: int) -> None:
-        start = max(1, context - PLAIN_STEPS // 2)
-        steps = self.alone.stream(
-            self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM
-        )
+        steps = self._steps(self.alone, max(1, context - PLAIN_STEPS // 2), number)
         # The prefill and four steps, whose caches are still cold, are left out.
-        own = [
-            sum(cast("Step", step).seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)
-        ]
-        self.plain[context] += own if number else []
-        cast("Generator", steps).close()
-
-    def _prompt(self, length: int) -> list[int]:
-        return [self.text[i % len(self.text)] for i in range(length)]
-
-    def _setting(self, number: int) -> SamplingSetting:
-        return self.settings[number % len(self.settings)]
+        seconds = [sum(step.seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)]
+        self.plain[context] += seconds if number else []
+        steps.close()
 
     def _stream(
         self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int
     ) -> Iterator[Probed]:
-        start = max(
-            1, context - ROOM // 3
-        )  # streams move on until they are `ROOM` longer, so their mean is about `context`
-        probe = self.probe
+        # Streams move on until they are `ROOM` longer, so their mean is about `context`.
+        start, probe = max(1, context - ROOM // 3), self.probe
         while todo:
-            steps = self.decoders[timed].stream(
-                self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM
-            )
+            steps = self._steps(self.decoders[timed], start, number)
             next(steps)
             at = start
             while todo and at + 3 * MAX_DEPTH < start + ROOM:
                 probe.action, verifier = todo.pop()
                 probe.rule = VERIFIERS[verifier]
                 next(steps)
-                step = cast("Step", next(steps))
+                step = next(steps)
                 draft, passed = step.seconds["draft"], step.seconds["target"]
                 seconds = draft, passed, sum(step.seconds.values()) - draft - passed
-                yield Probed(
-                    self.contexts.index(context), probe.action, verifier, timed, step.nodes, seconds
-                )
+                at_context = self.contexts.index(context)
+                yield Probed(at_context, probe.action, verifier, timed, step.nodes, seconds)
                 at = probe.context
-            cast("Generator", steps).close()
+            steps.close()
 
 
 def _batched(
     model: CausalModel,
     text: Sequence[int],
-    table: LatencyTable,
+    contexts: list[int],
     rows: Sequence[int],
     single: list[list[float]],
     clock: Clock,
 ) -> list[list[list[float]]]:
-    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences, from
-    `single` [contexts][rows].
+    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences.
 
     The passes are those of an engine that calls `verify_batch`: B trees padded to the same number
     of rows, one mask for each. They are timed at the longest context that fits; what they take over
-    a pass of one sequence there counts at all contexts.
+    a pass of one sequence there counts at all contexts, from `single` [contexts][rows].
     """
-    context = max(
-        [c for c in table.contexts if c * max(SEQUENCES) <= BATCH_TOKENS] or table.contexts[:1]
-    )
+    fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
+    context = max(fitting or contexts[:1])
     prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)
     positions = torch.arange(context, device=model.device)
     caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]

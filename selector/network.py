@@ -1,42 +1,19 @@
-"""The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and
-JSON.
-"""
+"""The selector and its network (Eq. 10, NDE paper)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.common.card import write_card
-from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
-from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
-from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
-
-FORMAT = Format("selector", "train it again with stage=selector force=true")
-TABLE = "table.json"
-"""The file of an export that holds its latency table."""
-USE = """
-```python
-from nde_talf import NeuralPolicy, Rng, SamplingSetting, Selector, SpeculativeDecoder
-
-policy = NeuralPolicy(Selector.from_pretrained("PATH OF THIS FOLDER"))
-decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier)
-generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(0))
-```
-"""
 
 
 def selectable(names: Sequence[str], where: str) -> list[Verifier]:
@@ -262,118 +239,19 @@ class Selector(nn.Module):
         seconds = costs.mean(self.static_contexts[nearest].cpu())
         return best_static(self.static_efficiency[nearest].cpu()[None], seconds[None])
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write weights, `config.json`, the latency table and their `checksums.json` into `folder`,
-        all or nothing.
-        """
-        selectable(self.schema.verifiers, "selector")
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export to a folder: see `nde_talf.selector.export`."""
+        from nde_talf.selector.export import save_selector
 
-        def write(temporary: Path) -> None:
-            temporary.mkdir(parents=True)
-            save_file(
-                {k: v.contiguous() for k, v in self.state_dict().items()},
-                temporary / "model.safetensors",
-            )
-            config = {
-                "format": FORMAT.number,
-                **asdict(self.schema),
-                "scalars": INPUT_SCALARS,
-                "trees": TREES,
-            }
-            write_json(temporary / "config.json", config)
-            if self.table is not None:
-                self.table.save(temporary / TABLE)
-            write_checksums(temporary)
-            self.write_card(temporary)
-
-        write_atomically(Path(folder), write)
-
-    def write_card(
-        self,
-        folder: Path,
-        facts: Mapping[str, Any] | None = None,
-        figures: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write the model card of an export (`nde_talf.decoding.common.card`). facts: what it was
-        trained on. figures: of held-out roots.
-        """
-        schema = self.schema
-        known = {
-            "verifiers": schema.verifiers,
-            "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
-            "chooses by context there": [
-                "yes" if learned else "no: the best static tree" for learned in schema.learned
-            ],
-            "hidden sizes of target and draft": (
-                schema.target_hidden or "not looked at",
-                schema.draft_hidden,
-            ),
-        }
-        about = (
-            "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
-            " Expansion): at every step it chooses the tree that gives most tokens a second. The"
-            " text, or its law, does not depend on it. It fits the pair of models that it was"
-            " trained beside, and prices trees by the latency table in this folder."
-        )
-        title = f"Selector of draft trees ({', '.join(schema.verifiers)})"
-        write_card(
-            folder,
-            title,
-            about,
-            USE,
-            ["speculative-decoding", "selector"],
-            None,
-            {**known, **(facts or {})},
-            figures,
-        )
+        save_selector(self, Path(folder))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Selector":
-        """Load an exported selector.
+        """Load an export.
 
-        Raises UserError if `folder` holds none, one of another input schema, one that is not as it
-        was written, or one with a verifier that does not take delayed trees.
+        Raises:
+            UserError: `folder` holds none, or a damaged one: see `nde_talf.selector.export`.
         """
-        folder = Path(folder)
-        path, weights = folder / "config.json", folder / "model.safetensors"
-        if not path.exists():
-            raise UserError(
-                f"{folder}: it holds no selector (config.json is missing); run stage=selector"
-                " first."
-            )
-        config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
-        ours = {
-            "format": FORMAT.number,
-            "scalars": list(INPUT_SCALARS),
-            "trees": [list(tree) for tree in TREES],
-        }
-        for key, value in ours.items():
-            if config.pop(key, None) != value:
-                raise UserError(
-                    f"{folder}: its selector was exported with other {key} than this version reads:"
-                    " retrain it."
-                )
-        with reading(path, FORMAT.again):
-            selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
-            schema: SelectorSchema = typed(config, SelectorSchema)
-            schema.check()
-            with torch.device("meta"):  # sizes only: what the file does not hold is never allocated
-                declared = likes(cls(schema).state_dict())
-        settings = len(schema.settings)
-        found = read_tensors(weights, FORMAT.again)
-        fault = mismatch(
-            likes(found), declared | {"static_contexts": Like((settings, None), INTEGER)}
-        )
-        if not fault and (
-            found["static_contexts"].min() < 0 or not found["static_contexts"].any(-1).all()
-        ):
-            fault = "its tensor static_contexts counts nothing"
-        if fault:
-            raise UserError(
-                f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}."
-            )
-        selector = cls(schema)
-        selector.static_contexts = found["static_contexts"]
-        selector.load_state_dict(found)
-        selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
-        return selector.eval()
+        from nde_talf.selector.export import load_selector
+
+        return load_selector(Path(folder))

@@ -16,7 +16,6 @@ ABSENT = (
     "pyarrow",
     "wandb",
     "matplotlib",
-    "numba",
     "ray",
 )
 IMPORT = "import sys, benchmarks.gpu; print(*{name.split('.')[0] for name in sys.modules})"

@@ -10,7 +10,7 @@ from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
-from nde_talf.selector.measure import measure_latency
+from nde_talf.selector.measure import Conditions, measure_latency
 from nde_talf.selector.objective import (
     best_static,
     deviance,
@@ -142,9 +142,11 @@ def test_a_table_of_another_pair_is_named(tmp_path):
     own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)}, machine=native)
     own.check_models(target, draft, "own.json")
     with pytest.warns(
-        Advice, match=r"earlier.json: .* transformers forward pass of the (target|draft), .* native"
+        Advice, match=r"earlier.json: .* transformers forward pass of the target, .* native"
     ):
-        replace(own, machine={}).check_models(target, draft, "earlier.json")
+        replace(own, machine={"target forward": "transformers"}).check_models(
+            target, draft, "earlier.json"
+        )
     table().check_models(target, draft, "profile.json")
     with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
         replace(own, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")
@@ -187,6 +189,7 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
 @pytest.mark.parametrize("on_a_device", [False, True])
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
     monkeypatch.setattr("nde_talf.selector.measure.asynchronous", lambda _: on_a_device)
+    monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
     static = StaticShapes(128) if on_a_device else None
     measured = measure_latency(
@@ -196,8 +199,7 @@ def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatc
         [8, 24],
         ["specinfer", "traversal", "gbv"],
         1,
-        static,
-        max_batches=2,
+        Conditions(static=static),
     )
     assert measured.contexts == [8, 24] and set(measured.verify) == {
         "specinfer",

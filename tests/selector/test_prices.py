@@ -102,13 +102,18 @@ def test_the_first_draft_pass_of_a_step_has_a_price_of_its_own():
 @pytest.mark.parametrize(
     "key,value,where",
     [
+        (
+            "target",
+            [[1.0, 1.0], [-2.0, 1.0]],
+            r"'target\[1\]\[0\]' is not a positive number: a hole",
+        ),
         ("target", [[1.0, None], [1.0, 1.0]], r"'target\[0\]\[1\]' is null.*finite number"),
         ("draft", [[1.0, 1.0], [float("nan"), 1.0]], r"'draft\[1\]\[0\]' is NaN.*finite number"),
-        ("verify", {"nss": [1.0]}, r"'verify.nss' is no list of 2"),
-        ("first", [1.0], r"'first' is no list of 2"),
-        ("branches", [[1.0] * 8], r"'branches' is no list of 4"),
+        ("verify", {"nss": [1.0]}, r"'verify.nss' has to be a grid of 2 numbers"),
+        ("first", [1.0], r"'first' has to be a grid of 2"),
+        ("branches", [[1.0] * 8], r"'branches' has to be a grid of 4 x 8"),
         ("sequences", [4, 2], r"'sequences' must be numbers of at least 0 that rise"),
-        ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' is no list of 2"),
+        ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' has to be a grid of 2 x 2 x 2"),
     ],
 )
 def test_a_table_with_holes_is_refused_and_the_hole_named(tmp_path, key, value, where):
@@ -143,11 +148,10 @@ def test_profiling_needs_room_for_its_steps():
 
 
 @pytest.mark.slow
-def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path):
+def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
-    table = measure_latency(
-        target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1, max_batches=2
-    )
+    table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1)
     assert (
         table.sequences == [1, 2, 4, 8, 16]
         and table.target_batch[0] == table.target

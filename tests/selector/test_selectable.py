@@ -12,6 +12,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.config import Config
+from nde_talf.selector.export import write_selector_card
 from nde_talf.selector.network import Selector, selectable
 from nde_talf.selector.policy import NeuralPolicy
 from tests.selector.examples import TABLE, schema
@@ -54,7 +55,8 @@ def test_other_rules_are_refused_by_name(name):
 def test_an_export_has_a_model_card_that_may_be_edited(tmp_path):
     selector = Selector(schema(6, 4, ("specinfer", "traversal")))
     selector.save_pretrained(tmp_path / "export")
-    selector.write_card(
+    write_selector_card(
+        selector.schema,
         tmp_path / "export",
         {"roots": "8 training"},
         {"of the best static tree's tokens/s": [1.05, 1.01, 1.09]},

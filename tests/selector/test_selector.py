@@ -15,7 +15,6 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.selector.compiled import CompiledSelector
 from nde_talf.selector.evaluate import (
     ENTROPY,
     EntropyRule,
@@ -23,6 +22,7 @@ from nde_talf.selector.evaluate import (
     probabilities,
     static_by_domain,
 )
+from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy, Opening
@@ -197,64 +197,50 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
     for table, depth in ((TABLE, 16), (SLOW_DRAFT, 1)):
         policy = NeuralPolicy(selector, table)
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-        monkeypatch.setattr(policy, "_learned", lambda *_: pytest.fail("the network was asked"))
+        monkeypatch.setattr(policy._fast, "choose", lambda *_: pytest.fail("the network was asked"))
         decoder.generate([1, 2], 20, SamplingSetting(1.2), Rng.seeded(0))
         assert {action.depth for action in policy.actions()} == {depth}
         with pytest.raises(pytest.fail.Exception, match="asked"):
             decoder.generate([1, 2], 20, SamplingSetting(0.4), Rng.seeded(0))
 
 
-def test_the_fast_path_is_the_selector(tmp_path):
+@pytest.mark.parametrize("target_hidden", [6, 0])
+@pytest.mark.parametrize("sharpness,verifiers", [(20.0, ("specinfer", "gbv")), (0.0, ("gbv",))])
+def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(
+    target_hidden, sharpness, verifiers
+):
     torch.manual_seed(0)
-    for sharpness, verifiers in ((20.0, ("specinfer", "gbv")), (0.0, ("gbv",))):
-        selector = Selector(schema(6, 4, verifiers, sharpness=sharpness)).eval()
-        with torch.no_grad():
-            for parameter in selector.parameters():
-                parameter.add_(0.2 * torch.randn_like(parameter))
-        scalars = torch.randn(50, len(INPUT_SCALARS))
-        selector.standardise(scalars)
-        costs = StepCosts(TABLE, verifiers, 200)
-        fast, policy = CompiledSelector(selector, costs), NeuralPolicy(selector, TABLE)
-        opening = Opening(None, costs.seconds, costs.passes)
-        for seed in range(5):
-            h = [torch.randn(size) for size in (6, 4, 4)]
-            rows = torch.softmax(3 * torch.randn(3, 30 + 250 * seed), -1)
-            rows = warp(
-                rows.log(), SamplingSetting(1.0, 1.0 if seed % 2 else 0.9)
-            ).unbind()  # top-p: zeros among them
-            local = context, temperature, top_p = (
-                20 + 40 * seed,
-                0.5 + 0.1 * seed,
-                1 if seed % 2 else 0.9,
+    selector = Selector(schema(target_hidden, 4, verifiers, sharpness=sharpness)).eval()
+    with torch.no_grad():
+        for parameter in selector.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
+    costs = StepCosts(TABLE, verifiers, 200)
+    fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
+    for seed in range(5):
+        states = [torch.randn(size) for size in (6, 4, 4)]
+        top_p = 1.0 if seed % 2 else 0.9  # below 1 there are zeros among the rows
+        logits = 3 * torch.randn(3, 30 + 250 * seed)
+        rows = warp(logits, SamplingSetting(1.0, top_p)).unbind()
+        context, temperature = 20 + 40 * seed, 0.5 + 0.1 * seed
+        seconds, passes = costs.at(torch.tensor([context]))
+        local = torch.tensor([context, temperature, top_p])
+        scalars = torch.cat([scalar_features(*rows), local, passes[0]])
+        with torch.inference_mode():
+            seen = [states[0][:target_hidden], *states[1:]]
+            expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
+            inputs = states, rows, context, temperature, top_p
+            found = torch.from_numpy(fast.logits(*inputs))
+            assert torch.allclose(expected / (sharpness or 1.0), found, atol=1e-4)
+            opening = Opening(None, costs.seconds, costs.passes)
+            assert fast.choose(*inputs) == int(expected.argmax())
+            assert policy._by_module(inputs, opening) == int(expected.argmax())
+            half = [x.bfloat16() for x in states]  # hidden states have their model's dtype
+            assert np.allclose(
+                fast.logits(half, *inputs[1:]),
+                fast.logits([x.float() for x in half], *inputs[1:]),
+                atol=1e-5,
             )
-            seconds, passes = costs.at(torch.tensor([context]))
-            own = torch.cat(
-                [scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]]
-            )
-            with torch.inference_mode():
-                slow = selector(*(x[None] for x in h), own[None], seconds)[0]
-                chosen = fast.choose(h, rows, *local)
-                assert torch.allclose(
-                    slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4
-                )
-                assert chosen == int(slow.argmax())
-                assert (
-                    policy._forward(h, rows, torch.tensor([context]), temperature, top_p, opening)
-                    == slow.argmax()
-                )
-                for dtype in (
-                    torch.float64,
-                    torch.bfloat16,
-                ):  # of models; what they say of tokens is float32 or float64
-                    own_dtype = [x.to(dtype) for x in h]
-                    fast.choose(
-                        own_dtype,
-                        [row.to(torch.promote_types(dtype, row.dtype)) for row in rows],
-                        *local,
-                    )
-                    found = torch.from_numpy(fast.logits.copy())
-                    fast.choose([x.float() for x in own_dtype], rows, *local)
-                    assert torch.allclose(found, torch.from_numpy(fast.logits), atol=1e-5)
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():

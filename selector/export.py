@@ -1,0 +1,132 @@
+"""An exported selector: one folder of safetensors, JSON, its latency table and a model card."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.card import write_card
+from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
+from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
+from nde_talf.decoding.common.typed import typed
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector, SelectorSchema, selectable
+from nde_talf.selector.roots import INPUT_SCALARS
+
+FORMAT = Format("selector", "train it again with stage=selector force=true")
+TABLE = "table.json"
+"""The file of an export that holds its latency table."""
+ABOUT = (
+    "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
+    " Expansion): at every step it chooses the tree that gives most tokens a second. The text, or"
+    " its law, does not depend on it. It fits the pair of models that it was trained beside, and"
+    " prices trees by the latency table in this folder."
+)
+USE = """
+```python
+from nde_talf import NeuralPolicy, Rng, SamplingSetting, Selector, SpeculativeDecoder
+
+policy = NeuralPolicy(Selector.from_pretrained("PATH OF THIS FOLDER"))
+decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier)
+generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(0))
+```
+"""
+
+
+def save_selector(selector: Selector, folder: Path) -> None:
+    """Write weights, `config.json`, latency table, checksums and card to `folder`, all or nothing."""
+    selectable(selector.schema.verifiers, "selector")
+
+    def write(temporary: Path) -> None:
+        temporary.mkdir(parents=True)
+        weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
+        save_file(weights, temporary / "model.safetensors")
+        inputs = {"scalars": INPUT_SCALARS, "trees": TREES}
+        config = {"format": FORMAT.number, **asdict(selector.schema), **inputs}
+        write_json(temporary / "config.json", config)
+        if selector.table is not None:
+            selector.table.save(temporary / TABLE)
+        write_checksums(temporary)
+        write_selector_card(selector.schema, temporary)
+
+    write_atomically(folder, write)
+
+
+def write_selector_card(
+    schema: SelectorSchema,
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model card of an export.
+
+    Args:
+        schema: the selector's.
+        folder: the export.
+        facts: what it was trained on.
+        figures: throughputs on held-out roots.
+    """
+    known = {
+        "verifiers": schema.verifiers,
+        "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
+        "chooses by context there": [
+            "yes" if learned else "no: the best static tree" for learned in schema.learned
+        ],
+        "hidden sizes of target and draft": (
+            schema.target_hidden or "not looked at",
+            schema.draft_hidden,
+        ),
+    }
+    title = f"Selector of draft trees ({', '.join(schema.verifiers)})"
+    tags = ["speculative-decoding", "selector"]
+    write_card(folder, title, ABOUT, USE, tags, None, {**known, **(facts or {})}, figures)
+
+
+def load_selector(folder: Path) -> Selector:
+    """Load an exported selector.
+
+    Raises:
+        UserError: `folder` holds none, one of other inputs, one that is not as it was written, or
+            one with a verifier that does not take delayed trees.
+    """
+    path, weights = folder / "config.json", folder / "model.safetensors"
+    if not path.exists():
+        raise UserError(
+            f"{folder}: it holds no selector (config.json is missing); run stage=selector first."
+        )
+    config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
+    inputs = {"scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
+    for key, value in {"format": FORMAT.number, **inputs}.items():
+        if config.pop(key, None) != value:
+            raise UserError(
+                f"{folder}: its selector was exported with other {key} than this version reads:"
+                " retrain it."
+            )
+    with reading(path, FORMAT.again):
+        selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
+        schema: SelectorSchema = typed(config, SelectorSchema)
+        schema.check()
+        with torch.device("meta"):  # sizes only: what the file does not hold is never allocated
+            declared = likes(Selector(schema).state_dict())
+    # One column for every context that was counted, however many that were.
+    declared["static_contexts"] = Like((len(schema.settings), None), INTEGER)
+    tensors = read_tensors(weights, FORMAT.again)
+    fault, counts = mismatch(likes(tensors), declared), tensors.get("static_contexts")
+    if not fault and counts is not None and (counts.min() < 0 or not counts.any(-1).all()):
+        fault = "its tensor static_contexts counts nothing"
+    if fault:
+        raise UserError(
+            f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}."
+        )
+    selector = Selector(schema)
+    selector.static_contexts = tensors["static_contexts"]
+    selector.load_state_dict(tensors)
+    selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
+    return selector.eval()
