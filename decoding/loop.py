@@ -203,6 +203,8 @@ class SpeculativeDecoder:
 
         accepted = tree.commit(*self.verify(tree, rng))
         tokens = accepted.tokens
+        if state.processed is not None:
+            state.processed.append(tokens)
         session.commit([0, *accepted.path])
         watch.charge("verify")
 

@@ -38,7 +38,7 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.stats import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.prepared import Row, RowProcess, apply, check, check_rows, of_generate, rows_of, split
+from nde_talf.prepared import Row, RowProcess, apply, check, of_generate, rows_of, split
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -49,16 +49,18 @@ RULES = {
     "delayed": "traversal",
     "iid": "traversal",
     "top_k": "nss",
+    "without_replacement": "without_replacement",
 }
-RULES |= {"without_replacement": "without_replacement"}
-"""By kind of tree the verifier that goes with a policy where none is named."""
+"""Verifiers by kind of tree, for a policy where none is named."""
 DEFAULT = Action(1, 0, 4)
 """The tree of a draft without a selector: a path."""
 
 
 class Loaded(NamedTuple):
-    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is
-    full. state: what it was like when they were made (`_state`).
+    """Decoders cached for one target model.
+
+    plain: decodes without a draft, once a draft's context is full. state: of the model when they
+    were made (`_state`).
     """
 
     decoder: SpeculativeDecoder
@@ -67,9 +69,7 @@ class Loaded(NamedTuple):
 
 
 class Text(NamedTuple):
-    """One row's result: its tokens, and of each the raw logits [V] and the processed ones, where
-    they were asked for.
-    """
+    """One row's result: its tokens, and the raw logits [V] and processed ones where asked for."""
 
     tokens: list[int]
     logits: list[Tensor]
@@ -77,10 +77,9 @@ class Text(NamedTuple):
 
 
 class Speculation:
-    """What `speculate` returns: a callable for `generate(custom_generate=...)`.
+    """A callable for `generate(custom_generate=...)`, made by `speculate`.
 
-    It serves any number of calls, and keeps what it made of a model until it is called with
-    another.
+    It serves any number of calls, and keeps its decoders until it is called with another model.
 
     Attributes:
         generations: of the last call, how each row came about
@@ -120,8 +119,8 @@ class Speculation:
         config = generation_config
         streamer = of_generate("streamer") if streamer is None else streamer
         check(model, config, given, synced_gpus)
-        asked, setting = split(logits_processor, bool(config.do_sample), self.stateless)
-        check_rows(asked, len(input_ids))
+        sampled = bool(config.do_sample)
+        asked, setting = split(logits_processor, sampled, self.stateless, len(input_ids))
         rows, loaded = rows_of(input_ids, given), self._load(model)
         full, limit = bool(config.return_dict_in_generate), config.max_length - input_ids.shape[1]
         with_scores, with_logits = (
@@ -162,26 +161,16 @@ class Speculation:
             logits=_steps([text.logits for text in texts]) if with_logits else None,  # type: ignore[arg-type]
         )
 
-    def save(self, folder: str | Path, repository: str | None = None) -> Path:
-        """Write what another needs for `generate(custom_generate=folder)`; see `nde_talf.saved`."""
+    def save(self, folder: str | Path) -> Path:
+        """Write a folder for `generate(custom_generate=folder)`; see `nde_talf.saved`."""
         from nde_talf.saved import save
 
-        return save(self, Path(folder), repository)
-
-    def push_to_hub(self, name: str, repository: str, **options: Any) -> str:
-        """The same on the hub, as the repository `name`. options: of
-        `huggingface_hub.HfApi.create_repo`.
-        """
-        from nde_talf.saved import push_to_hub
-
-        return push_to_hub(self, name, repository, **options)
+        return save(self, Path(folder))
 
     def _tokens(
         self, decoders: list[SpeculativeDecoder], row: Row, limit: int, setting: SamplingSetting
     ) -> Iterator[tuple[int, Tensor | None]]:
-        """The row's tokens with their raw logits, where these are recorded: up to `limit` or a full
-        context.
-        """
+        """The row's tokens up to `limit` or a full context, with raw logits where recorded."""
         rng = Rng.seeded(int(torch.randint(1 << 62, ())) if setting.temperature else 0)
         tokens = list[int]()
         for decoder in (
@@ -210,19 +199,16 @@ class Speculation:
             )
 
     def _load(self, model: PreTrainedModel) -> Loaded:
-        found = self._loaded
-        if (
-            found is None or found.plain.target.module is not model or found.state != _state(model)
-        ):  # changed since
-            target = wrapped(model, "the model", self.forward)
-            drafter = self._drafter(target)
-            policy, rule = self._policy()
-            decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
-            plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
-            found = self._loaded = Loaded(
-                decoder, plain, _state(model)
-            )  # a native forward lays weights side by side
-        return found
+        loaded, state = self._loaded, _state(model)
+        if loaded and loaded.plain.target.module is model and loaded.state == state:
+            return loaded
+        target = wrapped(model, "the model", self.forward)
+        drafter, (policy, rule) = self._drafter(target), self._policy()
+        decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
+        plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
+        # A native forward lays weights side by side, so the state is read again.
+        self._loaded = Loaded(decoder, plain, _state(model))
+        return self._loaded
 
     def _drafter(self, target: CausalModel) -> Drafter:
         draft = self.draft
@@ -231,33 +217,27 @@ class Speculation:
         if isinstance(draft, (str, Path)):
             if is_head(Path(draft)):
                 return EagleDrafter.from_pretrained(draft, target)
-            check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike=None)
+            check_vocabularies(target.module.name_or_path, str(draft), str(draft))
             dtype = str(target.dtype).removeprefix("torch.")
-            own = CausalModel.load(
-                draft, str(target.device), dtype, "speculate: draft", self.forward
+            device = str(target.device)
+            model = CausalModel.load(draft, device, dtype, "speculate: draft", self.forward)
+        elif isinstance(draft, PreTrainedModel):
+            names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
+            alike = rows == len(draft.get_output_embeddings().weight)
+            check_vocabularies(*names, type(draft).__name__, alike)
+            model = wrapped(draft, "the draft", self.forward)
+        else:
+            raise UserError(
+                f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head,"
+                f" or {NGRAM!r}."
             )
-            own.match(target.vocab_size)
-            return LMDrafter(own)
-        if isinstance(draft, PreTrainedModel):
-            rows = target.vocab_size, len(draft.get_output_embeddings().weight)
-            check_vocabularies(
-                target.module.name_or_path,
-                draft.name_or_path,
-                type(draft).__name__,
-                alike=rows[0] == rows[1],
+        model.match(target.vocab_size)
+        if model.device != target.device:
+            raise UserError(
+                f"speculate: the draft is on {model.device} and the model on {target.device}; move"
+                " one."
             )
-            own = wrapped(draft, "the draft", self.forward)
-            own.match(target.vocab_size)
-            if own.device != target.device:
-                raise UserError(
-                    f"speculate: the draft is on {own.device} and the model on {target.device};"
-                    " move one."
-                )
-            return LMDrafter(own)
-        raise UserError(
-            f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head, or"
-            f" {NGRAM!r}."
-        )
+        return LMDrafter(model)
 
     def _policy(self) -> tuple[TreePolicy, Any]:
         if isinstance(self.selector, (str, Path)):

@@ -1,16 +1,15 @@
-"""A speculation as a folder: `model.generate(custom_generate="folder", trust_remote_code=True)`
-decodes with it.
+"""A speculation as a folder: `model.generate(custom_generate="folder", trust_remote_code=True)`.
 
 The folder holds `speculation.json`, the selector with its latency table, the head where there is
 one, a card, and `custom_generate/generate.py`, which calls this package. A draft model is named,
-not copied.
+not copied. A folder or a repository of a hub may hold it.
 """
 
 from pathlib import Path
 from shutil import copytree
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from transformers import GenerationMixin
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from typing_extensions import TypedDict
@@ -25,7 +24,7 @@ from nde_talf.selector.network import Selector
 
 
 class Settings(TypedDict):
-    """What `speculation.json` holds; draft is the folder's head, a model's name or "ngram"."""
+    """Content of `speculation.json`; draft is the folder's head, a model's name or "ngram"."""
 
     draft: str
     selector: str | None
@@ -34,24 +33,21 @@ class Settings(TypedDict):
     forward: str
 
 
-FORMAT = Format("speculation", "save it again with speculate(...).save(folder)", Settings)
+FORMAT = Format("speculation", "save it again with speculate(...).save(folder)", kind=Settings)
 FILE, HEAD, SELECTOR = "speculation.json", "head", "selector"
 GENERATE = '''"""Decode speculatively with the draft and the selector of this folder; the law of the text stays the same."""
 
 try:
     from nde_talf import generate_from
 except ImportError as error:
-    raise ImportError("This needs the package nde_talf: see requirements.txt beside this file.") from error
+    raise ImportError("This needs the package nde_talf: see README.md in the folder above.") from error
 
 
 def generate(model, **arguments):
     return generate_from(model, **arguments)
 '''
-REQUIREMENTS = """# transformers cannot check a requirement with an address, so this line is a comment:
-# {install}
-transformers>=5.13
-torch>=2.9
-"""
+# transformers checks these; the package itself has no name on an index.
+REQUIREMENTS = "transformers>=5.13\ntorch>=2.9\n"
 CARD = """---
 library_name: transformers
 tags: [custom_generate, speculative-decoding]
@@ -59,10 +55,10 @@ tags: [custom_generate, speculative-decoding]
 # Speculative decoding with nde-talf {version}
 
 ```python
-model.generate(**inputs, custom_generate="{name}", trust_remote_code=True, max_new_tokens=256)
+model.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, max_new_tokens=256)
 ```
 
-Install the package first: `{install}`
+Install the package first, from its repository at the tag v{version}.
 
 | | |
 |---|---|
@@ -75,126 +71,92 @@ search, assistants, static caches and logits processors that keep a state are re
 """
 
 
-def save(
-    own: Speculation, folder: Path, repository: str | None = None, name: str | None = None
-) -> Path:
-    """Write `own` to `folder`, all or nothing.
-
-    Args:
-        repository: where pip finds this project, as git+URL@tag.
-        name: by which the card calls it; None: the folder's.
+def save(speculation: Speculation, folder: Path) -> Path:
+    """Write `speculation` to `folder`, all or nothing.
 
     Raises:
-        UserError: the folder is there already, the repository has no tag, or draft or selector are
-            objects of this process, which have no folder.
+        UserError: the folder is there already, or draft or selector are objects of this process,
+            which have no folder.
     """
-    if repository is not None and not (
-        repository.startswith("git+") and "@" in repository.rpartition("/")[2]
-    ):
-        raise UserError(
-            f"save(repository={repository!r}): give the project's repository at a tag, as"
-            " git+https://host/owner/name@v1.0."
-        )
+    draft, selector, rules = speculation.draft, speculation.selector, ()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"save: {folder} is there already; give a new folder.")
-    if not isinstance(own.draft, (str, Path)):
+    if not isinstance(draft, (str, Path)):
         raise UserError(
             "save: the draft is a model of this process. Give speculate() its folder or hub name."
         )
-    if own.selector is not None and not isinstance(own.selector, (str, Path)):
+    if selector is not None and not isinstance(selector, (str, Path)):
         raise UserError(
             "save: the selector is a policy of this process. Give speculate() the folder of an"
             " exported selector."
         )
-    if own.stateless:
+    if speculation.stateless:
         raise UserError(
             "save: stateless names classes of this process, which the folder cannot hold; leave it"
             " out."
         )
-    head = own.draft != NGRAM and is_head(Path(own.draft))
-    copied = ({HEAD: own.draft} if head else {}) | (
-        {SELECTOR: own.selector} if own.selector else {}
-    )
-    rules = () if own.selector is None else Selector.from_pretrained(own.selector).schema.verifiers
-    install = (
-        f'pip install "nde-talf @ {repository}"'
-        if repository
-        else f"the project's repository at its tag v{__version__}"
-    )
+    head = draft != NGRAM and is_head(Path(draft))
+    copied = {HEAD: draft} if head else {}
+    if selector:
+        copied[SELECTOR] = selector
+        rules = Selector.from_pretrained(selector).schema.verifiers
     settings = {
         "format": FORMAT.number,
-        "draft": HEAD if head else str(own.draft),
-        "selector": SELECTOR if own.selector else None,
-        "verifier": own.verifier,
-        "draft_temperature": own.draft_temperature,
-        "forward": own.forward,
+        "draft": HEAD if head else str(draft),
+        "selector": SELECTOR if selector else None,
+        "verifier": speculation.verifier,
+        "draft_temperature": speculation.draft_temperature,
+        "forward": speculation.forward,
     }
-    card = {
-        "version": __version__,
-        "name": name or str(folder),
-        "install": install,
-        "draft": "an EAGLE head, in `head/`" if head else f"`{own.draft}`",
-        "trees": "chosen step by step by the selector in `selector/`" if rules else "a static tree",
-        "verifier": own.verifier or ", ".join(rules) or "that of the trees",
-    }
+    card = CARD.format(
+        version=__version__,
+        folder=folder,
+        draft="an EAGLE head, in `head/`" if head else f"`{draft}`",
+        trees="chosen step by step by the selector in `selector/`" if rules else "a static tree",
+        verifier=speculation.verifier or ", ".join(rules) or "that of the trees",
+    )
 
     def write(partial: Path) -> None:
-        (partial / "custom_generate").mkdir(parents=True)
+        code = partial / "custom_generate"
+        code.mkdir(parents=True)
         for name, source in copied.items():
             copytree(source, partial / name)
         write_sealed(partial / FILE, settings)
-        (partial / "README.md").write_text(CARD.format(**card), encoding="utf-8")
-        (partial / "custom_generate" / "generate.py").write_text(GENERATE, encoding="utf-8")
-        (partial / "custom_generate" / "requirements.txt").write_text(
-            REQUIREMENTS.format(install=install), encoding="utf-8"
-        )
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        (code / "generate.py").write_text(GENERATE, encoding="utf-8")
+        (code / "requirements.txt").write_text(REQUIREMENTS, encoding="utf-8")
 
     write_atomically(folder, write)
     return folder
 
 
-def push_to_hub(own: Speculation, name: str, repository: str, **options: Any) -> str:
-    """`save`, then the hub's repository `name`; its address. options: of `HfApi.create_repo`, such
-    as private=True.
-    """
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    with TemporaryDirectory() as temporary:
-        folder = save(own, Path(temporary) / "speculation", repository, name)
-        api.create_repo(name, exist_ok=True, **options)
-        return str(api.upload_folder(repo_id=name, folder_path=str(folder)))
-
-
 def load(where: str) -> Speculation:
-    """The speculation in a folder, or in the hub's repository of that name.
+    """Load the speculation in a folder, or in the hub's repository of that name.
 
-    Raises UserError if there is none.
+    Raises:
+        UserError: there is none.
     """
-    from huggingface_hub import snapshot_download
-
     folder = Path(where)
     if not folder.is_dir():
         folder = Path(snapshot_download(where, allow_patterns=[FILE, f"{HEAD}/*", f"{SELECTOR}/*"]))
     settings = FORMAT.load(folder / FILE)
-    draft = str(folder / HEAD) if settings["draft"] == HEAD else settings["draft"]
-    selector = folder / SELECTOR if settings["selector"] else None
     return speculate(
-        draft,
-        selector,
-        **{key: settings[key] for key in ("verifier", "draft_temperature", "forward")},
+        str(folder / HEAD) if settings["draft"] == HEAD else settings["draft"],
+        folder / SELECTOR if settings["selector"] else None,
+        settings["verifier"],
+        settings["draft_temperature"],
+        settings["forward"],
     )
 
 
 _loaded: dict[str, Speculation] = {}
-"""Of this process, by folder."""
+"""Speculations of this process by folder."""
 
 
 def generate_from(model: Any, **arguments: Any) -> Any:
-    """What `custom_generate/generate.py` of a saved folder calls: `model.generate` with the
-    speculation of that folder.
+    """Decode with the speculation of a saved folder, whose `generate.py` calls this.
 
-    transformers copies the file elsewhere before it runs it, so the folder is read off the call of
+    transformers copies that file elsewhere before it runs it, so the folder is read off the call of
     `generate`. A model whose own folder holds the file has that as its name.
     """
     where = of_generate("custom_generate")
@@ -205,9 +167,7 @@ def generate_from(model: Any, **arguments: Any) -> Any:
     if strings is not None:  # transformers would not hand the tokenizer on to a callable
         if tokenizer is None:
             raise UserError("generate(stop_strings=...): give tokenizer=... too.")
-        criteria = [
-            *(arguments.get("stopping_criteria") or ()),
-            StopStringCriteria(tokenizer, strings),
-        ]
-        arguments["stopping_criteria"] = StoppingCriteriaList(criteria)
+        criteria = arguments.get("stopping_criteria") or ()
+        stop = StopStringCriteria(tokenizer, strings)
+        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, stop])
     return GenerationMixin.generate(model, custom_generate=_loaded[where], **arguments)

@@ -49,7 +49,7 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
         selector.table = TABLE
         selector.save_pretrained(tmp_path / "selector")
     own = speculate(tmp_path / drafts, tmp_path / "selector" if selector else None)
-    own.save(tmp_path / "saved", "git+https://example.org/nde-talf@v0.1.0")
+    own.save(tmp_path / "saved")
     folder, heard = tmp_path / "moved", Heard()
     shutil.move(tmp_path / "saved", folder)
     for parts in ("head", "selector"):
@@ -60,31 +60,22 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
         **ASKED, custom_generate=str(folder), trust_remote_code=True, streamer=heard
     )
     assert torch.equal(out, model.generate(**ASKED)) and heard.tokens == [*out[0].tolist(), "end"]
-    written = (folder / "custom_generate" / "generate.py").read_text()
-    assert len(written.splitlines()) <= 12
     requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
-    assert not [line for line in requirements if line.startswith("nde")]
-    assert any("@ git+https://example.org/nde-talf@v0.1.0" in line for line in requirements)
+    assert not [line for line in requirements if line.startswith("nde")]  # no index has that name
     assert (folder / "selector" / "config.json").exists() == bool(
         selector
     ) and "custom_generate" in (folder / "README.md").read_text()
 
 
 def test_what_has_no_folder_is_not_saved(tmp_path):
-    def fault(own: Speculation, **options) -> str:
+    def fault(own: Speculation) -> str:
         with pytest.raises(UserError) as caught:
-            own.save(tmp_path / "new", **options)
+            own.save(tmp_path / "new")
         return str(caught.value)
 
     assert "draft is a model" in fault(speculate(DRAFT.module))
     assert "policy of this process" in fault(speculate("ngram", Delayed(Action(1, 0, 2))))
     assert "stateless" in fault(speculate("ngram", stateless=[dict]))
-    for address in (
-        "nde-talf",
-        "git+https://example.org/nde-talf",
-        "git+ssh://git@example.org/nde-talf",
-    ):
-        assert "at a tag" in fault(speculate("ngram"), repository=address)
     speculate("ngram").save(tmp_path / "new")
     assert "there already" in fault(speculate("ngram"))
     assert load(str(tmp_path / "new")).draft == "ngram"
