@@ -1,4 +1,4 @@
-"""The names of the public API and the module each comes from, for type checkers and for `nde_talf` itself."""
+"""Names of the public API and their modules, for type checkers and for `nde_talf` itself."""
 
 from nde_talf.decoding.actions import Action as Action
 from nde_talf.decoding.common.errors import UserError as UserError

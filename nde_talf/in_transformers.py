@@ -1,4 +1,4 @@
-"""Speculative decoding inside transformers' `generate`:
+"""Speculative decoding inside transformers' `generate`.
 
     from nde_talf import speculate
 
@@ -75,6 +75,15 @@ class Text(NamedTuple):
     logits: list[Tensor]
     scores: list[Tensor]
 
+    def add(self, token: int, logits: Tensor | None, processors: Any, ids: Tensor) -> None:
+        """Add a token; `ids` [1, m] end with it. processors: of scores; None: without."""
+        self.tokens.append(token)
+        if logits is not None:
+            self.logits.append(logits.float().to(ids.device))
+        if processors is not None:
+            row = self.logits[-1][None].clone()
+            self.scores.append(apply(processors, ids[:, :-1], row)[0])
+
 
 class Speculation:
     """A callable for `generate(custom_generate=...)`, made by `speculate`.
@@ -122,34 +131,24 @@ class Speculation:
         sampled = bool(config.do_sample)
         asked, setting = split(logits_processor, sampled, self.stateless, len(input_ids))
         rows, loaded = rows_of(input_ids, given), self._load(model)
-        full, limit = bool(config.return_dict_in_generate), config.max_length - input_ids.shape[1]
-        with_scores, with_logits = (
-            full and bool(config.output_scores),
-            full and bool(config.output_logits),
-        )
+        limit = config.max_length - input_ids.shape[1]
+        full = bool(config.return_dict_in_generate)
+        scored = logits_processor if full and config.output_scores else None
+        recorded = full and bool(config.output_scores or config.output_logits)
         ends = config._eos_token_tensor
         ends = frozenset(() if ends is None else ends.tolist())
         self.generations, texts = [], list[Text]()
         for row in rows:
             process = RowProcess(asked, row, ends, limit) if asked else None
-            decoders = [_of_row(own, process, with_scores or with_logits) for own in loaded[:2]]
-            text = Text([], [], [])
+            decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
+            texts.append(text := Text([], [], []))
             for token, logits in self._tokens(decoders, row, limit, setting):
                 ids = torch.tensor([[*row.ids, *text.tokens, token]], device=input_ids.device)
-                text.tokens.append(token)
-                if logits is not None:
-                    text.logits.append(logits.float().to(input_ids.device))
-                if with_scores:
-                    text.scores.append(
-                        apply(logits_processor, ids[:, :-1], text.logits[-1][None].clone())[0]
-                    )
+                text.add(token, logits, scored, ids)
                 if streamer is not None:
                     streamer.put(torch.tensor([token]))
-                if stopping_criteria(
-                    ids, tuple(score[None] for score in text.scores) or None
-                ).item():
+                if stopping_criteria(ids, tuple(x[None] for x in text.scores) or None).item():
                     break
-            texts.append(text)
         if streamer is not None:
             streamer.end()
         sequences = _padded(input_ids, texts, config._pad_token_tensor)
@@ -157,8 +156,8 @@ class Speculation:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences,  # type: ignore[arg-type]
-            scores=_steps([text.scores for text in texts]) if with_scores else None,  # type: ignore[arg-type]
-            logits=_steps([text.logits for text in texts]) if with_logits else None,  # type: ignore[arg-type]
+            scores=_steps([text.scores for text in texts]),  # type: ignore[arg-type]
+            logits=_steps([text.logits for text in texts]) if config.output_logits else None,  # type: ignore[arg-type]
         )
 
     def save(self, folder: str | Path) -> Path:
@@ -257,8 +256,7 @@ def speculate(
     forward: str = "auto",
     stateless: Sequence[type] = (),
 ) -> Speculation:
-    """A callable for `model.generate(custom_generate=...)`, which decodes `model` speculatively and
-    losslessly.
+    """Make a callable for `model.generate(custom_generate=...)` that decodes losslessly in trees.
 
     Example: `model.generate(**inputs, custom_generate=speculate(draft="ngram"),
     max_new_tokens=64)`.
@@ -280,7 +278,7 @@ def speculate(
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder holds a draft head, ours or a published one of speculators or EAGLE."""
+    """Tell a folder with a draft head, ours or a published one of speculators or EAGLE."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -313,8 +311,8 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
 
 def _hooked(model: PreTrainedModel) -> bool:
     return any(
-        own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook")
-        for own in model.modules()
+        part._forward_hooks or part._forward_pre_hooks or "_hf_hook" in vars(part)
+        for part in model.modules()
     )
 
 
@@ -340,9 +338,16 @@ def check_vocabularies(
     alike: bool | None = None,
     key: str = "speculate(draft=)",
 ) -> None:
-    """Raise UserError if two models have other tokenizers, as far as these are found, or else other
-    numbers of rows. alike: whether they have the same number; None: it is not known yet. key: what
-    the user gave the draft as.
+    """Raise UserError if two models have other tokenizers, as far as these are found.
+
+    Where none are found, the numbers of rows are compared.
+
+    Args:
+        target: the target's folder or hub name.
+        draft: the draft's.
+        name: of the draft in the message.
+        alike: whether they have the same number of rows; None: it is not known yet.
+        key: what the user gave the draft as.
     """
     ours, theirs = (_vocabulary(where) for where in (target, draft))
     if ours and theirs:
@@ -362,8 +367,9 @@ def check_vocabularies(
 
 
 def _vocabulary(where: str | None) -> dict[str, int] | None:
-    """The tokens of the tokenizer in a folder, or of a hub name that was downloaded; None where
-    there is none.
+    """Tokens of the tokenizer in a folder, or of a hub name that was downloaded.
+
+    None where there is none.
     """
     if not where:
         return None
@@ -390,8 +396,10 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     )
 
 
-def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    """By step the rows' [B, V]. After its end a row has zeros."""
+def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:
+    """By step the rows' [B, V]; None where nothing was recorded. After its end a row has zeros."""
+    if not rows[0]:
+        return None
     longest, blank = max(map(len, rows)), torch.zeros_like(rows[0][0])
     return tuple(
         torch.stack([row[at] if at < len(row) else blank for row in rows]) for at in range(longest)

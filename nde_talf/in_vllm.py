@@ -1,5 +1,4 @@
-"""Our drafts inside vLLM: a draft model or n-grams, with a length of its own for each request and
-step.
+"""Drafts inside vLLM: a draft model or n-grams, with a length for each request and step.
 
     from nde_talf import for_vllm
 
@@ -194,13 +193,15 @@ class Proposer:
         token_ids_cpu: np.ndarray,
         **ignored: Any,
     ) -> list[list[int]]:
-        """The drafted tokens of every row of the batch; none where the step sampled nothing, that
-        is within a prompt.
+        """Draft for every row of the batch.
+
+        A row gets none where the step sampled nothing, that is within a prompt.
 
         Args:
             sampled_token_ids: by row what the step committed.
             num_tokens_no_spec: [rows or more], committed tokens, these included.
             token_ids_cpu: [rows or more, max_model_len], their ids, then anything.
+            ignored: what else vLLM hands over.
         """
         assert self.proposals is not None
         texts = [

@@ -179,9 +179,11 @@ def _faults(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -
 
 
 def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
-    for name in ("output_attentions", "output_hidden_states"):
-        if config.return_dict_in_generate and config.to_dict().get(name):
-            yield f"{name}=True is not possible: a pass holds a tree. Run the model on the result."
+    if config.return_dict_in_generate:
+        asked = config.to_dict()
+        for name in ("output_attentions", "output_hidden_states"):
+            if asked.get(name):
+                yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
     cache = given.get("past_key_values")
     of_user = cache is not None and vars(cache).get("_is_user_defined", False)
     if config.cache_implementation not in (None, "dynamic") or of_user:
@@ -190,18 +192,18 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
             f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
             " its own cache; leave cache_implementation and past_key_values out."
         )
-    # An empty dictionary of images, or token types of 0, is text.
-    foreign = [
-        name
-        for name, value in given.items()
-        if name not in _TEXT_INPUTS
-        and value is not None
-        and (name != "mm_encoder_outputs" or value)
-        and (not name.endswith("token_type_ids") or value.any())
-    ]
+    given = {name: value for name, value in given.items() if value is not None}
+    foreign = [name for name in given if name not in _TEXT_INPUTS and not _says_text(given, name)]
     if foreign:
         names = ", ".join(sorted(foreign))
         yield f"the model's input {names} is not possible; it decodes text alone."
+
+
+def _says_text(given: dict[str, Any], name: str) -> bool:
+    """Tell an empty dictionary of images, and token types of 0, which say nothing but text."""
+    if name == "mm_encoder_outputs":
+        return not given[name]
+    return name.endswith("token_type_ids") and not given[name].any()
 
 
 def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
@@ -240,22 +242,7 @@ def split(
             of a batch apart, where there are several.
     """
     asked, top_k = list(processors), []
-    for processor in asked:
-        if not _named(processor, TEXTLESS + PURE + NUMBERED) and not isinstance(
-            processor, stateless
-        ):
-            raise UserError(
-                f"speculate: the logits processor {type(processor).__name__} is not possible: it"
-                " may remember what it was asked before, and in a tree it is asked about several"
-                " continuations. If its result depends on the text before and the logits alone,"
-                " name its class: speculate(stateless=[...])."
-            )
-        if rows > 1 and _named(processor, NUMBERED):
-            raise UserError(
-                "speculate: prefix_allowed_tokens_fn with several rows is not possible, since it is"
-                " asked by the number of a row and rows are decoded one after the other. Call"
-                " generate() once a row."
-            )
+    _check_processors(asked, stateless, rows)
     if not sampled:
         return asked, SamplingSetting(0.0)
 
@@ -276,6 +263,24 @@ def split(
     temperature = asked.pop().temperature if ends_with(TemperatureLogitsWarper) else 1.0
     setting = SamplingSetting(float(temperature), top_p=float(top_p), min_p=float(min_p))
     return [*asked, *top_k], setting
+
+
+def _check_processors(asked: list[Any], stateless: tuple[type, ...], rows: int) -> None:
+    for processor in asked:
+        known = _named(processor, TEXTLESS + PURE + NUMBERED)
+        if not known and not isinstance(processor, stateless):
+            raise UserError(
+                f"speculate: the logits processor {type(processor).__name__} is not possible: it"
+                " may remember what it was asked before, and in a tree it is asked about several"
+                " continuations. If its result depends on the text before and the logits alone,"
+                " name its class: speculate(stateless=[...])."
+            )
+        if rows > 1 and _named(processor, NUMBERED):
+            raise UserError(
+                "speculate: prefix_allowed_tokens_fn with several rows is not possible, since it is"
+                " asked by the number of a row and rows are decoded one after the other. Call"
+                " generate() once a row."
+            )
 
 
 def of_generate(name: str) -> Any:

@@ -36,8 +36,9 @@ class Lengths(Protocol):
     """Chooses how many tokens are drafted."""
 
     def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
-        """For each request of the batch, from its drafter at the root and its number of committed
-        tokens.
+        """Choose for each request of the batch.
+
+        drafters: by request, at its root. contexts: its committed tokens.
         """
         ...
 

@@ -35,12 +35,12 @@ class Settings(TypedDict):
 
 FORMAT = Format("speculation", "save it again with speculate(...).save(folder)", kind=Settings)
 FILE, HEAD, SELECTOR = "speculation.json", "head", "selector"
-GENERATE = '''"""Decode speculatively with the draft and the selector of this folder; the law of the text stays the same."""
+GENERATE = '''"""Decode with the draft and the selector of this folder; the text keeps its law."""
 
 try:
     from nde_talf import generate_from
 except ImportError as error:
-    raise ImportError("This needs the package nde_talf: see README.md in the folder above.") from error
+    raise ImportError("This needs nde_talf: see README.md in the folder above.") from error
 
 
 def generate(model, **arguments):
@@ -66,8 +66,9 @@ Install the package first, from its repository at the tag v{version}.
 | trees | {trees} |
 | verifier | {verifier} |
 
-The text has the law that `generate` samples from without it, and at greedy search the same tokens. Beam search, contrastive
-search, assistants, static caches and logits processors that keep a state are refused.
+The text has the law that `generate` samples from without it, and at greedy search the same tokens.
+Beam search, contrastive search, assistants, static caches and logits processors that keep a state
+are refused.
 """
 
 
@@ -81,20 +82,7 @@ def save(speculation: Speculation, folder: Path) -> Path:
     draft, selector, rules = speculation.draft, speculation.selector, ()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"save: {folder} is there already; give a new folder.")
-    if not isinstance(draft, (str, Path)):
-        raise UserError(
-            "save: the draft is a model of this process. Give speculate() its folder or hub name."
-        )
-    if selector is not None and not isinstance(selector, (str, Path)):
-        raise UserError(
-            "save: the selector is a policy of this process. Give speculate() the folder of an"
-            " exported selector."
-        )
-    if speculation.stateless:
-        raise UserError(
-            "save: stateless names classes of this process, which the folder cannot hold; leave it"
-            " out."
-        )
+    _check_folders(speculation)
     head = draft != NGRAM and is_head(Path(draft))
     copied = {HEAD: draft} if head else {}
     if selector:
@@ -128,6 +116,24 @@ def save(speculation: Speculation, folder: Path) -> Path:
 
     write_atomically(folder, write)
     return folder
+
+
+def _check_folders(speculation: Speculation) -> None:
+    """Raise UserError for objects of this process, which have no folder."""
+    if not isinstance(speculation.draft, (str, Path)):
+        raise UserError(
+            "save: the draft is a model of this process. Give speculate() its folder or hub name."
+        )
+    if not isinstance(speculation.selector, (str, Path, type(None))):
+        raise UserError(
+            "save: the selector is a policy of this process. Give speculate() the folder of an"
+            " exported selector."
+        )
+    if speculation.stateless:
+        raise UserError(
+            "save: stateless names classes of this process, which the folder cannot hold; leave it"
+            " out."
+        )
 
 
 def load(where: str) -> Speculation:

@@ -1,9 +1,8 @@
-"""A selector's choice among single paths, for all requests of a batch at once: for engines that
-verify paths only.
+"""Lengths of single paths, chosen by a selector for all requests of an engine's batch.
 
-Such an engine hands out no features of the target. So the selector has to be one that was trained
-with selector.features=draft, or one that exported the best static tree, for which the best static
-path is taken.
+An engine that verifies paths hands out no features of the target. So the selector has to be one
+that was trained with selector.features=draft, or one that exported the best static tree, for which
+the best static path is taken.
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 
 
 def save_selector(selector: Selector, folder: Path) -> None:
-    """Write weights, `config.json`, latency table, checksums and card to `folder`, all or nothing."""
+    """Write weights, configuration, latency table, checksums and card, all or nothing."""
     selectable(selector.schema.verifiers, "selector")
 
     def write(temporary: Path) -> None:

@@ -1,6 +1,4 @@
-"""By what a model is recognised, whatever files and number format it is loaded from: its sizes and
-a few of its weights.
-"""
+"""Fingerprint of a model's weights: its sizes and a few weights, whatever the number format."""
 
 from collections.abc import Sequence
 
@@ -21,9 +19,7 @@ def sizes(model: CausalModel) -> list[int]:
 
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
-    """Three sizes, then one weight of each of `PROBES` tensors in units of its neighbours' mean
-    size.
-    """
+    """Three sizes, then one weight of each of `PROBES` tensors over its neighbours' mean size."""
     names = [name for name, _ in model.module.named_parameters()]
     found = [
         model.weight(names[i * (len(names) - 1) // (PROBES - 1)]).flatten() for i in range(PROBES)

@@ -90,6 +90,7 @@ class LatencyTable:
     disagreement: float = 0.0
 
     def save(self, path: Path) -> None:
+        """Write the table with a checksum."""
         write_sealed(path, {"format": FORMAT.number, **asdict(self)})
 
     @classmethod

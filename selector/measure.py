@@ -60,8 +60,10 @@ PROBES = tuple(
 
 
 class Probed(NamedTuple):
-    """One step. context: index of its context; seconds: of the phases draft, target and all else;
-    timed: whether the decoder waited for the device at the end of every phase.
+    """One step.
+
+    context: index of its context. timed: whether the decoder waited for the device at the end of
+    every phase. seconds: of the phases draft, target and all else.
     """
 
     context: int
@@ -93,10 +95,7 @@ def fit_table(
         action: float(np.mean([step.nodes for step in steps if step.action == action]))
         for action in PROBES
     }
-    branches = [
-        [_mean([tree[d] for tree in levels.get(k, ()) if len(tree) > d], k) for d in range(L2_MAX)]
-        for k in WIDTHS
-    ]
+    branches = _branches(levels)
     parts: dict[str, list] = {"first": [], "second": [], "draft": [], "target": []}
     for index in range(len(contexts)):
         phases = {action: means[index, action] for action in PROBES}
@@ -106,18 +105,13 @@ def fit_table(
         seconds = [phase[1] for phase in phases.values()]
         parts["target"].append(_at([*nodes.values()], seconds, NODES))
     factor = _untimed_factor(steps)
-    spread = [
-        np.subtract(*np.percentile([sum(step.seconds) for step in cell], [75, 25]))
-        / means[key].sum()
-        for key, cell in cells.items()
-    ]
     return LatencyTable(
         contexts,
         list(NODES),
         list(WIDTHS),
         verify={name: (factor * _rest(steps, name, nodes)).tolist() for name in verifiers},
         branches=branches if levels else [],
-        spread=float(np.median(spread)),
+        spread=_spread(cells, means),
         **{
             name: (factor * np.maximum(rising(np.array(part)), 1e-9)).tolist()
             for name, part in parts.items()
@@ -125,10 +119,27 @@ def fit_table(
     )
 
 
+def _branches(levels: dict[int, list]) -> list[list[float]]:
+    """[K][depth]: mean number of distinct nodes; K where no tree was so deep."""
+    return [
+        [_mean([tree[d] for tree in levels.get(k, ()) if len(tree) > d], k) for d in range(L2_MAX)]
+        for k in WIDTHS
+    ]
+
+
+def _spread(cells: dict[tuple, list[Probed]], means: dict[tuple, np.ndarray]) -> float:
+    """Interquartile range of a step's time over its mean, the median over contexts and trees."""
+    ranges = []
+    for key, cell in cells.items():
+        upper, lower = np.percentile([sum(step.seconds) for step in cell], [75, 25])
+        ranges.append((upper - lower) / means[key].sum())
+    return float(np.median(ranges))
+
+
 def _draft_passes(
     seconds: dict[Action, float], branches: list[list[float]]
 ) -> tuple[float, float, np.ndarray]:
-    """Split draft phases into the first pass, what the second takes more, and later ones by width."""
+    """Split draft phases: the first pass, what the second takes more, later ones by width."""
     shallow = [time for action, time in seconds.items() if action.depth <= 1]
     deep = {action: time for action, time in seconds.items() if action.depth > 1}
     rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
@@ -152,10 +163,10 @@ def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) ->
 
 
 def rising(values: np.ndarray) -> np.ndarray:
-    """Isotonic regression by pooling adjacent violators: the closest sequence, in least squares,
-    that does not fall along the first axis.
+    """Isotonic regression: the closest sequence, in least squares, that does not fall.
 
-    Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4]. Rows that rise on their own still do afterwards.
+    Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
+    Rows that rise on their own still do afterwards.
     """
     if values.ndim > 1:
         return np.stack([rising(column) for column in values.T], -1)
@@ -170,8 +181,9 @@ def rising(values: np.ndarray) -> np.ndarray:
 
 
 def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
-    """Seconds at `knots`, from an isotonic fit to the points; beyond the largest point along the
-    fit's overall slope.
+    """Seconds at `knots`, from an isotonic fit to the points.
+
+    Beyond the largest point they go on along the fit's overall slope.
     """
     order = np.argsort(nodes, kind="stable")
     x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
@@ -180,8 +192,9 @@ def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.nd
 
 
 def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
-    """[widths]: how many later draft passes of each width an action takes, those between two widths
-    shared out.
+    """[widths]: how many later draft passes of each width an action takes.
+
+    Those between two widths are shared out.
     """
     trunk = min(action.l1, action.depth - 1)
     below = action.depth - 1 - trunk
@@ -190,7 +203,7 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
 
 
 def _untimed_factor(steps: Sequence[Probed]) -> float:
-    """What a step takes over what it takes where the host waits for the device after every phase."""
+    """Time of a step over that of one whose host waits for the device after every phase."""
     totals: dict[bool, dict[tuple, list[float]]] = {
         True: defaultdict(list),
         False: defaultdict(list),
@@ -272,20 +285,7 @@ def measure_latency(
     contexts = sorted({min(context, longest - ROOM) for context in contexts})
     bench = _Bench(target, draft, text, contexts, verifiers, conditions)
     list(bench.round(0))  # warm-up
-    batches: list[list[Probed]] = []
-    tables: list[LatencyTable] = []
-    disagreement, one, other = float("inf"), 0, 0
-    while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
-        first = len(batches) * repeats
-        numbers = range(first, first + repeats)
-        batches.append([step for number in numbers for step in bench.round(number)])
-        tables.append(fit_table(batches[-1], contexts, verifiers, bench.probe.levels))
-        if len(tables) > 1:
-            disagreement, one, other = min(
-                (tables[i].disagreement_with(tables[j]), i, j)
-                for i, j in combinations(range(len(tables)), 2)
-            )
-    table = fit_table(batches[one] + batches[other], contexts, verifiers, bench.probe.levels)
+    table = _agreed(bench, repeats)
     plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
     on_gpu = target.device.type == "cuda"
     machine = {
@@ -306,11 +306,32 @@ def measure_latency(
         autoregressive=plain.tolist(),
         models={"target": sizes(target), "draft": sizes(draft)},
         machine=machine,
-        disagreement=disagreement,
         sequences=list(SEQUENCES),
         target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
         draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
     )
+
+
+def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
+    """Fit the two batches of rounds that agree best, once two agree or enough were run."""
+    batches: list[list[Probed]] = []
+    tables: list[LatencyTable] = []
+    disagreement, one, other = float("inf"), 0, 0
+
+    def fit(steps: list[Probed]) -> LatencyTable:
+        return fit_table(steps, bench.contexts, bench.rules, bench.probe.levels)
+
+    while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
+        first = len(batches) * repeats
+        numbers = range(first, first + repeats)
+        batches.append([step for number in numbers for step in bench.round(number)])
+        tables.append(fit(batches[-1]))
+        if len(tables) > 1:
+            disagreement, one, other = min(
+                (tables[i].disagreement_with(tables[j]), i, j)
+                for i, j in combinations(range(len(tables)), 2)
+            )
+    return replace(fit(batches[one] + batches[other]), disagreement=disagreement)
 
 
 class _Probe(TreePolicy):
@@ -363,7 +384,8 @@ class _Bench:
         if not on_device and torch.get_num_threads() == 1:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
-        self.random, self.verifiers = random.Random(0), verifiers or ("specinfer",)
+        self.random, self.rules = random.Random(0), verifiers
+        self.verifiers = verifiers or ("specinfer",)
         self.probe = _Probe(self.verifiers)
         drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
         self.decoders = {

@@ -17,10 +17,11 @@ from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
 
 def selectable(names: Sequence[str], where: str) -> list[Verifier]:
-    """The rules called `names`, among which a selector may choose.
+    """Return the rules called `names`, among which a selector may choose.
 
-    Raises UserError, naming the key or file `where`, for one that is not lossless on every delayed
-    tree at every temperature: a selector drafts these, whichever rule it chooses.
+    Raises:
+        UserError: naming the key or file `where`, for one that is not lossless on every delayed
+            tree at every temperature: a selector drafts these, whichever rule it chooses.
     """
     fitting = [
         name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"
@@ -49,7 +50,7 @@ def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
 
 @dataclass(frozen=True)
 class SelectorSchema:
-    """What a selector was made for.
+    """Models, rules and settings that a selector was made for.
 
     Raises UserError for a verifier that does not take delayed trees.
 
@@ -68,8 +69,7 @@ class SelectorSchema:
         pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
         draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is;
             empty: not known.
-        pair: fingerprints of the models, "target" and "draft", see `nde_talf.selector.export`;
-            empty: not known.
+        pair: fingerprints of the models, "target" and "draft"; empty: not known.
     """
 
     target_hidden: int
@@ -89,26 +89,22 @@ class SelectorSchema:
         selectable(self.verifiers, "selector")
 
     def check(self) -> None:
-        """Raise ValueError for numbers that no training gives: where a schema was read from a file."""
-        sizes = {
-            "target_hidden": self.target_hidden,
-            "draft_hidden": self.draft_hidden,
-            "width": self.width,
-        }
-        for name, size in {**sizes, "hidden": min(self.hidden)}.items():
-            if size < (smallest := int(name != "target_hidden")):
-                raise ValueError(f"'{name}' is {size}, and has to be at least {smallest}")
+        """Raise ValueError for numbers that no training gives, as a file may hold."""
+        smallest = {"target_hidden": 0, "draft_hidden": 1, "width": 1}
+        for name, size in smallest.items():
+            if vars(self)[name] < size:
+                raise ValueError(f"'{name}' is {vars(self)[name]}, and has to be at least {size}")
+        if min(self.hidden) < 1:
+            raise ValueError(f"'hidden' is {self.hidden}, and each has to be at least 1")
         if not self.settings or len(self.learned) != len(self.settings):
             raise ValueError(
                 f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}"
             )
-        for temperature, top_p in [
-            *self.settings,
-            *([self.draft_setting] if self.draft_setting else []),
-        ]:
-            if temperature < 0 or not 0 < top_p <= 1:
-                raise ValueError(f"({temperature}, {top_p}) is no pair of temperature and top-p")
-        if any(len(own) <= 3 for own in self.pair.values()):
+        settings = [*self.settings, *filter(None, [self.draft_setting])]
+        for setting in settings:
+            if setting[0] < 0 or not 0 < setting[1] <= 1:
+                raise ValueError(f"{setting} is no pair of temperature and top-p")
+        if any(len(numbers) <= 3 for numbers in self.pair.values()):
             raise ValueError("'pair' holds a fingerprint without numbers")
         if self.pricing not in ("table", "eq11") or self.sharpness < 0 or not 0 <= self.dropout < 1:
             raise ValueError(
@@ -122,10 +118,10 @@ class SelectorSchema:
 
 
 class SelectorNetwork(nn.Module):
-    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) ->
-    one logit for each action.
+    """Eq. 10: one logit for each action.
 
-    Without target features (`SelectorSchema.target_hidden`) the first part is left out.
+    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). Without target
+    features (`SelectorSchema.target_hidden`) the first part is left out.
     """
 
     def __init__(self, schema: SelectorSchema):
@@ -229,8 +225,9 @@ class Selector(nn.Module):
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
     def static_action(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
-        """The one action that is taken under this sampling setting, the best static one, where
-        choosing did not win under the nearest setting trained under; else None.
+        """Return the one action that is taken under this sampling setting, or None.
+
+        It is the best static one, where choosing did not win under the nearest known setting.
         """
         settings, pair = torch.tensor(self.schema.settings), torch.tensor([temperature, top_p])
         nearest = int((settings - pair).abs().sum(-1).argmin())

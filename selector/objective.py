@@ -1,6 +1,4 @@
-"""Throughput of a policy and the objective that trains it (Eqs. 4, 5 and 12, NDE paper): pure
-functions.
-"""
+"""Throughput of a policy and the objective that trains it (Eqs. 4, 5 and 12, NDE paper)."""
 
 import torch
 from torch import Tensor
@@ -12,8 +10,9 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
 
 
 def policy_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Eq. 4: tokens per second of a policy, a ratio of expectations, since time and tokens add up
-    over steps.
+    """Eq. 4: tokens per second of a policy, a ratio of expectations.
+
+    Time and tokens add up over steps.
 
         TPS = sum_a pi(a) E[tau + 1 | a] / sum_a pi(a) T(a)
 
@@ -41,8 +40,7 @@ def selector_loss(
     entropy_weight: float = 0.0,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Eq. 12: how much slower than the baseline the policy is, with extra weight on the roots where
-    it loses most.
+    """Eq. 12: how much slower than the baseline the policy is, most on the roots where it loses.
 
         r = TPS / TPS_base
         loss = -mean log r + lambda mean over the worst alpha of max(0, 1 - r)^2 - w mean H(pi)
@@ -72,31 +70,29 @@ def selector_loss(
 
 
 def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Poisson deviance of predicted E[tau + 1] from its labels, summed over actions, mean over
-    roots with `weights` [B] (None: 1), up to a constant.
+    """Poisson deviance of predicted E[tau + 1] from its labels, up to a constant.
 
         sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
 
-    It is smallest where the prediction is the labels' mean, however noisy they are. (A squared
-    error of logarithms would favour the less noisy of two equal trees, the shorter one.)
+    Summed over actions, mean over roots with `weights` [B] (None: 1). It is smallest where the
+    prediction is the labels' mean, however noisy they are. (A squared error of logarithms would
+    favour the less noisy of two equal trees, the shorter one.)
     """
     losses = (log_prediction.exp() - efficiency * log_prediction).sum(-1)
     return (losses if weights is None else weights * losses).mean()
 
 
 def visits(efficiency: Tensor) -> Tensor:
-    """[B]: how often a decoder starts a step near each root, over its mean, where a step commits
-    `efficiency` [B] tokens.
+    """[B]: how often a decoder starts a step near each root, over its mean.
 
-    Roots lie at equal distances in a text, and a decoder takes more steps where a step commits
-    fewer tokens. Example: 2 and 8 tokens: 1.6 and 0.4.
+    A step commits `efficiency` [B] tokens. Roots lie at equal distances in a text, and a decoder
+    takes more steps where a step commits fewer tokens. Example: 2 and 8 tokens: 1.6 and 0.4.
     """
     return 1 / (efficiency * (1 / efficiency).mean())
 
 
 def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = None) -> int:
-    """Index of the action with the fewest seconds per token if used at every root; `allowed` [C]
-    restricts the choice.
+    """Index of the action with the fewest seconds per token if used at every root.
 
     Roots lie at equal distances in a text, so a mean over roots is a mean over tokens, and times
     per token add up. Example: a step takes 1 s and commits 1 token in one half of a text, 9 in the
@@ -106,6 +102,7 @@ def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = No
     Args:
         efficiency: [R, C], E[tau + 1] of every action.
         seconds: [R, C] or [1, C], of a step.
+        allowed: [C], the actions to choose from; None: all.
     """
     pace = (seconds.double() / efficiency.double()).mean(0)
     if allowed is not None:
@@ -114,19 +111,19 @@ def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = No
 
 
 def mean_step(tokens: Tensor, seconds: Tensor) -> tuple[float, float]:
-    """Mean tokens and mean seconds of a decoder's steps over a text whose steps would commit
-    `tokens` [R] in `seconds` [R] at roots of equal distances: a root counts 1 / tokens, as often as
-    a step starts near it.
+    """Mean tokens and mean seconds of a decoder's steps over a text.
+
+    Its steps would commit `tokens` [R] in `seconds` [R] at roots of equal distances: a root counts
+    1 / tokens, as often as a step starts near it.
     """
     mean = 1 / (1 / tokens.double()).mean()
     return float(mean), float(mean * (seconds.double() / tokens.double()).mean())
 
 
 def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """What choosing root by root could win: the best action by one half of the super-trees, scored
-    on the other half, and the other way round.
+    """Choose root by root on one half of the super-trees, score on the other, and the other way.
 
-    Choosing and scoring on the same samples would count label noise as gain.
+    It bounds what choosing could win: on the same samples label noise would count as gain.
 
     Args:
         samples: [R, s, C], estimates of E[tau + 1].

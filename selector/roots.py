@@ -1,10 +1,8 @@
-"""What a selector is trained and evaluated on: labelled roots, and what every action costs there.
-
-Pure tensors.
+"""Labelled roots, and what every action costs there: a selector's training data.
 
 A root is a position of a traced text at which a draft tree could start. `Roots` holds the traces of
 R of them, on any machine; `PricedRoots` adds latency tables, and with them the seconds of every
-action.
+action. Pure tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -120,6 +118,7 @@ class PricedRoots:
         tables: Sequence[LatencyTable],
         rule: str = "table",
     ) -> "PricedRoots":
+        """Price `roots` under latency tables; rule: see `StepCosts`."""
         longest = int(roots.context.max())
         return cls(
             roots,
@@ -169,7 +168,7 @@ class PricedRoots:
     def logits(
         self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
     ) -> Tensor:
-        """[B, C]: what a selector says of the roots `index` (all of them) under one latency table."""
+        """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
         index = torch.arange(len(self)) if index is None else index
         parts = [
             selector(*(h[i] for h in self.roots.states), *self.priced(table, i))
@@ -206,10 +205,12 @@ class PricedRoots:
         return replace(self, roots=self.roots.where(index), origin=(self, index))
 
     def static(self, allowed: Tensor | None = None) -> Tensor:
-        """The action that is best used throughout, for each table and sampling setting: [M,
-        settings]; `allowed` [C] restricts it.
+        """[M, settings]: the action that is best used throughout, by table and sampling setting.
 
         Raises UserError for a setting without roots.
+
+        Args:
+            allowed: [C], the actions to choose from; None: all.
         """
         best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
         for setting, pair in enumerate(self.roots.settings):
@@ -246,50 +247,62 @@ def roots_from_traces(
     say: Callable[[str], object] = print,
     large: Mapping[str, Column] = {},
 ) -> Roots:
-    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for
-    every sampling setting with few roots. large: columns that are not in `traces` but in files.
+    """Make the roots of a table of traces with the labels of `verifiers`.
 
-    Raises UserError if labels are missing or not finite (those of a file: when they are read).
+    Args:
+        traces: columns in memory.
+        verifiers: rules.
+        say: receives a warning for every sampling setting with few roots.
+        large: columns that are not in `traces` but in files.
+
+    Raises:
+        UserError: labels are missing or not finite (those of a file: when they are read).
     """
     every = torch.arange(len(traces["context"]))
 
     def column(name: str) -> Tensor | Rows:
         return Rows(large[name], every) if name in large else torch.from_numpy(traces[name].copy())
 
-    samples = {}
-    for verifier in verifiers:
-        if verifier not in traces and verifier not in large:
-            raise UserError(
-                f"the traces hold no labels for {verifier}: add it to traces.verifiers and run"
-                " stage=traces force=true."
-            )
-        samples[verifier] = labels = column(verifier)
+    missing = [name for name in verifiers if name not in traces and name not in large]
+    if missing:
+        raise UserError(
+            f"the traces hold no labels for {missing[0]}: add it to traces.verifiers and run"
+            " stage=traces force=true."
+        )
+    samples = {verifier: column(verifier) for verifier in verifiers}
+    for verifier, labels in samples.items():
         if isinstance(labels, Tensor) and not torch.isfinite(labels).all():
             raise UserError(
                 f"the labels of {verifier} hold NaN or infinite values; make the traces again"
                 " (force=true)."
             )
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
-    settings = sorted(set(pairs))
-    for pair in settings:
-        if (count := pairs.count(pair)) < FEW_ROOTS:
-            say(
-                f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than"
-                f" {FEW_ROOTS}: its best static tree and its figures are mostly noise. Raise"
-                " traces.train_prompts / validation_prompts, or lower traces.stride."
-            )
-    ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(traces["prompt_id"].tolist()))}
+    settings, prompts = sorted(set(pairs)), traces["prompt_id"].tolist()
+    ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+    scalars = [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS]
+    _tell_few(pairs, traces["split"], say)
     return Roots(
         column("h_p_previous"),
         column("h_q_previous"),
         column("h_q_root"),
-        scalars=torch.stack(
-            [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS], -1
-        ),
+        scalars=torch.stack(scalars, -1),
         context=torch.from_numpy(traces["context"].copy()),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
-        prompt=torch.tensor([ids[prompt] for prompt in traces["prompt_id"].tolist()]),
+        prompt=torch.tensor([ids[prompt] for prompt in prompts]),
         samples=samples,
         settings=settings,
         kind=traces["kind"].tolist(),
     )
+
+
+def _tell_few(
+    pairs: list[tuple[float, float]], split: np.ndarray, say: Callable[[str], object]
+) -> None:
+    """Warn of every sampling setting with few roots."""
+    for pair in sorted(set(pairs)):
+        if (count := pairs.count(pair)) < FEW_ROOTS:
+            say(
+                f"{setting_title(pair)} has {count} {split[0]} roots, fewer than {FEW_ROOTS}: its"
+                " best static tree and its figures are mostly noise. Raise traces.train_prompts /"
+                " validation_prompts, or lower traces.stride."
+            )

@@ -1,5 +1,4 @@
-"""Columns of traced roots that are larger than memory: written once to a temporary file, and read
-from there by row.
+"""Columns of traced roots that are larger than memory, in temporary files read by row.
 
 At the NDE paper's scale, 448,000 training roots, hidden states in half precision take 6 to 15 GB
 and labels 10 GB. A training step needs 128 rows of them.
@@ -37,8 +36,9 @@ MAPPED = 1 << 16
 
 
 class Column:
-    """Rows [R, ...] of one column, in a file that is written when a row is first read and deleted
-    with this object.
+    """Rows [R, ...] of one column, in a file.
+
+    It is written when a row is first read, and deleted with this object.
 
     Args:
         batches: yields arrays [r, ...] whose rows are those of the column, in order.
@@ -124,6 +124,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of all rows."""
         return len(self), *self.column.shape
 
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
@@ -141,10 +142,10 @@ class Rows:
 def columns(
     store: "TraceStore", split: str, folder: Path
 ) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
-    """The columns of one split: numbers and strings [R] in memory; hidden states and labels in
-    files of `folder`, with names that `remove_temporaries` knows if this process is killed.
+    """Columns of one split: numbers and strings [R] in memory, the others in files of `folder`.
 
-    None of either if the split has no roots.
+    The files' names are known to `remove_temporaries`, if this process is killed. Neither holds
+    anything if the split has no roots.
     """
     first = next(store.batches(split), {})
     large, names = {}, [name for name, values in first.items() if values.ndim > 1]
