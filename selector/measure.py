@@ -62,14 +62,12 @@ PROBES = tuple(
 class Probed(NamedTuple):
     """One step.
 
-    context: index of its context. timed: whether the decoder waited for the device at the end of
-    every phase. seconds: of the phases draft, target and all else.
+    context: index of its context. seconds: of the phases draft, target and all else.
     """
 
     context: int
     action: Action
     verifier: str
-    timed: bool
     nodes: int
     seconds: tuple[float, float, float]
 
@@ -88,8 +86,7 @@ def fit_table(
     """
     cells: dict[tuple, list[Probed]] = defaultdict(list)
     for step in steps:
-        if step.timed:
-            cells[step.context, step.action].append(step)
+        cells[step.context, step.action].append(step)
     means = {key: _middle([step.seconds for step in cell]) for key, cell in cells.items()}
     nodes = {
         action: float(np.mean([step.nodes for step in steps if step.action == action]))
@@ -104,18 +101,14 @@ def fit_table(
             parts[name].append(part)
         seconds = [phase[1] for phase in phases.values()]
         parts["target"].append(_at([*nodes.values()], seconds, NODES))
-    factor = _untimed_factor(steps)
     return LatencyTable(
         contexts,
         list(NODES),
         list(WIDTHS),
-        verify={name: (factor * _rest(steps, name, nodes)).tolist() for name in verifiers},
+        verify={name: _rest(steps, name, nodes).tolist() for name in verifiers},
         branches=branches if levels else [],
         spread=_spread(cells, means),
-        **{
-            name: (factor * np.maximum(rising(np.array(part)), 1e-9)).tolist()
-            for name, part in parts.items()
-        },
+        **{name: np.maximum(rising(np.array(part)), 1e-9).tolist() for name, part in parts.items()},
     )
 
 
@@ -156,7 +149,7 @@ def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) ->
     """Seconds of all else in a step under a verifier, by number of nodes."""
     took: dict[Action, list[float]] = defaultdict(list)
     for step in steps:
-        if step.timed and step.verifier == verifier:
+        if step.verifier == verifier:
             took[step.action].append(step.seconds[2])
     seconds = [float(_middle(times)) for times in took.values()]
     return _at([nodes[action] for action in took], seconds, NODES)
@@ -200,18 +193,6 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
     below = action.depth - 1 - trunk
     levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
-
-
-def _untimed_factor(steps: Sequence[Probed]) -> float:
-    """Time of a step over that of one whose host waits for the device after every phase."""
-    totals: dict[bool, dict[tuple, list[float]]] = {
-        True: defaultdict(list),
-        False: defaultdict(list),
-    }
-    for step in steps:
-        totals[step.timed][step.context, step.action].append(sum(step.seconds))
-    ratios = [np.median(own) / np.median(totals[True][key]) for key, own in totals[False].items()]
-    return float(np.median(ratios)) if ratios else 1.0
 
 
 def _middle(values: Sequence) -> np.ndarray:
@@ -362,11 +343,10 @@ class _Probe(TreePolicy):
 
 
 class _Bench:
-    """The pair's decoders.
+    """The pair's decoders, which wait for the device after every phase.
 
-    One waits for the device after every phase; on a device there is one more that does not. On a
-    CPU with one thread the clock is the thread's CPU time, to which other processes on the same
-    core do not add.
+    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the
+    same core do not add.
     """
 
     def __init__(
@@ -388,22 +368,25 @@ class _Bench:
         self.verifiers = verifiers or ("specinfer",)
         self.probe = _Probe(self.verifiers)
         drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
-        self.decoders = {
-            timed: SpeculativeDecoder(
-                target,
-                drafter,
-                self.probe,
-                rule,
-                draft_setting,
-                static,
-                timed,
-                on_device,
-                clock=self.clock,
-            )
-            for timed in ((True, False) if on_device else (True,))
-        }
+        self.drafting = SpeculativeDecoder(
+            target,
+            drafter,
+            self.probe,
+            rule,
+            draft_setting,
+            static,
+            timed=True,
+            device=on_device,
+            clock=self.clock,
+        )
         self.alone = SpeculativeDecoder(
-            target, None, Autoregressive(), VERIFIERS["nss"], static=static, clock=self.clock
+            target,
+            None,
+            Autoregressive(),
+            VERIFIERS["nss"],
+            static=static,
+            timed=True,
+            clock=self.clock,
         )
         self.plain: dict[int, list[float]] = defaultdict(list)
 
@@ -412,9 +395,9 @@ class _Bench:
 
         Verifiers change from step to step.
         """
-        streams = list(product(self.contexts, (*self.decoders, None)))
-        for context, timed in self.random.sample(streams, len(streams)):
-            if timed is None:
+        streams = list(product(self.contexts, (False, True)))
+        for context, plain in self.random.sample(streams, len(streams)):
+            if plain:
                 self._plain_stream(context, number)
                 continue
             turn = number // len(self.settings)
@@ -422,7 +405,7 @@ class _Bench:
                 (probe, self.verifiers[(turn + i) % len(self.verifiers)])
                 for i, probe in enumerate(PROBES)
             ]
-            yield from self._stream(context, timed, self.random.sample(probes, len(probes)), number)
+            yield from self._stream(context, self.random.sample(probes, len(probes)), number)
 
     def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Generator:
         prompt = [self.text[i % len(self.text)] for i in range(start)]
@@ -438,12 +421,12 @@ class _Bench:
         steps.close()
 
     def _stream(
-        self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int
+        self, context: int, todo: list[tuple[Action, str]], number: int
     ) -> Iterator[Probed]:
         # Streams move on until they are `ROOM` longer, so their mean is about `context`.
         start, probe = max(1, context - ROOM // 3), self.probe
         while todo:
-            steps = self._steps(self.decoders[timed], start, number)
+            steps = self._steps(self.drafting, start, number)
             next(steps)
             at = start
             while todo and at + 3 * MAX_DEPTH < start + ROOM:
@@ -454,7 +437,7 @@ class _Bench:
                 draft, passed = step.seconds["draft"], step.seconds["target"]
                 seconds = draft, passed, sum(step.seconds.values()) - draft - passed
                 at_context = self.contexts.index(context)
-                yield Probed(at_context, probe.action, verifier, timed, step.nodes, seconds)
+                yield Probed(at_context, probe.action, verifier, step.nodes, seconds)
                 at = probe.context
             steps.close()
 

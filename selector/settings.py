@@ -13,18 +13,6 @@ PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
 WEIGHTINGS = ("visits", "roots")
 FEATURES = ("both", "draft")
-NDE_PAPER: dict[str, float | str | bool | list[int]] = {
-    "sharpness": 0.0,
-    "regression_weight": 0.0,
-    "entropy_weight": 0.0,
-    "pricing": "eq11",
-    "width": 128,
-    "hidden": [512, 32],
-    "initialisation": "random",
-    "weighting": "roots",
-    "fallback": False,
-}
-"""`selector=nde`: the NDE paper's selector as printed in section 6 and appendix E."""
 
 
 @settings("selector")

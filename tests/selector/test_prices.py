@@ -57,9 +57,7 @@ def true_step(action: Action, context: int) -> tuple[float, float, float]:
 def test_the_parts_add_up_to_what_steps_took():
     contexts = [100, 300]
     steps = [
-        Probed(
-            index, action, name, True, action.nodes, (draft, target, rest * (1 + (name == "gbv")))
-        )
+        Probed(index, action, name, action.nodes, (draft, target, rest * (1 + (name == "gbv"))))
         for index, context in enumerate(contexts)
         for action in PROBES
         for name in ("nss", "gbv")

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.checkpoint import CHECKPOINT
@@ -27,7 +29,6 @@ from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy, Opening
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
-from nde_talf.selector.settings import NDE_PAPER
 from nde_talf.selector.train import (
     SelectorModule,
     cross_fit,
@@ -160,7 +161,8 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
 
 def test_without_a_fallback_the_network_is_exported_whatever_it_won(tmp_path):
     training, validation = priced(160, 0, alike=True), priced(80, 1, alike=True)
-    config = replace(CONFIG, epochs=2, folds=2, **NDE_PAPER)
+    preset = yaml.safe_load(Path("configs/selector/nde.yaml").read_text())
+    config = replace(CONFIG, epochs=2, folds=2, **preset)
     selector, crossed = train_selector(training, validation, config, tmp_path)
     assert crossed.gains[0][1] <= 1 + config.min_gain and selector.schema.learned == (True,)
 
