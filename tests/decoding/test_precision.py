@@ -9,6 +9,7 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.labels import expected_block_efficiency
+from nde_talf.decoding.rules.sums import positive_sums
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree
@@ -96,3 +97,11 @@ def test_verdicts_stay_on_the_support_of_p(name, kind):
         assert all(
             float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True)
         )
+
+
+def test_a_weight_near_zero_leaves_no_residual():
+    """c / w0 is then no float32 number."""
+    p, q = rows("peaked", 1)
+    weight = torch.tensor([1e-300], dtype=torch.float64)
+    sums = positive_sums(p, q, torch.tensor([0]), weight, torch.ones_like(weight))
+    assert 0 <= float(sums) < 1e-290
