@@ -13,7 +13,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     here = [item for item in items if Path(item.path).parent == Path(__file__).parent]
-    step = config.getoption("--every")
+    step = config.getoption("every", 1)
     kept = {id(item) for item in here[::step]}
     config.hook.pytest_deselected(items=[item for item in here if id(item) not in kept])
     items[:] = [item for item in items if item not in here or id(item) in kept]
