@@ -154,25 +154,25 @@ class Pair:
 
         Raises UserError naming the config `key` if there are fewer.
         """
-        found = [p for p in self.every_prompt() if p.split == split]
-        if len(found) < count:
+        prompts = [p for p in self.every_prompt() if p.split == split]
+        if len(prompts) < count:
             raise UserError(
-                f"{key} asks for {count} prompts, but the {split} split holds {len(found)}: lower"
+                f"{key} asks for {count} prompts, but the {split} split holds {len(prompts)}: lower"
                 " it, or raise data.prompt_count and run stage=pair force=true."
             )
-        return found[:count]
+        return prompts[:count]
 
     def every_prompt(self) -> list[Prompt]:
         """Read the prompts of both splits."""
         self._check(PROMPTS)
-        path, found = self.folder / PROMPTS, []
+        path, prompts = self.folder / PROMPTS, []
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             with reading(f"{path}, line {number}", FORMAT.again):
                 prompt: Prompt = typed(json.loads(line), Prompt)
                 if not prompt.tokens or min(prompt.tokens) < 0:
                     raise ValueError("it has no tokens, or negative ones")
-            found.append(prompt)
-        return found
+            prompts.append(prompt)
+        return prompts
 
     def rows(self, name: str) -> Tensor:
         """Read packed text, [rows, length] token ids; name is "train" or "held_out"."""
@@ -223,7 +223,7 @@ def load_models(
     report_forward(target)
     return [
         target,
-        *(load_draft(own, device, dtype, target, forward) for own in where[1:]),
+        *(load_draft(draft, device, dtype, target, forward) for draft in where[1:]),
     ]
 
 

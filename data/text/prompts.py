@@ -147,10 +147,10 @@ def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prom
             f" and at most {len(mixed)}, use a larger source (or hold out more documents), or widen"
             " the range of lengths."
         )
-    own = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
+    by_kind = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
     placed = [
         ((at + 0.5) / len(those), prompt)
-        for those in own.values()
+        for those in by_kind.values()
         for at, prompt in enumerate(those)
     ]
     return [prompt for _, prompt in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
@@ -176,10 +176,10 @@ def _last_tokens(
         ):
             # Jump over most of what is too long, but never past the last boundary.
             excess = len(window[start:]) * (len(ids) - length) // (2 * len(ids))
-            found = window.find(boundary, start + excess)
-            if found < 0 or found + 1 >= len(window):
+            end = window.find(boundary, start + excess)
+            if end < 0 or end + 1 >= len(window):
                 break
-            start = found + 1
+            start = end + 1
         if shortest <= len(ids) <= length and window[start:].strip():
             return window[start:]
     return None
@@ -188,9 +188,9 @@ def _last_tokens(
 def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]:
     """Yield random ends of words in `text`, as offsets of the space that follows them."""
     for _ in range(count):
-        found = text.find(" ", generator.randrange(len(text)))
-        if found > 0 and not text[found - 1].isspace():
-            yield found
+        end = text.find(" ", generator.randrange(len(text)))
+        if end > 0 and not text[end - 1].isspace():
+            yield end
 
 
 def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:

@@ -20,10 +20,10 @@ class Sizes(Protocol):
 
 def cache_bytes(model: Sizes, ranks: int = 1) -> float:
     """Count the bytes of one token's keys and values in all layers, on one of `ranks` GPUs."""
-    own, heads = model.config, model.config.num_attention_heads
-    size = getattr(own, "head_dim", None) or own.hidden_size // heads
-    keys = (getattr(own, "num_key_value_heads", None) or heads) * size
-    return 2 * own.num_hidden_layers * keys * model.dtype.itemsize / ranks
+    config, heads = model.config, model.config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * size
+    return 2 * config.num_hidden_layers * keys * model.dtype.itemsize / ranks
 
 
 def peak_memory(

@@ -170,9 +170,9 @@ def draw_super_trees(
                 parents.unique_consecutive(),
             )  # each with equally many children
             states = hidden[:, parents].flatten(0, 1)
-            wanted = uniforms[:, group].reshape(len(states), -1)
-            pairs = zip(states.split(chunk), wanted.split(chunk), strict=True)
-            drawn = [inverse_cdf(warp(model.logits(some), setting), own) for some, own in pairs]
+            levels = uniforms[:, group].reshape(len(states), -1)
+            parts = zip(states.split(chunk), levels.split(chunk), strict=True)
+            drawn = [inverse_cdf(warp(model.logits(some), setting), u) for some, u in parts]
             tokens[:, group] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
             hidden[:, group] = rows.run(tokens[:, group], above)
@@ -207,5 +207,5 @@ def sampled_super_trees(
     """Draw `samples` super-trees at each root position [R], `micro_batch` trees at a time."""
     roots = positions.repeat_interleave(samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
-    for part, own in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
-        yield super_trees(target, draft, part, layout, draft_setting, own)
+    for part, u in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
+        yield super_trees(target, draft, part, layout, draft_setting, u)

@@ -74,8 +74,8 @@ def trace_trajectories(
                 name: [value] * len(roots)
                 for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
             }
-            found = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator)
-            parts += [named | columns for columns in found]
+            tables = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator)
+            parts += [named | columns for columns in tables]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
         name: list(chain(*each)) if name in NAMES else torch.cat(each)
@@ -110,7 +110,7 @@ def _trace(
         q_prefix.hidden[positions - 1],
         q_prefix.hidden[positions],
     )
-    found = []
+    tables = []
     for i, (p_setting, q_setting) in enumerate(pairs):
         p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
         scalars = [
@@ -134,10 +134,10 @@ def _trace(
             columns[name] = torch.cat([batch[i][name] for batch in batches]).view(
                 len(positions), config.samples, -1
             )
-        found.append(
+        tables.append(
             {
                 name: x.float().cpu() if x.is_floating_point() else x.cpu()
                 for name, x in columns.items()
             }
         )
-    return found
+    return tables

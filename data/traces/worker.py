@@ -59,27 +59,21 @@ def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
     Where the draft is warped like the target, every setting has its own trajectories and
     super-trees. Where it is raw, one set of them serves all settings.
     """
-    found, size, names = [], config.shard_prompts, config.settings
-    splits = {
-        name: [prompt for prompt in prompts if prompt.split == name]
-        for name in ("train", "validation")
-    }
-    for split, own in splits.items():
+    work: list[Unit] = []
+    for split in ("train", "validation"):
         samples = (split == "validation" and config.validation_samples) or config.samples
-        for at in range(0, len(own), size):
-            group = own[at : at + size]
+        those = [prompt for prompt in prompts if prompt.split == split]
+        for at in range(0, len(those), config.shard_prompts):
+            group, names = those[at : at + config.shard_prompts], config.settings
+            sampled = [[name] * len(group) for name in names]
+            labelled = [[name] for name in names]
             if config.draft_temperature == "raw":
-                found.append(
-                    (
-                        group,
-                        [names[(at + i) % len(names)] for i in range(len(group))],
-                        names,
-                        samples,
-                    )
-                )
-            else:
-                found += [(group, [name] * len(group), [name], samples) for name in names]
-    return [Unit(*unit, seed=config.seed * 1_000_003 + i) for i, unit in enumerate(found)]
+                sampled = [[names[(at + i) % len(names)] for i in range(len(group))]]
+                labelled = [names]
+            for trajectories, roots in zip(sampled, labelled, strict=True):
+                seed = config.seed * 1_000_003 + len(work)
+                work.append(Unit(group, trajectories, roots, samples, seed))
+    return work
 
 
 class Tracer:
