@@ -43,7 +43,6 @@ def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
     "changes, words",
     [
         ({"template": "{nothing}"}, "'nothing'"),
-        ({"draft_fraction": 1.5}, "draft_fraction"),
         ({"template": "{question"}, "format string"),
     ],
 )
