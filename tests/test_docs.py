@@ -17,6 +17,7 @@ from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, without_prompt
 from nde_talf.pipelines.recommend import RecommendConfig
+from nde_talf.pipelines.small import SmallConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [
@@ -223,19 +224,12 @@ def test_a_make_target_exists(page):
     assert not [words for words in named if words.split()[-1] not in targets]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name)
-def test_a_page_says_what_it_is_for(page):
-    """A title, then a paragraph, before anything else."""
-    title, empty, first = page.read_text().splitlines()[:3]
-    assert title.startswith("# ") and not empty and re.match(r"(This|It|Every) \w+", first)
-
-
 def test_every_page_is_on_the_site():
     site = (ROOT / "mkdocs.yml").read_text()
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in site]
 
 
-KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig)]
+KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig), *keys(SmallConfig)]
 TOP = {key.partition(".")[0] for key in KEYS}
 GROUPS = {key.rpartition(".")[0] for key in KEYS} | {"options"}
 OPEN = {"options", "evaluation.policies", "data.mix", "data.sets"}
