@@ -125,10 +125,6 @@ class CausalModel:
         # one
         return self
 
-    def weight(self, name: str) -> Tensor:
-        """Return the parameter `name`."""
-        return self.module.get_parameter(name)
-
     def to(self, device: torch.device) -> None:
         """Move the model to `device`.
 

@@ -36,9 +36,9 @@ def held_out_report(
     1, ..., 4 tokens sampled from q, which is the acceptance rate of one speculative draw at
     temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
-    report: dict[str, Any] = {"roots": 0} | (
-        {"trained_in": head.trained_in} if head.trained_in else {}
-    )
+    report: dict[str, Any] = {"roots": 0}
+    if head.trained_in:
+        report["trained_in"] = head.trained_in
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(seed)
     agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
     for row, roots in rows_with_roots(rows.to(target.device), stride):
@@ -48,10 +48,8 @@ def held_out_report(
         outputs = head.tree_features(
             row.tokens, trees.features, roots, trees.levels, document=row.document
         )
-        outputs[0], labels = (
-            outputs[0][:, roots - 1, None],
-            [trees.along[:, roots, None], *trees.labels],
-        )
+        outputs[0] = outputs[0][:, roots - 1, None]
+        labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
             metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
@@ -95,9 +93,8 @@ def sampled_overlap(
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
-    outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][
-        :, roots - 1
-    ]
+    (outputs,) = head.tree_features(tokens, trees.features, roots, [], document=document)
+    outputs = outputs[:, roots - 1]
     labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
         overlaps.append(
@@ -112,7 +109,6 @@ def sampled_overlap(
             TreeLevel(token[..., None], torch.zeros_like(token[..., None]))
             for token in paths.unbind(-1)
         ]
-        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)[-1][
-            :, :, 0
-        ]
+        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)
+        outputs = outputs[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]

@@ -97,8 +97,7 @@ def target_fingerprint(target: CausalModel) -> str:
     further with the same lm_head.
     """
     digest = hashlib.sha256()
-    for name in sorted(name for name, _ in target.module.named_parameters()):
-        weight = target.weight(name)
+    for name, weight in sorted(target.module.named_parameters()):
         numbers = weight.detach().flatten()
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(_sign_bits(numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]))

@@ -6,7 +6,6 @@ level, and along a trajectory of L tokens it has L - 1 rows. Its hidden state at
 output of the token's row; there is none at the first.
 """
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,17 +25,9 @@ class HeadDraft:
     """A head with what the stages ask of a draft model. Attributes are those of `CausalModel`."""
 
     def __init__(self, head: EagleHead, name: str = "draft head"):
-        self.head, self.name, self.config, self.hidden_size = (
-            head,
-            name,
-            head.config,
-            head.config.hidden_size,
-        )
-        self.vocab_size, self.max_context, self.layers = (
-            head.target.vocab_size,
-            head.target.max_context,
-            len(head.layers),
-        )
+        self.head, self.name, self.config = head, name, head.config
+        self.hidden_size, self.layers = head.config.hidden_size, len(head.layers)
+        self.vocab_size, self.max_context = head.target.vocab_size, head.target.max_context
 
     @property
     def device(self) -> torch.device:
@@ -58,14 +49,6 @@ class HeadDraft:
         """The head, of which a fingerprint is taken."""
         return self.head
 
-    @cached_property
-    def _weights(self) -> dict[str, Any]:
-        return dict(self.head.named_parameters())
-
-    def weight(self, name: str) -> Tensor:
-        """The parameter `name`."""
-        return self._weights[name]
-
     def drafter(self, static: StaticShapes | None = None) -> EagleDrafter:
         """The head in the decode loop."""
         drafter = EagleDrafter(self.head, static)
@@ -84,9 +67,8 @@ class HeadDraft:
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
         """Run rows of features 0, [B, n, H]: the time does not depend on the features."""
-        features = torch.zeros(
-            *tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device
-        )
+        blank = torch.zeros(self.hidden_size, dtype=self.dtype, device=self.device)
+        features = blank.expand(*tokens.shape, -1)
         return self.head(tokens, positions, mask, cache, features)
 
 
@@ -95,14 +77,11 @@ class HeadPrefix(Prefix):
 
     def __init__(self, model: HeadDraft, target: Prefix):
         head, tokens = model.head, target.tokens.to(model.device)
-        found = target.hidden
-        if head.feature_layers:
-            _, features = target_features(
-                head.target, target.tokens[None], None, layers=head.feature_layers
-            )
-            found = features[0]
+        features = target.hidden
+        if layers := head.feature_layers:
+            features = target_features(head.target, target.tokens[None], None, layers=layers)[1][0]
         self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens) - 1, tokens
-        self.features = head.combine(found.to(model.device))
+        self.features = head.combine(features.to(model.device))
         positions = torch.arange(self.slots, device=model.device)[None]
         outputs = head(tokens[None, 1:], positions, None, self.cache, self.features[None, :-1])[0]
         self.hidden = F.pad(outputs, (0, 0, 1, 0))

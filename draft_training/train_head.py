@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -43,9 +43,6 @@ from nde_talf.draft_training.trainer import (
     train_rows,
     warm_up_then_cosine,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
@@ -128,15 +125,9 @@ class HeadModule(RowModule):
         self.head = head
         self.online = OnlineSource(head.target, config, head.feature_layers)
         self.source = source or self.online
-        self.accelerator, self.gpu = (
-            "cpu" if head.target.device.type == "cpu" else "auto",
-            head.target.device.index,
-        )
-
-    @property
-    def models(self) -> list["PreTrainedModel"]:
-        """See `RowModule`. Not an attribute, which an average of weights would copy."""
-        return [self.head.target.module]
+        self.models = [head.target.module]
+        self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
+        self.gpu = head.target.device.index
 
     @property
     def trained(self) -> nn.Module:
@@ -147,11 +138,8 @@ class HeadModule(RowModule):
         """See `RowModule`."""
         if self.config.optimizer != "muon":
             return []
-        return [
-            p
-            for name, p in self.head.named_parameters()
-            if p.ndim == 2 and name != "lm_head.weight"
-        ]
+        inner = self.head.fc, self.head.layers
+        return [weight for part in inner for weight in part.parameters() if weight.ndim == 2]
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
@@ -182,9 +170,8 @@ class HeadModule(RowModule):
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)
         # 2. The target's trees and labels, and the head along them.
-        source = (
-            self.source if self.training else self.online
-        )  # labels on disk are those of the training rows
+        # Labels on disk are those of the training rows.
+        source = self.source if self.training else self.online
         trees = source.trees(rows.tokens, document, batch.numbers, roots, depth)
         detach = loss.detach_features
         outputs = self.head.tree_features(

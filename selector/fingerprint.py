@@ -20,11 +20,9 @@ def sizes(model: CausalModel) -> list[int]:
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
     """Three sizes, then one weight of each of `PROBES` tensors over its neighbours' mean size."""
-    names = [name for name, _ in model.module.named_parameters()]
-    found = [
-        model.weight(names[i * (len(names) - 1) // (PROBES - 1)]).flatten() for i in range(PROBES)
-    ]
-    middles = [tensor[len(tensor) // 2 :][:256].float() for tensor in found]
+    weights = [weight.flatten() for weight in model.module.parameters()]
+    probed = [weights[i * (len(weights) - 1) // (PROBES - 1)] for i in range(PROBES)]
+    middles = [weight[len(weight) // 2 :][:256].float() for weight in probed]
     return [
         *map(float, sizes(model)),
         *(round(float(x[0] / x.abs().mean().clamp(min=1e-12)), 4) for x in middles),
