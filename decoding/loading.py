@@ -194,27 +194,15 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
-    """One pass over every weight without a copy of it, and one look at the results of all."""
-    weights = {
-        name: weight
+    """Raise UserError for weights that are not finite, without a copy of any."""
+    broken = [
+        name
         for name, weight in model.named_parameters()
         if weight.is_floating_point()
-        and weight.itemsize > 1
-        and weight.numel()  # numbers of 8 bits have no infinity to find
-    }
-    if not weights:
-        return
-    ends = [
-        torch.stack(torch.aminmax(weight)).float() for weight in weights.values()
-    ]  # NaN and infinity show in them
-    devices = {end.device for end in ends}
-    broken: list[str] = []
-    for device in devices:
-        names = [name for name, end in zip(weights, ends, strict=True) if end.device == device]
-        whole: Tensor = (
-            torch.stack([end for end in ends if end.device == device]).isfinite().all(-1)
-        )
-        broken += [name for name, fine in zip(names, whole.tolist(), strict=True) if not fine]
+        and weight.itemsize > 1  # numbers of 8 bits have no infinity to find
+        and weight.numel()
+        and not torch.stack(torch.aminmax(weight)).isfinite().all()  # NaN shows in both
+    ]
     if broken:
         raise UserError(
             f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype})."

@@ -242,37 +242,23 @@ class Rng:
             return self.uniforms(len(probability), probability.device) < probability
         return self.uniform() < probability
 
-    @overload
-    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int]) -> list[int]: ...
-    @overload
-    def categorical(self, weights: Sequence[Tensor], at: None = None) -> list[int]: ...
-    @overload
-    def categorical(self, weights: Tensor, at: None = None) -> Any: ...
-
-    def categorical(
-        self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None
-    ) -> int | list[int] | Tensor:
-        """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not
+    def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
+        """Draw indices in proportion to `weights` (float32 or float64, >= 0, not all 0, need not
         sum to 1), by inverse cdf.
 
         An index of weight 0 is never returned.
 
         Args:
-            weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one
-                transfer from the device for all; the same tensor may come up again. [n, V] gives a
-                tensor [n] on their device, without waiting for it: equal uniforms give equal
-                indices, and what it gives for a row without a positive, finite sum means nothing.
-            at: of weights [n, V] the rows to draw from, one draw for each; a row may come up again.
-                Gives a list of ints.
+            weights: [V] gives one index, an int. [n, V] gives a tensor [n] on their device, without
+                waiting for it: equal uniforms give equal indices, and what it gives for a row
+                without a positive, finite sum means nothing.
+            at: the rows of weights [n, V] to draw from, one draw for each; a row may come up again.
+                Gives a list of ints, with one transfer from the device for all.
 
         Raises:
             ValueError: a row [V] has no positive, finite sum.
         """
-        if not isinstance(weights, Tensor):
-            distinct = {id(row): row for row in weights}
-            number = {key: index for index, key in enumerate(distinct)}
-            weights, at = torch.stack(list(distinct.values())), [number[id(row)] for row in weights]
-        elif weights.dim() == 1:
+        if weights.dim() == 1:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]

@@ -53,14 +53,10 @@ class EnumeratedRng:
         ]
         return bool(self._decide(outcomes))
 
-    def categorical(
-        self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None
-    ) -> Any:
+    def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
         """Draw as `Rng.categorical`."""
         if at is not None:
-            weights = [weights[row] for row in at]
-        if not isinstance(weights, Tensor):
-            return [self.categorical(row) for row in weights]
+            return [self.categorical(weights[row]) for row in at]
         if weights.dim() == 2:
             return torch.tensor([self.categorical(row) for row in weights])
         values = weights.double()

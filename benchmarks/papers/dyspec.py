@@ -21,7 +21,7 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
+from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -30,6 +30,29 @@ from nde_talf.evaluation.solver_acceptance import trajectory_trees
 DRAWN = SamplingSetting(0.6)
 RULE = "without_replacement"
 BLOCK = 32
+
+
+def positional_rates(
+    p: Tensor, q: Tensor, children: int, generator: torch.Generator
+) -> list[float]:
+    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the
+    i-th child, i < children; one draw of the children a row.
+    """
+    p, q = p.double(), q.double()
+    reach, rates = torch.ones(len(p), dtype=torch.float64, device=p.device), []
+    for _ in range(children):
+        live = q.sum(-1) > 0
+        q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
+        token = inverse_cdf(q, torch.rand(len(q), 1, generator=generator, dtype=torch.float64))
+        chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[
+            :, 0
+        ] * live
+        rates.append(float((reach * chance).mean()))
+        reach = reach * (1 - chance)
+        p = (p - q).clamp(min=0)
+        p = p / p.sum(-1, keepdim=True).clamp(min=1e-300)
+        q = q.scatter(-1, token, 0.0)
+    return rates
 
 
 def methods(bench: Bench, budget: int, setting: SamplingSetting) -> dict[str, tuple]:

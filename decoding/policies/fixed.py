@@ -41,7 +41,7 @@ def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
 def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
     """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the
     i-th child of an accepted node is accepted with probability rates[i] (Sequoia's dynamic
-    programme; rates from `positional_rates`).
+    programme).
 
     `best[c][b]` is the expected number of accepted tokens among b nodes, which are the children c, c
     + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
@@ -86,29 +86,6 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
         return tuple(children)
 
     return shape(nodes, len(choices) - 1)
-
-
-def positional_rates(
-    p: Tensor, q: Tensor, children: int, generator: torch.Generator
-) -> list[float]:
-    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the
-    i-th child, i < children; one draw of the children a row.
-    """
-    p, q = p.double(), q.double()
-    reach, rates = torch.ones(len(p), dtype=torch.float64, device=p.device), []
-    for _ in range(children):
-        live = q.sum(-1) > 0
-        q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
-        token = inverse_cdf(q, torch.rand(len(q), 1, generator=generator, dtype=torch.float64))
-        chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[
-            :, 0
-        ] * live
-        rates.append(float((reach * chance).mean()))
-        reach = reach * (1 - chance)
-        p = (p - q).clamp(min=0)
-        p = p / p.sum(-1, keepdim=True).clamp(min=1e-300)
-        q = q.scatter(-1, token, 0.0)
-    return rates
 
 
 def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
@@ -205,11 +182,8 @@ class Shaped(TreePolicy):
             lines = zip(top, counts.values(), strict=True)
             drawn = [[token for value, token in line[:count] if value > 0] for line, count in lines]
         else:
-            tokens = iter(
-                rng.categorical(
-                    [tree.q_at(node) for node, count in counts.items() for _ in range(count)]
-                )
-            )
+            at = [row for row, count in enumerate(counts.values()) for _ in range(count)]
+            tokens = iter(rng.categorical(tree.q_rows(list(counts)), at))
             drawn = [list(islice(tokens, count)) for count in counts.values()]
         return [
             [tree.add(node, token) for token in own]

@@ -310,40 +310,8 @@ def test_sequoias_shape_is_the_best_of_all(nodes, depth):
         assert accepted(shape, rates) == pytest.approx(best)
 
 
-def test_positional_rates_are_those_of_the_rule():
-    generator = torch.Generator().manual_seed(0)
-    p, q = torch.softmax(2 * torch.randn(2, 1, 6, generator=generator), -1).expand(2, 20000, 6)
-    rates = positional_rates(p, q, 3, generator)
-    assert rates[0] == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.01)
-    assert 0 < sum(rates) < 1
-    assert sum(positional_rates(p, p, 3, generator)) == pytest.approx(1, abs=1e-6)
 
 
-def test_positional_rates_are_the_chances_that_each_child_is_the_one_accepted():
-    generator = torch.Generator().manual_seed(3)
-    p, q = torch.softmax(2 * torch.randn(2, 5, generator=generator, dtype=torch.float64), -1)
-    exact = [0.0] * 3
-
-    def go(child: int, chance: float, p, q) -> None:
-        """Every order in which `child` and those after it can be drawn, none before having been
-        accepted.
-        """
-        for token in q.nonzero()[:, 0].tolist() if child < 3 else ():
-            accepted = min(1.0, float(p[token] / q[token]))
-            exact[child] += chance * float(q[token]) * accepted
-            if accepted < 1:
-                residual, rest = (p - q).clamp(min=0), q.index_fill(0, torch.tensor([token]), 0.0)
-                go(
-                    child + 1,
-                    chance * float(q[token]) * (1 - accepted),
-                    residual / residual.sum(),
-                    rest / rest.sum(),
-                )
-
-    go(0, 1.0, p, q)
-    assert min(exact) > 0.02
-    found = positional_rates(p.expand(40000, 5), q.expand(40000, 5), 3, generator)
-    assert found == pytest.approx(exact, abs=0.01)
 
 
 @pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
