@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError

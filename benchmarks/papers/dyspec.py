@@ -23,7 +23,7 @@ from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.sampling import Rng, SamplingSetting, inverse_cdf
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.evaluation.solver_acceptance import trajectory_trees
 
@@ -35,8 +35,9 @@ BLOCK = 32
 def positional_rates(
     p: Tensor, q: Tensor, children: int, generator: torch.Generator
 ) -> list[float]:
-    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the
-    i-th child, i < children; one draw of the children a row.
+    """Return the chances that each child is accepted, a mean over the rows of p, q [R, V].
+
+    One draw of the children a row, by the without-replacement rule.
     """
     p, q = p.double(), q.double()
     reach, rates = torch.ones(len(p), dtype=torch.float64, device=p.device), []

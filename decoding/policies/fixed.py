@@ -18,7 +18,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_p
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.policies.dyspec import Rest
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import LEAST_MASS, Rng, inverse_cdf
+from nde_talf.decoding.sampling import LEAST_MASS, Rng
 from nde_talf.decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order

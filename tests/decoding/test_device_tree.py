@@ -135,7 +135,9 @@ def test_draws_on_a_device_are_those_of_the_host():
     rows = torch.rand(200, 50, generator=torch.Generator().manual_seed(0)).square()
     rows[:, 40:] = 0
     rows[::3, :7] = 0
-    assert Rng.seeded(3).categorical(rows).tolist() == Rng.seeded(3).categorical(list(rows))
+    assert Rng.seeded(3).categorical(rows).tolist() == Rng.seeded(3).categorical(
+        rows, range(len(rows))
+    )
 
     class Last(Rng):
         def uniform(self) -> float:

@@ -17,7 +17,7 @@ from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
@@ -308,10 +308,6 @@ def test_sequoias_shape_is_the_best_of_all(nodes, depth):
         assert size(shape) <= nodes
         best = max(accepted(other, rates) for other in every_shape(nodes, depth, 2))
         assert accepted(shape, rates) == pytest.approx(best)
-
-
-
-
 
 
 @pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
