@@ -18,15 +18,13 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.selector.latency import SHAPES
 from nde_talf.selector.network import Selector, action_at
-from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken
+from nde_talf.selector.objective import best_static, split_half_choice
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, setting_title
 
 ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 BINS = 6
 MIN_ROOTS = 30  # that a group needs for an action of its own
-TAIL = 0.05
 
 
 @dataclass(frozen=True)
@@ -130,14 +128,13 @@ def evaluate_offline(
     the setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap
     intervals over prompts:
 
-    - selector: its most probable action; selector_expected: the mean over its policy.
+    - selector: its most probable action.
     - static_l1_0, static_domain: the best static trees with L1 = 0, and by domain.
     - entropy_rule: the rule on the draft's entropy.
     - split_half: chooses root by root on one half of the super-trees and scores on the other, an
       underestimate of what choosing can win, since labels are noisy; same_half: chooses and scores
       on the same labels, an overestimate.
     - traversal_static: the `reference`'s best static action.
-    - over_domain: the selector's throughput to static_domain's.
 
     Args:
         selector: in evaluation mode.
@@ -149,11 +146,9 @@ def evaluate_offline(
     roots, static = validation.roots, training.static()[table]
     without_trunk = torch.tensor([tree.l1 == 0 for tree in TREES]).repeat(len(training.verifiers))
     efficiency, seconds = validation.efficiency, validation.priced(table)[1]
-    policy = probabilities(selector, validation, table)
-    chosen = policy.argmax(-1)
     actions = {
         "static": static[roots.setting],
-        "selector": chosen,
+        "selector": probabilities(selector, validation, table).argmax(-1),
         "static_l1_0": training.static(without_trunk)[table][roots.setting],
         "static_domain": static_by_domain(training, validation, table),
         "same_half": (efficiency / seconds).argmax(-1),
@@ -161,35 +156,23 @@ def evaluate_offline(
     if len(training.verifiers) == 1:
         actions["entropy_rule"] = by_entropy(training, validation, table)
     paces = {name: validation.pace(action, table) for name, action in actions.items()}
-    paces["selector_expected"] = (policy * seconds).sum(-1) / (policy * efficiency).sum(-1)
     tokens, times = split_half_choice(validation.samples, seconds)
     paces["split_half"] = (times / tokens).view(2, -1).mean(0)
     if reference is not None:
         best = reference[0].static()[table][roots.setting]
         paces["traversal_static"] = reference[1].pace(best, table)
-    committed = {name: taken(efficiency, actions[name]) for name in ("static", "selector")}
     settings = {}
     for index, setting in enumerate(roots.settings):
         here = roots.setting == index
         if here.any():
-            trees = best_by_domain(training, table, index)
             settings[setting_title(setting)] = {
                 "roots": int(here.sum()),
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
-                "by_entropy": _shapes_by_entropy(chosen[here], roots.scalars[here, ENTROPY]),
-                "by_domain": _by_domain(validation, here, trees, committed["static"], paces),
-                **_compare(paces, committed, roots.prompt, here),
+                **_ratios(paces, roots.prompt, here),
             }
-    counts = sorted(enumerate(chosen.bincount().tolist()), key=lambda pair: -pair[1])
-    return {
-        "settings": settings,
-        "all": _compare(paces, committed, roots.prompt, torch.ones(len(roots), dtype=torch.bool)),
-        "by_entropy": _shapes_by_entropy(chosen, roots.scalars[:, ENTROPY]),
-        "chosen": {str(_named(action, validation)): count for action, count in counts if count},
-        "training_roots": len(training),
-        "validation_roots": len(validation),
-    }
+    every = torch.ones(len(roots), dtype=torch.bool)
+    return {"settings": settings, "all": _ratios(paces, roots.prompt, every)}
 
 
 def _named(index: int, roots: PricedRoots) -> list:
@@ -197,70 +180,18 @@ def _named(index: int, roots: PricedRoots) -> list:
     return [*tree] if len(roots.verifiers) == 1 else [name, *tree]
 
 
-def _shapes_by_entropy(chosen: Tensor, entropy: Tensor, bins: int = 10) -> list[dict[str, float]]:
-    """Mean shape of the chosen trees by the draft's entropy, in bins of equally many roots."""
-    k, l1, l2 = SHAPES[chosen % len(TREES)].float().unbind(-1)
-    columns = {"entropy": entropy, "depth": l1 + l2, "trunk": l1, "nodes": l1 + k * l2}
-    groups = [group for group in entropy.argsort().tensor_split(bins) if len(group)]
-    return [
-        {name: float(column[group].mean()) for name, column in columns.items()} for group in groups
-    ]
-
-
-def _by_domain(
-    validation: PricedRoots,
-    here: Tensor,
-    trees: dict[str, int],
-    static_tokens: Tensor,
-    paces: dict[str, Tensor],
-) -> dict[str, dict]:
-    """Figures of every kind of prompt among the roots `here` [R]: where contexts differ.
-
-    tree: the best static one of its own training roots; None where they are few. tokens: a step's,
-    with the setting's best static tree. own_tree, selector: tokens/s over that tree's.
-    """
-    figures = {}
-    for kind in sorted(set(validation.roots.kind)):
-        alike = torch.tensor([k == kind for k in validation.roots.kind]) & here
-        if alike.any():
-            static = paces["static"][alike].mean()
-            figures[kind] = {
-                "roots": int(alike.sum()),
-                "tree": _named(trees[kind], validation) if kind in trees else None,
-                "tokens": mean_step(static_tokens[alike], torch.ones(int(alike.sum())))[0],
-                "own_tree": float(static / paces["static_domain"][alike].mean()),
-                "selector": float(static / paces["selector"][alike].mean()),
-            }
-    return figures
-
-
-def _compare(
-    paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Tensor, here: Tensor
-) -> dict:
-    """Ratios of total throughput of the roots `here` [R] to the static action's, with intervals.
+def _ratios(paces: dict[str, Tensor], prompt: Tensor, here: Tensor) -> dict[str, list[float]]:
+    """Total throughput of the roots `here` [R] over the static action's, with intervals.
 
     Args:
         paces: by method, seconds per token [R].
-        committed: of "static" and "selector", tokens a step [R].
         prompt: [R].
         here: [R], bool.
     """
-    paces = {name: pace[here] for name, pace in paces.items()}
-    one = torch.ones_like(paces["static"])
-
-    def ratio(name: str, base: str = "static") -> list[float]:
-        columns = torch.stack([one, paces[name], one, paces[base]], -1).double()
-        return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].numpy()))
-
-    per_root = paces["static"] / paces["selector"]
-    worst = per_root.sort().values[: max(1, round(TAIL * len(per_root)))]
-    return {
-        "static_tps": float(1 / paces["static"].mean()),
-        **{
-            f"{name}_block_efficiency": mean_step(tokens[here], one)[0]
-            for name, tokens in committed.items()
-        },
-        **{name: ratio(name) for name in paces if name != "static"},
-        "over_domain": ratio("selector", "static_domain"),
-        "worst_5_percent": float(worst.mean()),
-    }
+    prompts, static = prompt[here].numpy(), paces["static"][here]
+    one, ratios = torch.ones_like(static), {}
+    for name, pace in paces.items():
+        if name != "static":
+            columns = torch.stack([one, pace[here], one, static], -1).double()
+            ratios[name] = ratio_of_totals(sums_by_prompt(columns.numpy(), prompts))
+    return ratios

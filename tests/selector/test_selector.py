@@ -53,17 +53,6 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     report = evaluate_offline(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
     assert report["same_half"][0] >= report["split_half"][0]
-    domains = evaluate_offline(selector, training, validation, 0)["settings"][
-        "temperature 1, top-p 1"
-    ]["by_domain"]
-    assert (
-        domains["good"]["tree"][1] + domains["good"]["tree"][2] == 16
-        and domains["good"]["selector"] > 2
-    )
-    assert domains["bad"]["tokens"] < 1.2 and domains["bad"]["own_tree"] == pytest.approx(
-        1, abs=0.1
-    )
-    assert domains["good"]["roots"] + domains["bad"]["roots"] == len(validation)
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
@@ -149,8 +138,7 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     selector, crossed = train_selector(training, validation, config, tmp_path / "alike")
     assert crossed.gains[0][0] < 1.02 and selector.schema.learned == (False,)
     judged = evaluate_offline(selector, training, validation, 0)
-    assert judged["all"]["selector"] == judged["all"]["selector_expected"] == [1.0, 1.0, 1.0]
-    assert list(judged["chosen"]) == [str(judged["settings"]["temperature 1, top-p 1"]["static"])]
+    assert judged["all"]["selector"] == [1.0, 1.0, 1.0]
     training, validation = priced(400, 0), priced(200, 1)
     selector, crossed = train_selector(training, validation, config, tmp_path / "different")
     assert selector.schema.learned == (True,) and crossed.gains[0][1] > 1.1
