@@ -70,6 +70,7 @@ class Drafter:
         on_device: whether it drafts a `DeviceTree`, whose tokens the host does not know.
         model: that it runs, for checks of a policy that was trained for one; None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
+        ngram: the `NgramDrafter` in it; None for drafters that look up nothing.
         setting: what q is warped with.
         previous: what it knows at the token before the root.
         root: what it knows at the root.
@@ -82,6 +83,7 @@ class Drafter:
     on_device: bool = True
     model: Any = None
     processed: Processed | None = None
+    ngram: Any = None
     setting: SamplingSetting
     previous: DraftPoint
     root: DraftPoint

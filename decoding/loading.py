@@ -18,6 +18,7 @@ from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import memory_is_short, unreadable
 from nde_talf.decoding.model import first_line
+from nde_talf.decoding.readout import optional
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -53,7 +54,7 @@ def load_module(
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         check_claims(Path(folder), config)
-        quantised = getattr(config, "quantization_config", None)
+        quantised = optional(config, "quantization_config")
         auto, attention = architecture(config)
         loaded: Any = auto.from_pretrained(
             str(folder),
@@ -132,7 +133,7 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
 
 
 def _size(config: "PretrainedConfig", name: str) -> int:
-    value = getattr(config, name, None)
+    value = optional(config, name)
     return value if isinstance(value, int) else 0
 
 
@@ -148,7 +149,7 @@ def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
         (kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM
     )
     made: Any = auto._model_mapping.get(type(config), None)
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    capped = optional(config.get_text_config(), "attn_logit_softcapping")
     return auto, "eager" if capped or (made and not made._supports_sdpa) else "sdpa"
 
 

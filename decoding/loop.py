@@ -194,7 +194,7 @@ class SpeculativeDecoder:
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
     ) -> tuple[Step, DecodingState]:
         watch = Stopwatch(self._clock)
-        tree = self.policy.draft(state, drafter, rng)
+        tree: Any = self.policy.draft(state, drafter, rng)
         check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
@@ -224,7 +224,7 @@ class SpeculativeDecoder:
         the host knows it.
         """
         watch = Stopwatch(self._clock)
-        tree = self.policy.draft(state, drafter, rng)
+        tree: Any = self.policy.draft(state, drafter, rng)
         if not tree.on_device:  # a policy that looks at every draw
             check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nde_talf.decoding.readout import optional
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -166,13 +168,13 @@ class Window(NamedTuple):
 
 def layer_kinds(config: "PretrainedConfig") -> set[str]:
     """The kinds of attention of a model's layers, in transformers' words."""
-    if kinds := getattr(config, "layer_types", None):
+    if kinds := optional(config, "layer_types"):
         return set(kinds)
     # Older families have one kind and no list. A key that the family does not know (in a file of
     # another one) does nothing.
-    sliding = getattr(config, "sliding_window", None) and hasattr(type(config), "sliding_window")
+    sliding = optional(config, "sliding_window") and hasattr(type(config), "sliding_window")
     return {
-        "sliding_attention" if sliding and getattr(config, "use_sliding_window", True) else FULL
+        "sliding_attention" if sliding and optional(config, "use_sliding_window", True) else FULL
     }
 
 
@@ -183,8 +185,7 @@ def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
     """
     kinds = layer_kinds(config)
     sizes = {
-        kind: getattr(config, _SIZES[kind], None) if kind in _SIZES else None
-        for kind in sorted(kinds)
+        kind: optional(config, _SIZES[kind]) if kind in _SIZES else None for kind in sorted(kinds)
     }
     found = {
         kind: Window(size, kind == "chunked_attention") if size else None

@@ -158,7 +158,7 @@ class Mixed(TreePolicy):
         self.seconds = 0.0  # of `elsewhere`, where it takes time to choose
 
     @property
-    def draft_setting(self) -> Any:
+    def draft_setting(self) -> Any:  # type: ignore[override]
         """What the draft is warped with where the decoder says "auto": what fits `elsewhere`."""
         setting = self.elsewhere.draft_setting
         return None if setting == AUTO and self.elsewhere.trees != "top_k" else setting

@@ -23,7 +23,7 @@ from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.masks import FULL, WINDOW_KEYS, layer_kinds, windows
 from nde_talf.decoding.names import FORWARDS
-from nde_talf.decoding.readout import Readout, scale_and_cap
+from nde_talf.decoding.readout import Readout, optional, scale_and_cap
 from nde_talf.decoding.session import TreeSession
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class CausalModel:
         self.vocab_size = self._rows = len(self.lm_head.weight)
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
-        padding = getattr(config, "pad_token_id", None)
+        padding = optional(config, "pad_token_id")
         self._unknown = (
             padding
             if isinstance(padding, int) and 0 <= padding < self._embedded
@@ -130,7 +130,7 @@ class CausalModel:
 
         Quantised weights stay where they were loaded: raises UserError for another device.
         """
-        if getattr(self.module, "is_quantized", False):
+        if optional(self.module, "is_quantized", False):
             asked = torch.device(device)
             if asked.type != self.device.type or asked.index not in (None, self.device.index):
                 raise UserError(
@@ -166,7 +166,7 @@ class CausalModel:
 
         After `match`, weight and bias are views of the rows that model and target share.
         """
-        weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
+        weight, bias = self.lm_head.weight, optional(self.lm_head, "bias")
         if self.vocab_size < len(weight):
             weight, bias = (
                 weight[: self.vocab_size],
@@ -212,7 +212,7 @@ class CausalModel:
         """
         if not layers:
             return self.hidden
-        blocks = getattr(self.body, "layers", ())
+        blocks = optional(self.body, "layers", ())
         if len(blocks) != self.layers or not 0 <= min(layers) <= max(layers) <= self.layers:
             raise UserError(
                 f"{self.name}: no features of its layers {', '.join(map(str, layers))} can be"
@@ -336,7 +336,7 @@ class CausalModel:
         before = [token % self.vocab_size for token in range(longer)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
-        sizes = {key: size for key in WINDOW_KEYS if (size := getattr(self.config, key, None))}
+        sizes = {key: size for key in WINDOW_KEYS if (size := optional(self.config, key))}
         try:
             for key in sizes:
                 setattr(self.config, key, 3)
@@ -400,7 +400,7 @@ def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
     """
     config = model.config.get_text_config()
     kinds = layer_kinds(config)
-    if getattr(model, "_is_stateful", False) or kinds & {
+    if optional(model, "_is_stateful", False) or kinds & {
         "linear_attention",
         "conv",
         "hybrid",
@@ -413,14 +413,14 @@ def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
             f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
             " rows see"
         )
-    if "local" in getattr(config, "attention_layers", ()):
+    if "local" in optional(config, "attention_layers", ()):
         return (
             "its local layers count slots of the cache, not positions, which a tree's rows would"
             " shift"
         )
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
-    if (attention := getattr(config, "_attn_implementation", None)) not in (None, "sdpa", "eager"):
+    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
         return (
             f"its attention is {attention}, which takes no mask of one row a token (load it with"
             " attn_implementation='sdpa')"
@@ -432,8 +432,8 @@ def _context(config: "PretrainedConfig") -> int:
     """How many positions there are on which a token's logits depend on the tokens before it alone,
     not on the pass.
     """
-    context: int = getattr(config, "max_position_embeddings", 1 << 30)
-    rope = getattr(config, "rope_parameters", None) or {}
+    context: int = optional(config, "max_position_embeddings", 1 << 30)
+    rope = optional(config, "rope_parameters") or {}
     if (
         rope.get("rope_type") == "longrope"
     ):  # all angles of a pass change once it reaches beyond these positions

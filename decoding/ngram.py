@@ -233,5 +233,5 @@ class NgramDrafter(Drafter):
 
 def statistics(drafter: Any) -> dict[int, Tested]:
     """By size of the match, what an n-gram drafter or a mixed one has drafted; empty for others."""
-    ngram = getattr(drafter, "ngram", None)
-    return dict(sorted(ngram.tested.items())) if isinstance(ngram, NgramDrafter) else {}
+    ngram = drafter.ngram if isinstance(drafter, Drafter) else None
+    return dict(sorted(ngram.tested.items())) if ngram is not None else {}

@@ -7,7 +7,7 @@ Gemma 2:      30 tanh(W h / 30)  final_logit_softcapping = 30
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _FACTORS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 _DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+
+
+def optional(owner: Any, name: str, default: Any = None) -> Any:
+    """Read a field that not every transformers configuration or module has."""
+    return getattr(owner, name, default)
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,10 @@ def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
     """A `Readout`'s scale and cap, as a model's text configuration says."""
     scale = 1.0
     for name in _FACTORS:
-        scale *= getattr(config, name, None) or 1.0
+        scale *= optional(config, name) or 1.0
     for name in _DIVISORS:
-        divisor = getattr(config, name, None) or 1.0
+        divisor = optional(config, name) or 1.0
         scale = (
             scale * divisor if config.model_type == "hyperclovax" else scale / divisor
         )  # its logits_scaling is a factor
-    return scale, getattr(config, "final_logit_softcapping", None)
+    return scale, optional(config, "final_logit_softcapping")

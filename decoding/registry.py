@@ -253,10 +253,11 @@ def rule(
     def decorate(thing: T) -> T:
         from nde_talf.decoding.verifier import Verifier
 
+        made: Any = thing
         if isinstance(thing, type):
-            verifier = Verifier.of_rule(name, thing(**options), frozenset(trees), labels)
+            verifier = Verifier.of_rule(name, made(**options), frozenset(trees), labels)
         else:
-            function: Any = partial(thing, **options) if options else thing  # type: ignore[arg-type]
+            function = partial(made, **options) if options else made
             device = partial(on_device, **options) if on_device and options else on_device
             verifier = Verifier(name, function, frozenset(trees), device, labels)
         VERIFIERS.add(name, title)(verifier)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
 from nde_talf.decoding.forward.product import product
+from nde_talf.decoding.readout import optional
 
 
 class NotNative(Exception):
@@ -37,7 +38,7 @@ class Norm:
 
     def __init__(self, module: nn.Module, added: bool):
         self.own = cast("nn.Parameter", module.weight).detach()
-        self.eps = cast("float", getattr(module, "variance_epsilon", getattr(module, "eps", None)))
+        self.eps = cast("float", optional(module, "variance_epsilon", optional(module, "eps")))
         self.wide = added and self.own.dtype != torch.float32
         self.weight = self.own.float() + 1 if added else self.own
         self.copies = [(self.weight, self.own)] if added else []
@@ -241,5 +242,5 @@ def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
     return (
         F.silu
         if type(module).__name__ in ("SiLU", "SiLUActivation")
-        else getattr(module, "act", module)
+        else optional(module, "act", module)
     )

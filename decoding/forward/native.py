@@ -19,6 +19,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
 from nde_talf.decoding.masks import Window, layer_kinds
+from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, family
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class NativeForward(FusedPass):
         NotNative: the model has something that this pass does not do; also where it was changed so.
     """
 
-    added: ClassVar[bool] = False
+    added = False
     capped_scores: ClassVar[bool] = False
 
     def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
@@ -131,12 +132,12 @@ class NativeForward(FusedPass):
     def _parts(self) -> list[DecoderLayer | Norm]:
         body, config = self.body, self.config
         self.embedding: Tensor = body.embed_tokens.weight.detach()
-        scale = getattr(body.embed_tokens, "embed_scale", None)
+        scale = optional(body.embed_tokens, "embed_scale")
         self.embedding_scale = None if scale is None else float(scale.to(self.embedding.dtype))
-        listed = getattr(config, "layer_types", None)
+        listed = optional(config, "layer_types")
         kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
         heads, shared = config.num_attention_heads, config.num_key_value_heads
-        cap = getattr(config, "attn_logit_softcapping", None) if self.capped_scores else None
+        cap = optional(config, "attn_logit_softcapping") if self.capped_scores else None
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [
@@ -234,9 +235,9 @@ def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | Non
     """Why a model has no native pass, as far as its configuration says; None if it may."""
     if len({weight.device for weight in module.parameters()}) > 1:
         return "its weights lie on several devices"
-    if getattr(module, "is_quantized", False):
+    if optional(module, "is_quantized", False):
         return "its weights are quantised"
-    if getattr(config, "use_bidirectional_attention", False):
+    if optional(config, "use_bidirectional_attention", False):
         return "its attention looks ahead"
     ropes = config.rope_parameters or {}
     parts = [own for own in ropes.values() if isinstance(own, dict)] or [ropes]
