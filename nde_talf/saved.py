@@ -79,7 +79,8 @@ def save(speculation: Speculation, folder: Path) -> Path:
         UserError: the folder is there already, or draft or selector are objects of this process,
             which have no folder.
     """
-    draft, selector, rules = speculation.draft, speculation.selector, ()
+    draft, selector = speculation.draft, speculation.selector
+    rules: tuple[str, ...] = ()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"save: {folder} is there already; give a new folder.")
     _check_folders(speculation)
@@ -87,7 +88,7 @@ def save(speculation: Speculation, folder: Path) -> Path:
     copied = {HEAD: draft} if head else {}
     if selector:
         copied[SELECTOR] = selector
-        rules = Selector.from_pretrained(selector).schema.verifiers
+        rules = Selector.from_pretrained(str(selector)).schema.verifiers
     settings = {
         "format": FORMAT.number,
         "draft": HEAD if head else str(draft),

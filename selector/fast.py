@@ -31,9 +31,10 @@ class FastSelector:
         # A layer norm takes the mean over the outputs away: so does a centred projection.
         self._projections = [
             (layer.weight - layer.weight.mean(0), layer.bias - layer.bias.mean())
-            for layer, _ in network.projections
+            for layer in network.projections.modules()
+            if isinstance(layer, nn.Linear)
         ]
-        norms = [norm for _, norm in network.projections]
+        norms = [norm for norm in network.projections.modules() if isinstance(norm, nn.LayerNorm)]
         gains = np.concatenate([norm.weight.numpy() for norm in norms])
         shifts = np.concatenate([norm.bias.numpy() for norm in norms])
         self._epsilon, self._width = norms[0].eps, schema.width

@@ -77,7 +77,10 @@ class NeuralPolicy(TreePolicy):
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
         """What drafts were warped with in training; None: as the target is."""
         setting = self.selector.schema.draft_setting
-        return SamplingSetting(*setting) if setting else None
+        if not setting:
+            return None
+        temperature, top_p = setting
+        return SamplingSetting(temperature, top_p)
 
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
         """Warn where a decoder differs from what the selector was trained with.
@@ -85,7 +88,8 @@ class NeuralPolicy(TreePolicy):
         Its text stays lossless, but the trees are chosen for others.
         """
         schema = self.selector.schema
-        for role, model in (("target", target), ("draft", drafter and drafter.model)):
+        draft = None if drafter is None else drafter.model
+        for role, model in (("target", target), ("draft", draft)):
             if (
                 role in schema.pair
                 and model is not None

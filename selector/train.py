@@ -251,7 +251,9 @@ def fit_selector(
         roots = [TensorDataset(torch.arange(len(split))) for split in (training, validation)]
         # With one replica this sampler is a plain shuffle whose order is a pure function of (seed,
         # epoch); with more, Lightning puts in its own.
-        order = DistributedSampler(roots[0], num_replicas=1, rank=0, seed=config.seed)
+        order: DistributedSampler = DistributedSampler(
+            roots[0], num_replicas=1, rank=0, seed=config.seed
+        )
         alone, batch = config.devices == 1, -(-config.batch // config.devices)
         loader = DataLoader(roots[0], batch, sampler=order if alone else None, shuffle=not alone)
         held_out = DataLoader(roots[1], len(validation))
