@@ -71,8 +71,23 @@ class SpeculativeDecoder:
     """What to note of the target at every committed token."""
 
     def __post_init__(self) -> None:
-        target, drafter, policy = self.target, self.drafter, self.policy
+        target, drafter = self.target, self.drafter
         rule = VERIFIERS[self.verifier] if isinstance(self.verifier, str) else self.verifier
+        self.verify = rule
+        self._layers = () if drafter is None else drafter.feature_layers
+        self._check_models()
+        check_compatible(self.policy.trees, rule)
+        self.draft_setting = setting = self._asked_setting()
+        self.policy.check_decoder(target, drafter, None if setting == MATCH else setting)
+        contexts = [model.max_context for model in (target, drafter) if model is not None]
+        self.max_context = min([*contexts, self.static.context] if self.static else contexts)
+        on_cuda = target.device.type == "cuda"
+        self._clock = self._clock_of_device if self.timed and on_cuda else self.clock
+        on_device = asynchronous(target.device) if self.device is None else self.device
+        self.device = on_device and rule.on_device is not None and self._keeps_on_device()
+
+    def _check_models(self) -> None:
+        target, drafter = self.target, self.drafter
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's"
@@ -80,28 +95,22 @@ class SpeculativeDecoder:
                 " they share one and differ in padding alone, call match(target.vocab_size) on the"
                 " draft model first."
             )
-        check_compatible(policy.trees, rule)
-        asked = AUTO if self.draft_setting is None else self.draft_setting
-        if not isinstance(asked, SamplingSetting):
-            asked = read_draft_temperature(asked, "draft_setting")
-        setting = (policy.draft_setting or MATCH) if asked == AUTO else asked
-        policy.check_decoder(target, drafter, None if setting == MATCH else setting)
-        self.draft_setting, self.verify = setting, rule
-        self._layers = () if drafter is None else drafter.feature_layers
         if self.static and self._layers and target.native is None:
             raise UserError(
                 "static shapes: the drafter takes features of the target's layers"
                 f" {', '.join(map(str, self._layers))}, which hooks collect outside a graph. Switch"
                 " static shapes off, or use a head with draft.features=final."
             )
-        contexts = [model.max_context for model in (target, drafter) if model is not None]
-        self.max_context = min([*contexts, self.static.context] if self.static else contexts)
-        on_cuda = target.device.type == "cuda"
-        self._clock = self._clock_of_device if self.timed and on_cuda else self.clock
-        on_device = asynchronous(target.device) if self.device is None else self.device
-        fits = drafter is None or drafter.on_device
-        fits &= self.process is None or self.process.textless
-        self.device = on_device and rule.on_device is not None and fits
+
+    def _asked_setting(self) -> SamplingSetting | str:
+        asked = AUTO if self.draft_setting is None else self.draft_setting
+        if not isinstance(asked, SamplingSetting):
+            asked = read_draft_temperature(asked, "draft_setting")
+        return (self.policy.draft_setting or MATCH) if asked == AUTO else asked
+
+    def _keeps_on_device(self) -> bool:
+        fits = self.drafter is None or self.drafter.on_device
+        return fits and (self.process is None or self.process.textless)
 
     def generate(
         self,
