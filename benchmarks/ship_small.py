@@ -47,7 +47,9 @@ def ship(out: Path, state: Path, models: dict[str, Path], head: Path | None = No
         model = (
             weights(where, RecipeConfig(), len(text.tokenizer))
             if where.is_file()
-            else AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+            else AutoModelForCausalLM.from_pretrained(
+                where, dtype=torch.float32, trust_remote_code=False
+            )
         )
 
         def save(path: Path, model: torch.nn.Module = model) -> None:

@@ -67,7 +67,12 @@ def repeated(texts: list[str]) -> float:
 def losses(folder: Path, tokenizer, draft: bool) -> list[str]:
     """Return rows by domain: nats a token, bits a byte, and the overlap with the draft."""
     roles = (TARGET, DRAFT) if draft else (TARGET,)
-    models = [AutoModelForCausalLM.from_pretrained(folder / r, dtype=torch.float32) for r in roles]
+    models = [
+        AutoModelForCausalLM.from_pretrained(
+            folder / r, dtype=torch.float32, trust_remote_code=False
+        )
+        for r in roles
+    ]
     lines = []
     for domain, rows in shipped_rows(folder).items():
         if domain == TRAIN:
@@ -86,7 +91,7 @@ def losses(folder: Path, tokenizer, draft: bool) -> list[str]:
 
 def card(folder: Path, note: str) -> str:
     """Return the card of the pair in `folder`."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(folder / TARGET, trust_remote_code=False)
     prompts = [p.text for p in shipped_prompts(folder=folder) if p.kind == CODE][:PROMPTS]
     engine = TransformersEngine(CausalModel.load(str(folder / TARGET)))
     ids, setting = tokenizer(prompts)["input_ids"], SamplingSetting(TEMPERATURE)

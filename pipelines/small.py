@@ -111,7 +111,7 @@ def _train(config: SmallConfig, text: "Text") -> None:
 
     module = RecipeModel(config.recipe(), len(text.tokenizer))
     if config.weights:
-        begun = AutoModelForCausalLM.from_pretrained(config.weights)
+        begun = AutoModelForCausalLM.from_pretrained(config.weights, trust_remote_code=False)
         module.model.load_state_dict(begun.state_dict())
     _leg(config, text, module, config.folder / TARGET)
 
@@ -148,7 +148,9 @@ def _draft(config: SmallConfig, text: "Text") -> None:
     folder = finished[-1]
     own = samples(folder / TARGET, folder / "samples.safetensors", text.train, config.samples)
     rows = torch.cat([own, text.train[-3 * config.samples :]])
-    teacher = AutoModelForCausalLM.from_pretrained(folder / TARGET, dtype=torch.float32)
+    teacher = AutoModelForCausalLM.from_pretrained(
+        folder / TARGET, dtype=torch.float32, trust_remote_code=False
+    )
     hidden, steps = config.draft_hidden, config.draft_steps
     shape = {"hidden": hidden, "layers": 1, "heads": hidden // 64, "intermediate": 2 * hidden}
     settings = config.recipe(**shape, warm_up=50, steps=steps, decay_from=steps * 3 // 5)

@@ -182,12 +182,12 @@ def test_the_projects_own_name_is_nowhere_a_bare_requirement():
         for line in lines
         if line.startswith("nde")
     ]
-    missing = {*extras["tp"], *extras["docs"]} - {*extras["dev"]}
-    assert not missing, f"dev includes tp and docs: {missing}"
+    missing = {*extras["docs"]} - {*extras["dev"]}
+    assert not missing, f"dev includes docs: {missing}"
     installs = re.compile(r"pip install[^\n`]*\bnde[-_]talf")
     files = [
         path for kind in ("*.md", "*.txt", "*.yml", "Makefile", "*.py") for path in ROOT.glob(kind)
     ]
-    files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").glob("*.py"), ROOT / ".ci/run"]
+    files += [*(ROOT / "docs").rglob("*.md"), ROOT / ".ci/run"]
     assert not [path for path in files if installs.search(path.read_text())]
     assert not re.search(r"^nde", (ROOT / "constraints.txt").read_text(), re.M)

@@ -51,7 +51,7 @@ def prepared(folder: Path, texts: Iterable[Document]) -> Text:
     if not folder.exists():
         everything = sorted(texts, key=lambda document: by_hash(f"order/{document.name}"))
         write_atomically(folder, lambda temporary: _prepare(temporary, everything))
-    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER)
+    tokenizer = AutoTokenizer.from_pretrained(folder / TOKENIZER, trust_remote_code=False)
     rows = load_file(folder / ROWS)
     train = rows.pop("train")
     return Text(tokenizer, train, rows, {d: bytes_a_token(tokenizer, x) for d, x in rows.items()})

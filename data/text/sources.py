@@ -141,9 +141,8 @@ def documents(
 def of_file(name: str, text: str, digest: str) -> Iterator[Document]:
     """Yield the documents of one source: its code, and perhaps its docstrings as a manual."""
     if name.endswith(TOPICS):
-        topics: dict[str, dict[str, str]] = {}
-        exec(compile(text, name, "exec"), topics)
-        for topic, page in sorted(topics["topics"].items()):
+        assigned = next(each for each in ast.parse(text).body if isinstance(each, ast.Assign))
+        for topic, page in sorted(ast.literal_eval(assigned.value).items()):
             for block_name, block in _blocks(page, topic):
                 yield _by_content(block_name, MANUAL, block)
         return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from dataclasses import field as dataclass_field
 from functools import cache, wraps
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -113,7 +113,7 @@ def validated(content: Mapping[str, Any], schema: type[T]) -> T:
             value and what is allowed.
     """
     try:
-        return _adapter(schema).validate_python(content)
+        return cast(T, _adapter(cast(Any, schema)).validate_python(content))
     except ValidationError as error:
         raise UserError(explained(error, schema, content)) from error
 
@@ -184,7 +184,7 @@ def shown(value: Any) -> str:
 def keys(schema: type, prefix: str = "") -> Iterator[str]:
     """List all keys of nested settings, groups too, such as `data.sets.NAME.source`."""
     hints = get_type_hints(schema)
-    for each in fields(schema):  # type: ignore[arg-type]
+    for each in fields(schema):
         hint, key = hints[each.name], prefix + each.name
         yield key
         for inner in _settings_in(hint):

@@ -7,37 +7,17 @@ import re
 import sys
 
 import pytest
-import torch
 
 from benchmarks import decode, timing
 from benchmarks.timing import doubts, rate
-from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.prompts import Prompt
-from nde_talf.draft_training.export import save_head
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
-from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
 
 pytestmark = pytest.mark.slow
 
 V = 40
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run's folder with a pair of random Llamas, a head and ten prompts."""
-    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    target, draft = tiny_pair(V, hidden=32, layers=2)
-    for role, model in (("target", target), ("draft", draft)):
-        model.module.save_pretrained(folder / "pair" / role)
-    save_head(random_head(target), folder / "draft" / "export")
-    prompts = [Prompt(str(i), "code", "", [(7 * i + j) % V for j in range(6)]) for i in range(10)]
-    rows = torch.zeros(2, 8, dtype=torch.long)
-    Pair(folder / "pair").write("target", "draft", prompts, 4, rows, rows)
-    return folder
 
 
 @pytest.fixture

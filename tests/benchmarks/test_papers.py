@@ -5,8 +5,6 @@ from importlib import import_module
 
 import pytest
 
-from tests.benchmarks.test_benchmarks import run  # noqa: F401 (a fixture)
-
 pytestmark = pytest.mark.slow
 
 PAPERS = {
@@ -17,7 +15,7 @@ PAPERS = {
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_paper_prints_its_tables(run, paper, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_paper_prints_its_tables(run, paper, tmp_path, monkeypatch, capsys):
     options, words = PAPERS[paper]
     shared = ["--run", run, "--prompts", 1, "--new-tokens", 6, "--out", tmp_path]
     monkeypatch.setattr(sys, "argv", [paper, *map(str, shared), *options])

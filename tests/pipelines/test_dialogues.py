@@ -6,12 +6,15 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import Dialogue, in_order
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.dialogues.token_rows import PADDING, TokenRows
 from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import END_OF_TEXT, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
@@ -39,7 +42,9 @@ def folders(tmp_path, tokenizer):
     target = tiny_target(vocabulary=len(tokenizer))
     target.module.generation_config.eos_token_id = tokenizer.eos_token_id
     target.module.save_pretrained(tmp_path / "pair/target")
-    (tmp_path / "pair/pair.json").write_text(json.dumps({"target": "target", "draft": "none"}))
+    rows = torch.zeros(2, 8, dtype=torch.long)
+    prompts = [Prompt(str(i), "text", "", [i]) for i in range(4)]
+    Pair(tmp_path / "pair").write("target", None, prompts, 2, rows, rows)
     return {"pair": tmp_path / "pair", "draft": tmp_path / "draft"}
 
 
