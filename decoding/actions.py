@@ -1,5 +1,4 @@
-"""The action space of delayed trees (Definition 5.2 and Eq. 8, NDE paper) and which actions are the
-same tree.
+"""Actions of delayed trees (Definition 5.2 and Eq. 8, NDE paper), and which of them are equal.
 
 An action (K, L1, L2) drafts a trunk of L1 tokens, then K branches of L2. Any K at L2 = 0 is the
 bare trunk, and K = 1 is a single path of L1 + L2, however it is split: 4 x 9 x 9 = 324 actions are
@@ -27,8 +26,9 @@ class Action(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Tokens of the target pass, root included, if no two draws coincide (Eq. 11's 1 + L1 + K
-        L2).
+        """Return the tokens of a target pass, root included, if no two draws coincide.
+
+        Eq. 11 of the NDE paper: 1 + L1 + K L2.
         """
         return 1 + self.l1 + self.k * self.l2
 
@@ -40,7 +40,7 @@ def canonical(action: Action) -> Action:
 
 
 def action_space(k: int, l1: int, l2: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """All actions up to (k, l1, l2), and the distinct trees among them (canonical, sorted)."""
+    """List all actions up to (k, l1, l2), and the distinct trees among them (canonical, sorted)."""
     actions = tuple(Action(*a) for a in product(range(1, k + 1), range(l1 + 1), range(l2 + 1)))
     return actions, tuple(sorted({canonical(a) for a in actions}))
 

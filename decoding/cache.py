@@ -1,5 +1,6 @@
-"""A key/value cache whose rows are slots: written in place, rolled back by length, compacted by
-gathering rows.
+"""Key/value cache whose rows are slots.
+
+Rows are written in place, rolled back by length and compacted by gathering.
 
 It knows nothing about trees. Transformers' models write through it. There are two kinds of layers.
 Growing ones of one shape lie in one tensor, so that a gather is one operation; it is made as large
@@ -21,8 +22,9 @@ _FIRST_CAPACITY = 256
 
 
 class Slots:
-    """Keys and values of up to `layers` layers of one shape: states [2 layers, B, heads, capacity,
-    head_dim].
+    """Keys and values of up to `layers` layers of one shape, in one tensor.
+
+    `states` is [2 layers, B, heads, capacity, head_dim].
     """
 
     def __init__(self, layers: int, expected: int):
@@ -32,15 +34,16 @@ class Slots:
         self.members: list[weakref.ref[SlotLayer]] = []
 
     def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
-        """Whether such keys and values of `layer` lie here."""
+        """Return True if these keys and values of `layer` fit this tensor's shape and device."""
         pairs = ((layer.keys, keys), (layer.values, values))
         return self.states is None or all(
             own.shape[1::2] == new.shape[1::2] and own.device == new.device for own, new in pairs
         )
 
     def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:
-        """Make room for `needed` slots of such keys and values [B, heads, n, width]; what is there
-        stays.
+        """Make room for `needed` slots of such keys and values [B, heads, n, width].
+
+        The slots in use keep their content.
         """
         batch, heads, _, width = keys.shape
         old = self.states
@@ -67,8 +70,9 @@ class Slots:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values [B, heads, capacity, head_dim], of which the first `length` slots
-    are in use.
+    """Keys and values [B, heads, capacity, head_dim] of one layer.
+
+    The first `length` slots are in use.
     """
 
     is_sliding = False
@@ -84,6 +88,7 @@ class SlotLayer(CacheLayerMixin):
         slots.members.append(weakref.ref(self))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take over type and device, and reserve room for the first keys and values."""
         self.dtype, self.device = key_states.dtype, key_states.device
         if not self.slots.fits(self, key_states, value_states):
             self.slots = Slots(1, self.slots.expected)
@@ -95,6 +100,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, n, head_dim]; return all that the layer holds."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self.length, self.length + key_states.shape[-2]
@@ -106,12 +112,15 @@ class SlotLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (number of slots after a pass over `query_length` rows, offset 0)."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
+        """Return the number of slots in use."""
         return self.length
 
     def get_max_length(self) -> int:
+        """Return -1: the layer has no maximal length."""
         return -1
 
 
@@ -129,6 +138,7 @@ class FixedLayer(CacheLayerMixin):
         self.target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate `target.capacity` slots at a fixed address."""
         # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold
         # need not be 0.
         both = key_states, value_states
@@ -144,6 +154,7 @@ class FixedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, heads, n, head_dim] to the slots; return what rows see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys.index_copy_(2, self.target.slots, key_states)
@@ -153,18 +164,22 @@ class FixedLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (number of slots that a pass is shown, offset 0)."""
         return (query_length if self.target.alone else self.target.capacity), 0
 
     def get_seq_length(self) -> int:
+        """Return 0, since positions and masks are given."""
         return 0  # positions and masks are given
 
     def get_max_length(self) -> int:
+        """Return the fixed capacity in slots."""
         return self.target.capacity
 
 
 class WriteTarget:
-    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first
-    ones, which see only themselves.
+    """Slots [n] that a pass over fixed layers writes to.
+
+    alone: the rows are a sequence's first ones, which see only themselves.
     """
 
     def __init__(self, capacity: int):
@@ -207,7 +222,7 @@ class KVCache(Cache):
         return self._growing[0].length if self.layers else 0
 
     def columns(self, count: int) -> int:
-        """How many slots a pass over `count` rows is shown, its own ones included."""
+        """Return how many slots a pass over `count` rows is shown, these rows included."""
         if self.target is None:
             return self.length + count
         return count if self.target.alone else self.target.capacity
@@ -220,10 +235,10 @@ class KVCache(Cache):
         return layer
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
-        """Of growing layers, keep the first `length` slots and after them, in this order, `slots`;
-        drop everything else.
+        """Keep the first `length` slots of growing layers, then `slots` in this order.
 
-        Slots that lie there already (length, length + 1, ...) are not moved.
+        Everything else is dropped. Slots that lie there already (length, length + 1, ...) are not
+        moved.
         """
         inside = 0
         while inside < len(slots) and slots[inside] == length + inside:
@@ -259,8 +274,9 @@ class KVCache(Cache):
         return positions if self.target.alone else self.positions
 
     def copies(self, count: int, length: int) -> "KVCache":
-        """An independent cache that holds the first `length` slots of growing layers of one
-        sequence `count` times.
+        """Copy the first `length` slots of growing layers, `count` times, into a new cache.
+
+        This cache has to hold one sequence.
         """
         copied = KVCache()
         for index, layer in enumerate(self._growing):
@@ -273,7 +289,7 @@ class KVCache(Cache):
         return copied
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:
-        """Where the next pass over fixed layers writes; see `WriteTarget`."""
+        """Set where the next pass over fixed layers writes; see `WriteTarget`."""
         assert self.target is not None
         self.target.slots, self.target.alone = slots, alone
 

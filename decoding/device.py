@@ -13,8 +13,9 @@ from torch import Tensor
 
 
 def asynchronous(device: torch.device) -> bool:
-    """Whether the device works while the host goes on, so that the host should not ask it for
-    numbers.
+    """Return True if the device works while the host goes on.
+
+    The host should not ask such a device for numbers.
     """
     return device.type == "cuda"
 
@@ -43,8 +44,9 @@ def number(row: Any, index: int) -> float:
 
 
 def free_memory() -> None:
-    """Give back what nothing refers to any more: a model's parts refer to one another, and CUDA's
-    allocator keeps blocks.
+    """Release unused memory.
+
+    A model's parts refer to one another, and CUDA's allocator keeps blocks.
     """
     gc.collect()
     if torch.cuda.is_available():

@@ -1,8 +1,7 @@
-"""A draft tree whose tokens stay on the device until the step ends, so that a step needs one
-device-to-host copy.
+"""Draft tree whose tokens stay on the device, so that a step needs one device-to-host copy.
 
-The host knows how many nodes there are and how deep they may lie. Every draw is a node of its own,
-since whether a token was drawn again is known on the device alone: `first` says so there. In a tree
+The host knows the number of nodes and how deep they may lie. Every draw is a node of its own,
+since only the device knows if a token was drawn again: `first` marks it there. In a tree
 that beam search picked, even the parents are known on the device alone.
 """
 
@@ -61,9 +60,7 @@ class DeviceTree:
         self.rule: Any = None
 
     def ranked(self, tokens: Tensor, parents: Tensor, depth: int) -> "DeviceTree":
-        """The tree of the same root and of different `tokens` [N], whose `parents` [N] were found
-        on the device.
-        """
+        """Return the tree of this root with `tokens` [N] and `parents` [N] from the device."""
         tree, count = copy(self), len(tokens)
         tree.tokens, tree.parents, tree.depth, tree.max_draws = (
             tokens,
@@ -99,7 +96,7 @@ class DeviceTree:
         return list(range(self.starts[-1], len(self)))
 
     def draw(self, counts: int | Sequence[int], rng: Rng) -> None:
-        """So many i.i.d. draws at every tip, whose q have to be there."""
+        """Add so many i.i.d. draws at every tip; the tips' q have to be there."""
         counts = [counts] * len(self.tips) if isinstance(counts, int) else counts
         start, drawn_at = (
             self.starts[-1],
@@ -114,11 +111,11 @@ class DeviceTree:
     def pick(
         self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
     ) -> None:
-        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m,
-        V]: different ones, while there is mass in q.
+        """Add different children at every tip, as many as its count.
 
-        With them the mass [m, most] that each was drawn from, or None for tokens that were not
-        drawn.
+        `take` gets rows of q [m, V] and returns tokens [m, most] that differ while there is mass in
+        q,
+        and the mass [m, most] that each was drawn from, or None for tokens that were not drawn.
         """
         wanted, most = (
             [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count],
@@ -153,12 +150,13 @@ class DeviceTree:
 
     @property
     def topology(self) -> Tensor:
-        """What a session has to know of the rows of this tree: which each one sees."""
+        """Return which rows of this tree each row sees, as a session asks for it."""
         return self.sees
 
     def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[Tensor, Tensor]:
-        """The tokens [n] of `nodes`, and which rows of a session they see [n, m], the n included;
-        the session holds all nodes between the root and these, in order.
+        """Return the tokens [n] of `nodes`, and the rows [n, m] that they see, the n included.
+
+        The session holds all nodes between the root and these, in order.
         """
         at = slice(nodes[0], nodes[-1] + 1)
         return self.tokens[at], self.sees[at, 1 : at.stop]
@@ -173,8 +171,11 @@ class DeviceTree:
         self.logits = None if feature_setting(setting) == setting else logits
 
     def commit(self, end: Tensor, token: Tensor) -> "DeviceAccepted":
-        """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1]
-        after it.
+        """Return what a verdict commits: the path to the last accepted node, and a token after it.
+
+        Args:
+            end: [1], the last accepted node.
+            token: [1], the token after it.
         """
         if self.logits is not None:
             self.logits = self.logits.index_select(0, end)
@@ -183,7 +184,7 @@ class DeviceTree:
         )
 
     def to_host(self) -> DraftTree:
-        """The same tree on the host, with repeated draws merged. Waits for the device."""
+        """Copy the tree to the host, with repeated draws merged. Waits for the device."""
         parts = [
             self.tokens,
             self.parents,
@@ -206,8 +207,10 @@ class DeviceTree:
 def path_of(
     tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`nodes`, `tokens` and `root` of `DeviceAccepted`, of a tree with these `tokens` [N] and
-    ancestors `sees` [N, N].
+    """Read the path to `end` [1] from a tree with `tokens` [N] and ancestors `sees` [N, N].
+
+    Returns:
+        `nodes`, `tokens` and `root` of `DeviceAccepted`; the last of `tokens` is `token` [1].
     """
     path = sees.index_select(0, end)[0]
     nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: depth + 1]
@@ -219,15 +222,15 @@ def path_of(
 
 
 class DeviceAccepted(NamedTuple):
-    """What a verdict commits of a `DeviceTree`, on the device.
+    """Nodes and tokens of a `DeviceTree` that a verdict commits, on the device.
 
-    What comes after the D + 1 of a shorter path means nothing.
+    Entries after the end of a shorter path are meaningless.
 
     Attributes:
         end: [1]. The last accepted node.
-        token: [1]. The target's own after it; negative where a distribution had no mass.
+        token: [1]. The target's token after it; negative where a distribution had no mass.
         nodes: [D + 1]. From the root to the last accepted node.
-        tokens: [D + 1]. Those of nodes[1:], and the target's own at index `root`.
+        tokens: [D + 1]. Those of nodes[1:], and the target's token at index `root`.
         root: [1]. Index of the next root in `tokens`, which is the number of accepted nodes.
     """
 

@@ -1,4 +1,4 @@
-"""Who proposes tokens: the base class `Drafter`, and the drafter that is a small language model.
+"""Drafters, which propose tokens: the base class, and the one that is a small language model.
 
 A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions
 after drafted nodes (`expand`) and says what was committed (`advance`, then `commit`). What a
@@ -32,10 +32,9 @@ Logits = Callable[[Tensor], Tensor]
 
 
 class DraftPoint:
-    """What the draft knows at one position: its hidden state `hidden` [H_q] and its next-token
-    distribution `q` [V].
+    """Knowledge of the draft at one position: hidden state `hidden` [H_q] and distribution `q` [V].
 
-    Either can be given as a function, which is called when somebody looks.
+    Either can be given as a function, which is called at the first use.
     """
 
     def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
@@ -46,12 +45,14 @@ class DraftPoint:
 
     @property
     def hidden(self) -> Tensor:
+        """Return the hidden state [H_q]."""
         if not isinstance(self._hidden, Tensor):
             self._hidden = self._hidden()
         return self._hidden
 
     @property
     def q(self) -> Tensor:
+        """Return the next-token distribution [V]."""
         if not isinstance(self._q, Tensor):
             self._q = self._q()
         return self._q
@@ -102,6 +103,8 @@ class Drafter:
         """Begin a sequence: `prompt`, then the root `token`.
 
         Args:
+            prompt: token ids before the root.
+            token: token id of the root.
             features: [len(prompt), H], the target's at the prompt.
             setting: what q is warped with; the target's may be another one
                 (`nde_talf.decoding.setting.drafted_under`).
@@ -119,12 +122,13 @@ class Drafter:
         """Take note that the tree is now `tree.subtree(nodes)`: its node i was nodes[i]."""
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
-        """Go on to the new root, with nothing drafted after it: run `accepted.tokens`, the last of
-        which that counts is the new root, at index `accepted.root`.
+        """Go on to the new root, with nothing drafted after it, by running `accepted.tokens`.
 
-        For a `DeviceTree` that is before the host knows how many of them count.
+        The new root is at index `accepted.root`; later tokens do not count. For a `DeviceTree` this
+        runs before the host knows how many of them count.
 
         Args:
+            accepted: what the last step committed.
             features: row i is the target's [H] at the token before accepted.tokens[i].
         """
         raise NotImplementedError
@@ -198,7 +202,7 @@ class SessionDrafter(Drafter):
         return rows[0], rows[1]
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
-        """What the model takes at `nodes`, besides their tokens."""
+        """Return the model's inputs at `nodes` besides their tokens."""
         return {}
 
     def _begin(self, setting: SamplingSetting) -> None:
@@ -211,8 +215,11 @@ class SessionDrafter(Drafter):
         before: DraftPoint | None,
         **inputs: Tensor,
     ) -> None:
-        """Run `tokens`, of which the one at index `root` is the new root; before: the point before
-        the first of them, which a sequence that begins with two or more tokens does not need.
+        """Run `tokens`; the one at index `root` is the new root.
+
+        before: the point before the first token. A sequence that begins with two or more tokens
+        does
+        not need it.
         """
         hidden = self.session.append(tokens, **inputs)
         if isinstance(root, Tensor) and before is not None:
@@ -222,9 +229,7 @@ class SessionDrafter(Drafter):
         self._rows, self._states, found = {}, [hidden[-1:]], list[Tensor]()
 
         def q(row: int) -> Tensor:
-            """At the token before the root (-2) and at the root (-1): both rows, unless the root is
-            asked for first.
-            """
+            """Return q before the root (-2) or at it (-1): both rows, unless the root is first."""
             if row + (len(found[-1]) if found else 0) < 0:
                 text = [] if self.processed is None else self.processed.text
                 found.append(
@@ -288,7 +293,7 @@ class LMDrafter(SessionDrafter):
 
 
 def _row(parts: list[Tensor], row: int) -> Tensor:
-    """torch.cat(parts)[row]"""
+    """Return row `row` of torch.cat(parts) without concatenating."""
     for part in parts:
         if row < part.shape[0]:
             return part[row]

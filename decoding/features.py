@@ -1,7 +1,7 @@
-"""What a selector may know at a root (Appendix E, NDE paper): scalar statistics of p and q, all
-available before the target has run on the root.
+"""Scalar statistics of p and q that a selector may see at a root (Appendix E, NDE paper).
 
-Traces store them offline, the neural policy computes them online, through this one function.
+All are available before the target has run on the root. Traces store them offline, the neural
+policy computes them online, through this one function.
 
 The rows p and q are those that tokens are drawn from, but at temperature 0 unwarped ones
 (`nde_talf.decoding.setting.feature_setting`): there a warped row is one token, so that all
@@ -27,8 +27,9 @@ FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near
 
 
 def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> Tensor:
-    """[..., 6] of distributions [..., V]: H(p_prev), H(q_prev), H(q_root), KL(p||q), KL(q||p), ||p
-    - q||_1 at prev.
+    """Compute six numbers [..., 6] from distributions [..., V] at the root and before it.
+
+    These are H(p_prev), H(q_prev), H(q_root), and at prev KL(p||q), KL(q||p) and ||p - q||_1.
     """
     rows = torch.stack([p_previous, q_previous, q_root], -2)
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)

@@ -1,8 +1,7 @@
-"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape,
-or not a number.
+"""Load a transformers causal LM in full or not at all.
 
-transformers fills missing weights with random numbers, other ones at every load. Here they are an
-error that names them.
+No weight is missing, of another shape, or not a number. transformers fills missing weights with
+random numbers, other ones at every load. Here they are an error that names them.
 """
 
 import importlib.util
@@ -34,18 +33,18 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 def load_module(
     folder: str | Path, device: str, dtype: str, name: str, device_map: str | None = None
 ) -> "PreTrainedModel":
-    """Load the model in `folder` (or of that hub name) on `device`, in `dtype`; or as accelerate's
-    `device_map` says.
+    """Load the model in `folder` (or of that hub name) on `device`, in `dtype`.
 
-    A model with a part for images around a language model is loaded with it. A quantised checkpoint
-    stays as it is stored.
+    device_map: places the parts as accelerate does, in place of `device`. A model with a part for
+    images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
 
     Raises:
         UserError: there is no causal LM; a library that reads its quantised weights is missing; its
             checksums (of a model that this project trained) are not those of its files; a weight is
             missing, has another shape than config.json says, belongs to a layer in which
-            config.json knows of none, or is not a finite number. The message names `name`, the
-            folder and the weights.
+            config.json
+            knows of none, or is not a finite number. The message names `name`, the folder and the
+            weights.
     """
     from transformers import AutoConfig
 
@@ -98,10 +97,10 @@ def load_module(
 
 
 def check_claims(folder: Path, config: "PretrainedConfig") -> None:
-    """Compare the sizes that a config.json claims with the safetensors files beside it, before any
-    of them is allocated.
+    """Compare the sizes that config.json claims with the safetensors files beside it.
 
-    A hub name, and a folder with other weights, is passed over.
+    This happens before anything is allocated. A hub name, and a folder with other weights, is
+    passed over.
 
     Raises:
         ValueError: it claims more layers than there are tensors, or a matrix that is larger than
@@ -138,9 +137,10 @@ def _size(config: "PretrainedConfig", name: str) -> int:
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
-    """The Auto class that makes a language model of `config`, alone or inside one for images, and
-    the attention to load it with: sdpa, or eager where that lacks something (gpt-oss' sinks, Gemma
-    2's soft cap on scores, which sdpa leaves out).
+    """Choose the Auto class that makes a language model of `config`, and its attention.
+
+    The language model may be alone or inside one for images. The attention is sdpa, or eager where
+    that lacks something (gpt-oss' sinks, Gemma 2's soft cap on scores, which sdpa leaves out).
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -173,10 +173,10 @@ def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
 
 
 def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
-    """Of weights that a model did not take, those that show that it is another one: of a layer that
-    it has, or of a decoder layer beyond its last.
+    """List the unexpected weights that belong to a layer that the model has, or beyond its last.
 
-    What lies outside (a tower for images, say) belongs to a larger model around it.
+    They show that the weights are another model's. What lies outside (a tower for images, say)
+    belongs to a larger model around it.
     """
     modules = dict(model.named_modules())
     found = []

@@ -120,8 +120,9 @@ class SpeculativeDecoder:
         rng: Rng,
         stop_tokens: Collection[int] = (),
     ) -> Generation:
-        """Generate `max_new_tokens`, or less: up to and with the first of `stop_tokens`, or until
-        the context is full.
+        """Generate `max_new_tokens`, or fewer.
+
+        It ends with the first of `stop_tokens`, or when the context is full.
         """
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
         for _ in stream:
@@ -149,8 +150,9 @@ class SpeculativeDecoder:
     def stream(
         self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
     ) -> Iterator[First | Step]:
-        """Give the `First` token, of the prefill, then a `Step` for every target pass until the
-        context is full. expected: slots of the target's cache made at the start.
+        """Yield the `First` token, of the prefill, then a `Step` for every target pass.
+
+        It ends when the context is full. expected: slots of the target's cache made at the start.
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         step = self._step_on_device if self.device else self._step_on_host
@@ -229,8 +231,9 @@ class SpeculativeDecoder:
     def _step_on_device(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
     ) -> tuple[Step, DecodingState]:
-        """Do the same, asking the device for numbers once: the draft goes on to the new root before
-        the host knows it.
+        """Run a step that asks the device for numbers once.
+
+        The draft goes on to the new root before the host knows it.
         """
         watch = Stopwatch(self._clock)
         tree: Any = self.policy.draft(state, drafter, rng)

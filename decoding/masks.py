@@ -1,4 +1,4 @@
-"""Which rows of a tree see which: every row sees its ancestors and itself.
+"""Tree masks: every row sees its ancestors and itself.
 
     parents = [-1, 0, 0, 1]         1 . . .
                                     1 1 . .
@@ -50,8 +50,9 @@ def ancestor_mask(parents: Tensor, depth: int | None = None) -> Tensor:
 
 
 def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
-    """The ancestor mask `sees` [N, N] with one row more for each of `parents` [n], which are among
-    the N: [N + n, N + n].
+    """Extend the ancestor mask `sees` [N, N] by a row for each of `parents` [n]: [N + n, N + n].
+
+    The parents are among the N rows.
     """
     fresh = torch.cat(
         [
@@ -69,8 +70,7 @@ _MANY, _SMALL = 512, 64
 
 
 class HostMask:
-    """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the
-    dtype's minimum elsewhere.
+    """Additive mask of a tree that grows on the host: 0 where a row sees, else the dtype's minimum.
 
     It is written through NumPy, as integers of the same bits: one call of torch takes as long as
     ten of these. A row is written when it is asked for, since the rows of a path see all rows
@@ -102,9 +102,9 @@ class HostMask:
         self._written = 0
 
     def of(self, first: int) -> Tensor:
-        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows].
+        """Return the mask [1, 1, n, rows] of the rows from number `first` on over all rows so far.
 
-        Of more than `_SMALL` rows it is overwritten after `clear`.
+        With more than `_SMALL` rows it is overwritten after `clear`.
         """
         if len(self._parents) > _SMALL:
             return self._written_from(first)
@@ -139,8 +139,9 @@ class HostMask:
 
 
 def wide_mask(mask: Tensor, columns: int) -> Tensor:
-    """A mask [..., n, m] about the last m of `columns` slots as one about all of them: every row
-    sees the slots before.
+    """Widen a mask [..., n, m] about the last m of `columns` slots to all of them.
+
+    Every row sees the slots before.
     """
     return F.pad(mask, (columns - mask.shape[-1], 0)) if mask.shape[-1] < columns else mask
 
@@ -152,14 +153,15 @@ WINDOW_KEYS = tuple(_SIZES.values())
 
 
 class Window(NamedTuple):
-    """Of `size` tokens: the last ones, or where `chunked` those of the row's chunk."""
+    """Window over `size` tokens: the last ones, or where `chunked` those of the row's chunk."""
 
     size: int
     chunked: bool = False
 
     def hides(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Whether rows at these positions do not see `columns`, as far as the window goes; both
-        broadcast.
+        """Return True where the window hides `columns` from rows at these positions.
+
+        Both broadcast.
         """
         if self.chunked:
             return rows // self.size != columns // self.size
@@ -197,9 +199,10 @@ def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
 def row_masks(
     windows: dict[str, Window | None], mask: Tensor, rows: Tensor, columns: Tensor, blocked: float
 ) -> Tensor | dict[str, Tensor]:
-    """The mask of each kind of layer, by kind, or the only one.
+    """Return the mask of each kind of layer, by kind, or the only one.
 
     Args:
+        windows: of the layers, by kind; None: such layers have no window.
         mask: additive, what may be seen at all, [B or 1, 1, n, columns].
         rows: positions of the rows, [B, n].
         columns: positions of what the cache holds and of the rows, [B, columns].

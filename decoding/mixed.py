@@ -34,12 +34,11 @@ holds with static shapes.
 
 
 class MixedDrafter(Drafter):
-    """A `Drafter` that asks `ngram` at roots where the text's ending occurs earlier, and `draft`
-    (an LM or a head) at others.
+    """Drafter that asks `ngram` where the text's ending occurs earlier, and `draft` elsewhere.
 
-    The draft does not run while n-grams draft. It catches up in one pass at the next root that is
-    its own. n-grams draft where their estimated rate of acceptance at the root is at least
-    `NgramConfig.min_rate`.
+    `draft` is a language model or a head. It does not run while n-grams draft. It catches up in one
+    pass at the next root that it drafts from. n-grams draft where their estimated rate of
+    acceptance at the root is at least `NgramConfig.min_rate`.
 
     Raises:
         UserError: the two have vocabularies of different sizes.
@@ -104,8 +103,9 @@ class MixedDrafter(Drafter):
         return self.ngram if self.matched else self.draft
 
     def _choose(self) -> None:
-        """Decide who drafts at the new root, and let the draft catch up where it does, or where it
-        is far behind.
+        """Choose who drafts at the new root.
+
+        The draft catches up if it is chosen, or if it is far behind.
         """
         ngram = self.ngram
         self.matched = ngram.size > 0 and ngram.rate(ngram.size) >= ngram.config.min_rate
@@ -132,8 +132,7 @@ class MixedDrafter(Drafter):
 
 
 class Mixed(TreePolicy):
-    """A policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, and the trees of
-    `elsewhere` where the draft does.
+    """Policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, the `elsewhere` trees else.
 
     `verifier` is for the decoder: NSS on trees of n-grams, and `rule` on those of `elsewhere`. NSS
     and greedy matching do for both as well.
@@ -159,7 +158,7 @@ class Mixed(TreePolicy):
 
     @property
     def draft_setting(self) -> Any:  # type: ignore[override]
-        """What the draft is warped with where the decoder says "auto": what fits `elsewhere`."""
+        """Return the draft's setting for "auto": the one that fits `elsewhere`."""
         setting = self.elsewhere.draft_setting
         return None if setting == AUTO and self.elsewhere.trees != "top_k" else setting
 
@@ -177,6 +176,7 @@ class Mixed(TreePolicy):
     def draft(
         self, state: DecodingState, drafter: MixedDrafter, rng: Rng
     ) -> DraftTree | DeviceTree:
+        """Draft with the n-grams if they match, else with the policy `elsewhere`."""
         self.seconds = 0.0
         if drafter.matched:
             return self.ngram.draft(state, drafter.ngram, rng)
@@ -190,4 +190,5 @@ class RuleOfTree(Verifier):
     """Applies the verifier that a tree came with, or else its own rule."""
 
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
+        """Verify with the tree's rule; a tree without one goes to the default rule."""
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)

@@ -1,5 +1,4 @@
-"""A causal language model as decoding sees it: hidden states after the final norm, and logits for
-chosen rows.
+"""Causal language model as decoding sees it: final hidden states, and logits for chosen rows.
 
 It loads a transformers model and checks whether that model can be used: it has to obey a tree mask,
 and its logits have to be those of `Readout`. It knows nothing of caches' contents, trees or
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.layer import NotNative
+from nde_talf.decoding.forward.layer import NotNativeError
 from nde_talf.decoding.forward.native import NativeForward, native_forward
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
@@ -142,8 +141,7 @@ class CausalModel:
         self.device = cast("Tensor", self.module.get_input_embeddings().weight).device
 
     def match(self, rows: int) -> None:
-        """Speak the vocabulary of a target with so many `rows`, as its draft: `vocab_size` and the
-        logits' width become `rows`.
+        """Take over a target's vocabulary size, as its draft: logits get `rows` columns.
 
         For example, Qwen-2.5 0.5B has 151,936 rows and its target of 32B has 152,064, for one
         tokenizer and two amounts of padding. Rows that the model does not have get -inf, so that
@@ -162,7 +160,7 @@ class CausalModel:
 
     @property
     def readout(self) -> Readout:
-        """What makes the logits.
+        """Return the readout that makes the logits.
 
         After `match`, weight and bias are views of the rows that model and target share.
         """
@@ -203,12 +201,16 @@ class CausalModel:
         return states.to(self.device)  # the last layer may lie on another device
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
-        """`hidden` itself, or for some `layers` a function like it whose states [B, n, (1 +
-        len(layers)) H] go on with the residual stream after so many decoder layers, ascending (0:
-        the embeddings), from the same pass: vLLM's numbering of auxiliary hidden states.
+        """Return `hidden`, or a function like it that adds the residual stream after some `layers`.
 
-        It is the same function at every call. Raises UserError if the model's decoder layers are
-        not where Llama has them.
+        Its states are [B, n, (1 + len(layers)) H], from one pass: the hidden states, then the
+        residual
+        stream after so many decoder layers, ascending (0: the embeddings). This is vLLM's numbering
+        of
+        auxiliary hidden states. Every call returns one and the same function.
+
+        Raises:
+            UserError: the model's decoder layers are not where Llama has them.
         """
         if not layers:
             return self.hidden
@@ -222,8 +224,16 @@ class CausalModel:
         return self._readers.setdefault(tuple(layers), partial(self._run, tuple(layers)))
 
     def parts(self, states: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of what `reader(layers)` returned, the hidden states [..., H] and a drafter's features:
-        these, or the layers' [..., len(layers) H] where there are some.
+        """Split the final hidden states from a drafter's features.
+
+        Args:
+            states: [..., (1 + len(layers)) H], returned by `reader(layers)`.
+            layers: those that `reader` got.
+
+        Returns:
+            The hidden states [..., H] and the features: the layers' [..., len(layers) H], or the
+            hidden
+            states if there are no layers.
         """
         if not layers:
             return states, states
@@ -255,10 +265,14 @@ class CausalModel:
         return logits.view(*hidden.shape[:-1], -1)
 
     def _choose(self, forward: str) -> str:
-        """Set `native` where `forward` wants it and its logits are transformers', and check
-        transformers' own pass elsewhere.
+        """Set `native` if `forward` asks for it and its logits agree with transformers'.
 
-        Returns which forward it is, and why. Raises UserError where neither can be used.
+        If it is not used, transformers' forward pass is checked. Returns which forward pass it is,
+        and
+        why.
+
+        Raises:
+            UserError: neither can be used.
         """
         reason = ""
         if forward != "transformers":
@@ -278,7 +292,7 @@ class CausalModel:
                     f"its logits differ from transformers' by {difference:.1g} of the largest, and"
                     f" {bound:g} is allowed"
                 )
-            except NotNative as error:
+            except NotNativeError as error:
                 reason = str(error)
             except _FAULTS as error:
                 reason = f"it failed ({first_line(error)})"
@@ -317,8 +331,9 @@ class CausalModel:
 
     @torch.no_grad()
     def _head_difference(self) -> float:
-        """Largest difference between the module's logits and those that `hidden` and `logits` make,
-        over the largest one.
+        """Return the difference between the module's logits and those of `hidden` and `logits`.
+
+        It is the largest difference, divided by the largest logit.
         """
         probe = torch.arange(4, device=self.device)[None]
         full = self.module(input_ids=probe % self.vocab_size, use_cache=False).logits
@@ -326,10 +341,11 @@ class CausalModel:
 
     @torch.no_grad()
     def _tree_difference(self) -> float:
-        """The same between two branches after a prefix in one pass and each alone in transformers'
-        pass, windows of 3 tokens included.
+        """Return the difference between two branches in one pass and each alone in transformers'.
 
-        On a GPU the prefix is so long that attention goes in two parts there.
+        The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
+        long
+        that attention goes in two parts there.
         """
         tokens = [token % self.vocab_size for token in range(1, 8)]
         longer = min(OPEN, self.max_context - 8) if self.device.type == "cuda" else 0
@@ -358,8 +374,9 @@ class CausalModel:
 
     @torch.no_grad()
     def _far_difference(self) -> float:
-        """The same between `hidden` and transformers' pass where rows at far positions look back at
-        the first ones.
+        """Return the difference between `hidden` and transformers' pass at far positions.
+
+        The far rows look back at the first ones.
         """
         far = min(_FAR, self.max_context - 3)
         positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=self.device)
@@ -377,8 +394,9 @@ class CausalModel:
 
 
 def body_of(model: "PreTrainedModel") -> nn.Module:
-    """What makes hidden states of tokens; of a model with a part for images, say, that which reads
-    text.
+    """Return the module that makes hidden states of tokens.
+
+    In a model with a part for images, say, it is the part that reads text.
     """
     body = cast("nn.Module", model.get_decoder())
     return cast("nn.Module", body.model) if body is model else body
@@ -395,8 +413,9 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
-    """Why a transformers model cannot run several branches in one pass, as far as its configuration
-    says; None if it may.
+    """Tell why a transformers model cannot run several branches in one pass; None if it may.
+
+    Only its configuration is read.
     """
     config = model.config.get_text_config()
     kinds = layer_kinds(config)
@@ -429,8 +448,9 @@ def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
 
 
 def _context(config: "PretrainedConfig") -> int:
-    """How many positions there are on which a token's logits depend on the tokens before it alone,
-    not on the pass.
+    """Return the number of positions at which logits depend only on the tokens before.
+
+    At later positions they would depend on the pass too.
     """
     context: int = optional(config, "max_position_embeddings", 1 << 30)
     rope = optional(config, "rope_parameters") or {}
@@ -446,9 +466,10 @@ def _context(config: "PretrainedConfig") -> int:
 
 
 def _forget_sampling_advice(module: "PreTrainedModel") -> None:
-    """Drop what a model's generation_config.json advises (temperature, repetition penalty, min-p
-    ...) but its special tokens: what is sampled here follows the sampling setting asked for, and
-    nothing else.
+    """Drop the advice of a model's generation_config.json except its special tokens.
+
+    The advice is about temperature, repetition penalty, min-p and the like. Sampling here follows
+    the setting asked for, and nothing else.
     """
     from transformers import GenerationConfig
 

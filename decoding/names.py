@@ -1,5 +1,6 @@
-"""Names of verification rules that a configuration may hold, apart from the rules themselves, which
-need torch.
+"""Names of verification rules that a configuration may hold.
+
+They are apart from the rules themselves, which need torch.
 """
 
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")

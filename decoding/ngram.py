@@ -1,5 +1,4 @@
-"""Drafting without a draft model: what followed the same words earlier in prompt and text (prompt
-lookup).
+"""Drafting without a draft model: continue as earlier in prompt and text (prompt lookup).
 
 Example: after "a b c d a b", the last two tokens occur at the beginning too, where "c d a b"
 follows. So c is drafted, then d. With several earlier occurrences their continuations make a tree,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Match(NamedTuple):
-    """Where a context occurs in the text.
+    """Occurrences of a context in the text.
 
     Attributes:
         size: how many of its last tokens occur there; 0 where there are too few.
@@ -75,8 +74,9 @@ class NgramIndex:
             text.append(token)
 
     def match(self, path: list[int]) -> Match:
-        """The longest ending of the text with `path` after it that occurs in the text, before its
-        last token.
+        """Find the longest ending of the text, followed by `path`, that occurs earlier in the text.
+
+        An occurrence ends before the text's last token.
         """
         ending = (*self.text[-self.config.max_size :], *path)
         for size, latest in self._latest.items():
@@ -89,24 +89,25 @@ class NgramIndex:
         return Match(0, [])
 
     def follow(self, match: Match, token: int) -> Match | None:
-        """The part of `match` where `token` comes next and something after it; None where that is
-        nothing.
-        """
+        """Keep the occurrences that `token` and one more token follow; None if none do."""
         text = self.text
         after = [at + 1 for at in match.after if text[at] == token and at + 1 < len(text)]
         return Match(match.size + 1, after) if after else None
 
     def continuations(self, match: Match) -> list[tuple[int, float]]:
-        """The tokens that come next, each with its fraction of the occurrences: most frequent
-        first, of equals the latest.
+        """List the tokens that come next, each with its fraction of the occurrences.
+
+        The most frequent comes first; of equals, the latest.
         """
         counts = Counter(self.text[at] for at in match.after)
         return [(token, count / len(match.after)) for token, count in counts.most_common()]
 
 
 class Tested(NamedTuple):
-    """What became of the drafts at matches of one size: nodes that were verified with children,
-    those of them where a child was accepted, and all drafted tokens.
+    """Counts of the drafts at matches of one size.
+
+    Attributes are the nodes that were verified with children, those of them where a child was
+    accepted, and all drafted tokens.
     """
 
     nodes: int = 0
@@ -168,16 +169,17 @@ class NgramDrafter(Drafter):
         return self._matches[0].size
 
     def rate(self, size: int) -> float:
-        """Estimated probability that a token drafted at a match of this size is accepted: the
-        fraction in this sequence so far, `size` acceptances and one rejection supposed before it.
+        """Estimate the probability that a token drafted at a match of this size is accepted.
 
-        The longer a match, the more it is trusted.
+        It is the fraction in this sequence so far, with `size` acceptances and one rejection
+        supposed
+        before it. The longer a match, the more it is trusted.
         """
         tested = self.tested.get(size, Tested())
         return (tested.accepted + size) / (tested.nodes + size + 1)
 
     def match(self, tree: DraftTree, node: int) -> Match:
-        """What matches at a node, whose parent was asked for before."""
+        """Return the match at a node; its parent has been asked for before."""
         found = self._matches.get(node)
         if found is None:
             found = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
@@ -232,6 +234,6 @@ class NgramDrafter(Drafter):
 
 
 def statistics(drafter: Any) -> dict[int, Tested]:
-    """By size of the match, what an n-gram drafter or a mixed one has drafted; empty for others."""
+    """Return an n-gram or mixed drafter's counts by size of match; empty for others."""
     ngram = drafter.ngram if isinstance(drafter, Drafter) else None
     return dict(sorted(ngram.tested.items())) if ngram is not None else {}

@@ -16,7 +16,7 @@ LONGEST = 64
 
 @settings("ngram")
 class NgramConfig:
-    """How continuations are looked up in prompt and text, and how large the tree of them is."""
+    """Settings of the look-up of continuations in the text, and of the size of their tree."""
 
     min_size: Annotated[int, Field(ge=1, le=LONGEST)] = 1
     """Tokens that the end of the text must have in common with an earlier part, or nothing is

@@ -26,14 +26,11 @@ class LogitsProcess:
     textless: bool = False
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
-        """What counts in the place of `logits`.
+        """Return the logits [n, V] that count in the place of `logits`.
 
         Args:
             texts: n texts of one length, each a prompt and what follows.
             logits: [n, V], after each of them.
-
-        Returns:
-            [n, V].
         """
         raise NotImplementedError
 
@@ -97,9 +94,9 @@ class Processed:
         return torch.stack(found)
 
     def _possible(self, text: list[int]) -> bool:
-        """Whether the last token may follow the others, as far as these were asked.
+        """Return False if the last token may not follow the others, as far as these were asked.
 
-        What was committed may.
+        Committed tokens may.
         """
         before = tuple(text[:-1])
         if before not in self._rows or len(text) <= len(self.text):

@@ -1,4 +1,4 @@
-"""How a model makes logits from hidden states: lm_head, and what some families do after it.
+"""Readout of logits from hidden states: lm_head, and a family's operations after it.
 
 Llama, Qwen:  W h
 Granite:      W h / 8            logits_scaling = 8 in its configuration

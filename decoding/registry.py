@@ -242,6 +242,8 @@ def rule(
     """Register a verification rule: a `Rule` class, or a function of (tree, rng).
 
     Args:
+        name: by which a configuration selects it.
+        title: one line for listings.
         trees: kinds of tree on which it is lossless and meant to be used: PATHS, DELAYED, IID,
             DISTINCT or EVERY.
         on_device: the function for trees on a device; a `Rule` class needs none.
@@ -270,6 +272,8 @@ def policy(name: str, verifier: str, title: str = "", options_of: Any = None) ->
     """Register a tree policy: a class, or a function that makes one from plain options.
 
     Args:
+        name: by which a configuration selects it.
+        title: one line for listings.
         verifier: the rule that goes with its trees above temperature 0.
         options_of: whose parameters the options are; None: those of what is decorated.
     """

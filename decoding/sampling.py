@@ -30,12 +30,11 @@ _INFINITY = float("inf")
 
 
 def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
-    """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V]
-    under `setting`.
+    """Return the next-token distribution [..., V] of `logits` [..., V] under `setting`.
 
-    Temperature first, then top-k, top-p and min-p (`nucleus`), in transformers' order. Temperature
-    0 gives the one-hot distribution of the first maximum. Logits that are NaN give a row that is
-    NaN somewhere, which `Rng` refuses.
+    It is float32 or float64, and rows sum to 1. Temperature first, then top-k, top-p and min-p
+    (`nucleus`), in transformers' order. Temperature 0 gives the one-hot distribution of the first
+    maximum. Logits that are NaN give a row that is NaN somewhere, which `Rng` refuses.
     """
     probs, total = unnormalised(logits, setting)
     if total is not None:
@@ -66,8 +65,9 @@ def unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Tens
 
 
 class WarpedRow:
-    """warp(logits) of a row [V], made as far as it is looked at: one token's probability needs no
-    normalised row.
+    """Distribution warp(logits) of a row [V], computed as far as it is looked at.
+
+    One token's probability needs no normalised row.
     """
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
@@ -101,8 +101,7 @@ class WarpedRow:
 
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
-    """`probs` without its improbable tokens, the others divided by their sum: top-k, then top-p,
-    then min-p.
+    """Drop improbable tokens of `probs` by top-k, then top-p, then min-p, and divide by the sum.
 
     Tokens are ranked by probability; of equal ones the lower id ranks first. The first n are kept,
     the least of three numbers. For example of 0.4, 0.1, 0.3, 0.2 with top_p = 0.6 the tokens 0 and
@@ -156,9 +155,10 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
 def _last_kept(
     row: np.ndarray, top_p: float, top_k: int, floor: np.floating, exact: bool = False
 ) -> tuple[Any, int, float]:
-    """Of a row [V]: the smallest probability that is kept, how many tokens are, and their sum.
-    floor: what min-p asks for. exact: look at all tokens above it, where those that must suffice do
-    not, since the row's sum is rounded.
+    """Return the cutoff of a row [V], how many tokens pass it, and their mass.
+
+    floor: the smallest probability that min-p keeps. exact: look at all tokens above it. This is
+    needed where the tokens that must suffice do not, since the row's sum is rounded.
     """
     size, outside = len(row), 0.0 if exact else (1 - top_p) / len(row)
     some = (
@@ -179,7 +179,7 @@ def _last_kept(
 
 
 def _nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
-    """The same by sorting all of every row, without a look at the numbers."""
+    """Cut rows by sorting all tokens of each, without a look at the numbers."""
     top, ids = probs.sort(dim=-1, descending=True, stable=True)
     kept = top >= min_p * top[..., :1]
     if top_k:
@@ -207,6 +207,7 @@ class Rng:
 
     @classmethod
     def seeded(cls, seed: int) -> "Rng":
+        """Make a generator on the CPU from a seed."""
         return cls(torch.Generator().manual_seed(seed))
 
     def uniform(self) -> float:
@@ -243,8 +244,11 @@ class Rng:
         return self.uniform() < probability
 
     def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
-        """Draw indices in proportion to `weights` (float32 or float64, >= 0, not all 0, need not
-        sum to 1), by inverse cdf.
+        """Draw indices in proportion to `weights`, by inverse cdf.
+
+        Weights are float32 or float64, >= 0 and not all 0; they need not sum to 1. An index of
+        weight 0
+        is never returned.
 
         An index of weight 0 is never returned.
 
@@ -277,10 +281,13 @@ class Rng:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Where `uniforms` [n, c] in [0, 1) fall in the cumulative sums of `weights` [n, V], in
-    float64, without a look at the numbers: indices [n, c], never one of weight 0.
+    """Locate `uniforms` [n, c] in [0, 1) in the cumulative sums of `weights` [n, V].
 
-    Of a row without a positive, finite sum they mean nothing.
+    Sums are in float64; the host does not look at the numbers.
+
+    Returns:
+        Indices [n, c], never one of weight 0. For a row without a positive, finite sum they are
+        meaningless.
     """
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
@@ -292,10 +299,12 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
-    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. torch adds up and numpy
-    searches, each of which takes a fraction of the other's time.
+    """Locate uniforms[i] in the cumulative sums of row at[i] of `rows` [m, V], on the host.
 
-    Raises ValueError for a row without a positive, finite total.
+    torch adds up and numpy searches, each of which takes a fraction of the other's time.
+
+    Raises:
+        ValueError: a row has no positive, finite total.
     """
     cdfs, found = rows.cumsum(-1, dtype=torch.float64).numpy(), []
     for row, uniform in zip(at, uniforms, strict=True):

@@ -1,7 +1,6 @@
-"""One sequence inside one model: a committed prefix in the cache and, after it, the rows of the
-tree in flight.
+"""One sequence inside one model: a committed prefix in the cache, then the tree's rows.
 
-Used alike by the target, an LM drafter and a draft head; it knows topology and positions, not
+The target, an LM drafter and a draft head all use it. It knows topology and positions, not
 tokens' meaning.
 """
 
@@ -28,8 +27,10 @@ _FEW = 64
 
 
 class TreeSession:
-    """Runs tokens through `forward(tokens [1, n], positions [1, n], mask, cache, **inputs) ->
-    hidden [1, n, H]`.
+    """Session that runs a sequence's tokens through `forward`.
+
+    It is called as `forward(tokens [1, n], positions [1, n], mask, cache, **inputs)` and returns
+    hidden states [1, n, H].
 
     A tree grows by `grow`, in one pass or in several. `commit` keeps one path of it; `rollback`
     keeps nothing.
@@ -94,9 +95,12 @@ class TreeSession:
 
         Args:
             tokens: [n].
-            parents: tree rows (-1: the end of the prefix). Where only the device knows them: which
-                rows each one sees, bool [n, rows + n], itself included; until `commit`, no parents
-                can be given then.
+            parents: tree rows (-1: the end of the prefix). If only the device knows them: which
+                rows
+                each one sees, bool [n, rows + n], itself included; until `commit`, no parents can
+                be
+                given then.
+            **inputs: further arguments of `forward`, one row for each token.
 
         Returns:
             [n, H], hidden states.
@@ -188,10 +192,10 @@ class TreeSession:
         return ids[:1], ids[1:]
 
     def _wide(self, mask: Tensor, size: int) -> Tensor:
-        """`mask` over a cache of fixed capacity, [1, 1, size, capacity]: all rows see the prefix,
-        none what is after the tree.
+        """Widen `mask` to a cache of fixed capacity, [1, 1, size, capacity].
 
-        Padded rows see what there is, so that they stay finite.
+        All rows see the prefix, none what is after the tree. Padded rows see what there is, so that
+        they stay finite.
         """
         assert self.fixed is not None
         end = self.length + self.rows

@@ -11,7 +11,7 @@ from nde_talf.decoding.common.errors import UserError
 
 @dataclass(frozen=True)
 class SamplingSetting:
-    """How tokens are sampled, for example SamplingSetting(0.7, top_p=0.9).
+    """Settings of sampling, for example SamplingSetting(0.7, top_p=0.9).
 
     `nde_talf.decoding.sampling.nucleus` defines what top-k, top-p and min-p keep. They are applied
     in this order after the temperature, as in transformers. At temperature 0 they change nothing.
@@ -48,7 +48,7 @@ class SamplingSetting:
 
     @cached_property
     def cuts(self) -> bool:
-        """Whether any of top-k, top-p and min-p is on."""
+        """Return True if any of top-k, top-p and min-p is on."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def __str__(self) -> str:
@@ -70,10 +70,10 @@ AUTO, MATCH = "auto", "match"
 def read_draft_temperature(
     value: str | float, key: str = "draft_temperature"
 ) -> SamplingSetting | str:
-    """What a user wrote for the draft's temperature: AUTO, MATCH, or the setting that "raw" or a
-    number stands for.
+    """Parse the draft's temperature as a user wrote it.
 
-    For example "0.5" gives SamplingSetting(0.5), with top-p 1. key: its name in the message.
+    "auto" gives AUTO and "match" gives MATCH; "raw" or a number gives a setting. For example "0.5"
+    gives SamplingSetting(0.5), with top-p 1. key: its name in the message.
 
     Raises:
         UserError: it is none of the words, and no number of at least 0.
@@ -94,7 +94,7 @@ def read_draft_temperature(
 def drafted_under(
     wanted: SamplingSetting | str, setting: SamplingSetting, trees: str
 ) -> SamplingSetting:
-    """What the draft's distributions are warped with where the target samples under `setting`.
+    """Choose the draft's setting for a target that samples under `setting`.
 
     Verification is lossless for any draft distribution, as long as it sees the one that tokens were
     drawn from. So this choice decides the speed alone. AUTO is:
@@ -111,6 +111,7 @@ def drafted_under(
       trunk and each of them hold improbable tokens too, and fewer are accepted.
 
     Args:
+        setting: the target's.
         wanted: a setting of its own, AUTO, or MATCH for the target's.
         trees: the kind of tree that the policy drafts (`TreePolicy.trees`).
     """
@@ -126,8 +127,9 @@ def drafted_under(
 
 
 def feature_setting(setting: SamplingSetting) -> SamplingSetting:
-    """What rows are warped with before a policy's features look at them: at temperature 0, where a
-    warped row holds one token and has neither entropy nor confidence, `RAW`; else the `setting`
-    that is sampled under.
+    """Choose the setting under which a policy's features look at rows.
+
+    At temperature 0, where a warped row holds one token and has neither entropy nor confidence, it
+    is `RAW`; otherwise the `setting` that is sampled under.
     """
     return RAW if setting.temperature == 0 else setting

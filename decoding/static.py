@@ -1,5 +1,4 @@
-"""Static shapes: passes of a few fixed sizes over a cache of fixed capacity, so that each size is
-one graph.
+"""Static shapes: passes of a few fixed sizes over a fixed cache, so that each is one graph.
 
 A pass over n rows is padded to the next of at most eight sizes; its mask spans the full cache; the
 slots that it writes are a tensor. Nothing that the forward pass sees depends on how far the
@@ -44,15 +43,16 @@ def cuda_graphs(function: Callable) -> Callable:
 
 
 def uncompiled(function: Callable) -> Callable:
+    """Return `function` as it is."""
     return function
 
 
 class StaticShapes:
-    """For sequences of up to `context` tokens, with up to `rows` rows of a tree after them.
+    """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
     compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
-    Models keep their cache and their graphs here from one session to
-    the next; a model holds one sequence at a time, the one that was begun last.
+    Models keep their cache and their graphs here from one session to the next; a model holds one
+    sequence at a time, the one that was begun last.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StaticShapes:
     def passes(
         self, forward: Callable[..., Tensor], device: torch.device, layers: int | None
     ) -> "FixedPasses":
-        """Those of a model, the same ones at every call."""
+        """Return a model's passes, the same object at every call."""
         with self._lock:
             if forward not in self._passes:
                 compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
@@ -126,8 +126,9 @@ class FixedPasses:
 
     @contextmanager
     def _turn(self, session: Any, takes: bool = False) -> Iterator[None]:
-        """Inside, `session` has the cache. takes: it gets the cache now; else UserError, unless it
-        has it already.
+        """Give `session` the cache inside the block.
+
+        takes: it gets the cache now; otherwise UserError, unless it has it already.
         """
         with self.lock:
             if takes:
@@ -162,8 +163,10 @@ class FixedPasses:
             return hidden
 
     def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
-        """Run every size twice, over rows that see and write nothing but the last slot: torch
-        compiles a function in the first call, and makes its CUDA graph in the second. inputs: one
+        """Run every size twice, over rows that see and write nothing but the last slot.
+
+        torch compiles a function in the first call, and makes its CUDA graph in the second. inputs:
+        one
         row of each.
         """
         self.warm = True

@@ -1,4 +1,4 @@
-"""What a generation took: pure functions of its steps."""
+"""Figures of a generation: pure functions of its steps."""
 
 import sys
 from collections import Counter
@@ -23,7 +23,7 @@ class Stopwatch:
         self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
 
     def charge(self, phase: str, policy: float = 0.0) -> None:
-        """To `phase` what passed since the last charge, but for what the `policy` took of it."""
+        """Add to `phase` the time since the last charge, less what the `policy` took of it."""
         now = self.clock()
         self.seconds[phase] += now - self.last - policy
         self.seconds["policy"] += policy
@@ -45,7 +45,7 @@ def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
 
 
 class First(NamedTuple):
-    """What the prefill gives: a token, the seconds until it, and what was recorded of it."""
+    """Prefill's result: a token, the seconds until it, and what was recorded of it."""
 
     token: int
     seconds: float
@@ -54,8 +54,9 @@ class First(NamedTuple):
 
 @dataclass
 class Step:
-    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root,
-    seconds a phase, and what was recorded of each token.
+    """One target pass: committed tokens, nodes of the tree, seconds a phase, records of each token.
+
+    It commits tau accepted tokens and one more; the nodes include the root.
     """
 
     tokens: list[int]
@@ -65,16 +66,23 @@ class Step:
 
     @property
     def tau(self) -> int:
+        """Number of accepted draft tokens."""
         return len(self.tokens) - 1
 
 
 @dataclass
 class Stats:
-    """block_efficiency: mean tau + 1 over the steps. tokens_per_pass: generated tokens over target
-    passes, the prefill's included. nodes: how many trees had how many nodes, the root included.
-    seconds: by phase, summed over the steps. ttft: seconds until the first token. tpot: seconds a
-    later token. peak_bytes: largest memory in use; on a GPU what torch allocated there during the
-    generation, elsewhere what the process has ever held.
+    """Figures of a generation, or of several.
+
+    Attributes:
+        block_efficiency: mean tau + 1 over the steps.
+        tokens_per_pass: generated tokens over target passes, the prefill's included.
+        nodes: how many trees had how many nodes, the root included.
+        seconds: by phase, summed over the steps.
+        ttft: seconds until the first token.
+        tpot: seconds a later token.
+        peak_bytes: largest memory in use; on a GPU what torch allocated there during the
+            generation, elsewhere what the process has ever held.
     """
 
     block_efficiency: float
@@ -87,6 +95,7 @@ class Stats:
 
     @property
     def mean_nodes(self) -> float:
+        """Mean number of nodes of a tree, the root included."""
         return sum(size * count for size, count in self.nodes.items()) / max(
             1, sum(self.nodes.values())
         )
@@ -110,7 +119,7 @@ class Generation:
 
     @property
     def logprobs(self) -> list[float]:
-        """Of every token of `tokens`, its log-probability; for a decoder with record="logprobs"."""
+        """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
         return self.recorded[: len(self.tokens)]
 
     def acceptance(self, detailed: bool = False) -> dict[str, Any]:
@@ -124,6 +133,7 @@ class Generation:
 
     @property
     def decode_seconds(self) -> float:
+        """Seconds of all steps after the prefill."""
         return sum(sum(step.seconds.values()) for step in self.steps)
 
     @property
@@ -133,6 +143,7 @@ class Generation:
 
     @property
     def stats(self) -> Stats:
+        """Figures of this generation."""
         return Stats(
             block_efficiency=self.block_efficiency,
             tokens_per_pass=(self.decoded + bool(self.tokens))
@@ -149,8 +160,7 @@ class Generation:
 
 
 def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
-    """What was accepted, in the JSON shape of vLLM's metrics of a request
-    (`SpeculativeDecodingMetrics`).
+    """Summarise what was accepted, in the JSON shape of vLLM's `SpeculativeDecodingMetrics`.
 
     Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1, 0,
     1].

@@ -18,8 +18,10 @@ from nde_talf.decoding.masks import ancestor_mask
 
 @dataclass(frozen=True)
 class SuperTreeLayout:
-    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then the branches level by
-    level; so the leaves, whose own distributions are not needed, come last.
+    """Row numbers and topology of a super-tree.
+
+    Row 0 is the root, rows 1..l1 the trunk, then come the branches level by level. So the leaves,
+    whose own distributions are not needed, come last.
 
     parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k,
     l2] row numbers of the branches, by branch point (= number of trunk tokens before it), path and

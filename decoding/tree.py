@@ -70,8 +70,9 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, left: float | None = None) -> int:
-        """Record the draw of `token` under `parent`, from the mass `left` of q; returns its node,
-        the old one if it was drawn before.
+        """Record the draw of `token` under `parent`, from the mass `left` of q; return its node.
+
+        A token that was drawn there before keeps its node.
         """
         node = self._nodes.get((parent, token))
         if node is None:
@@ -103,9 +104,7 @@ class DraftTree:
         return self.p.row(node) if isinstance(self.p, WarpedRows) else self.p[node]
 
     def q_rows(self, nodes: list[int]) -> Tensor:
-        """Q [n, V] at nodes that have been expanded: as they were filled, if these were filled
-        last.
-        """
+        """Return q [n, V] at expanded nodes: as filled, if these were filled last."""
         if self._filled and self._filled[0] == nodes:
             return self._filled[1]
         return (
@@ -170,20 +169,25 @@ class DraftTree:
 
     @property
     def topology(self) -> list[int]:
-        """What a session has to know of the rows of this tree: their parents."""
+        """Return the rows' parents, as a session asks for them."""
         return self.parents
 
     def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[list[int], list[int]]:
-        """The tokens of `nodes`, and their parents as rows of a session in which `known` gives the
-        row of a node; -1 for children of the root.
+        """Return the tokens of `nodes`, and their parents as rows of a session.
+
+        `known` gives the session's row of a node; children of the root have the parent -1.
         """
         return [self.tokens[node] for node in nodes], [
             known.get(self.parents[node], -1) for node in nodes
         ]
 
     def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
-        """Of `states` [1 + m, H] at the root and the rows of a session (see `rows`), those [n, H]
-        at the parents of `nodes`.
+        """Select the states [n, H] at the parents of `nodes`.
+
+        Args:
+            nodes: nodes of the tree.
+            known: the session's row of a node.
+            states: [1 + m, H], at the root and the session's rows (see `rows`).
         """
         parents = [1 + known.get(self.parents[node], -1) for node in nodes]
         return states.index_select(0, upload(integers(parents), states.device))
@@ -199,11 +203,10 @@ class DraftTree:
 
 
 class Committed(NamedTuple):
-    """What a step has committed, as numbers on the host.
+    """Numbers on the host that a step has committed.
 
-    rows: the tree's rows from the root to the last accepted node. tokens: of the accepted nodes,
-    then the target's own.
-    nodes: how many the tree has, repeated draws counted once.
+    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
+    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
     """
 
     rows: list[int]
@@ -212,8 +215,9 @@ class Committed(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a verdict commits of a `DraftTree`: the accepted nodes below the root, and the tokens,
-    the target's own last.
+    """Result of a verdict on a `DraftTree`: accepted nodes below the root, and committed tokens.
+
+    The last token is the target's.
     """
 
     tree: DraftTree
@@ -226,21 +230,24 @@ class Accepted(NamedTuple):
         return len(self.path)
 
     def of(self, states: Tensor) -> Tensor:
-        """Of `states` [N, ...] by node, those at the old root and at the accepted nodes."""
+        """Select from `states` [N, ...] those at the old root and at the accepted nodes."""
         if self.path == list(range(1, len(self.path) + 1)):
             return states[: len(self.tokens)]
         return states.index_select(0, upload(integers([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distribution [V] at the last accepted node as features look at it
-        (`feature_setting`), and of `hidden` [N, H] by node the state there.
+        """Return the target's distribution [V] and hidden state at the last accepted node.
+
+        The distribution is the one that features look at (`feature_setting`); `hidden` is [N, H] by
+        node.
         """
         end, p = self.path[-1] if self.path else 0, self.tree.p
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
     def within(self, room: int) -> "Accepted | None":
-        """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where
-        the next root has no position left.
+        """Return itself if a drafter with `room` for so many tokens can take it, else None.
+
+        None means that the next root has no position left.
         """
         return self if len(self.tokens) <= room else None
 
@@ -261,10 +268,10 @@ class Verdict(NamedTuple):
 
 
 class WarpedRows:
-    """Rows of warp(logits), computed when looked at: a top-down verifier visits only tau + 1 of the
-    N nodes.
+    """Rows of warp(logits), computed when looked at.
 
-    A few short rows are computed together, in the time that two take one by one.
+    A top-down verifier visits only tau + 1 of the N nodes. A few short rows are computed together,
+    in the time that two take one by one.
     """
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
@@ -291,7 +298,7 @@ class WarpedRows:
         return self._rows[node]
 
     def dense(self) -> Tensor | None:
-        """All rows [N, V] where they are computed together, else None."""
+        """Return all rows [N, V] where they are computed together, else None."""
         if self._together and self._dense is None:
             self._dense = warp(self.logits, self.setting)
         return self._dense

@@ -65,6 +65,7 @@ class Verifier:
         return cls(name, host, trees, device, rule if labels else None)
 
     def __call__(self, tree: "DraftTree | DeviceTree", rng: Rng) -> Verdict:
+        """Verify one tree, on the host or on the device."""
         if isinstance(tree, DraftTree):
             return self.rule(tree, rng)
         if self.on_device is None:

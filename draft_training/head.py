@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.layer import NotNative
+from nde_talf.decoding.forward.layer import NotNativeError
 from nde_talf.decoding.masks import wide_mask
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training import tree_attention
@@ -214,7 +214,7 @@ class EagleHead(nn.Module):
         Passes that need gradients stay with transformers' layer.
         """
         if self.target.native is not None and self.native is None:
-            with suppress(NotNative):  # as where its weights are divided among processes
+            with suppress(NotNativeError):  # as where its weights are divided among processes
                 self.native = HeadForward(self)
 
     tree_features = tree_attention.tree_features

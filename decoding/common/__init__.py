@@ -1,4 +1,4 @@
-"""What every room uses and none owns: errors, files, progress, intervals, work in parallel.
+"""Shared tools that belong to no room: errors, files, progress, intervals, work in parallel.
 
 It imports nothing of ours.
 """

@@ -20,8 +20,9 @@ def samples(count: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
-    """[value, low, high] from a figure and its resampled values; those that are not finite are left
-    out.
+    """Return [value, low, high] from a figure and its resampled values.
+
+    Resampled values that are not finite are left out.
     """
     finite = resampled[np.isfinite(resampled)]
     return [
@@ -31,8 +32,9 @@ def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
 
 
 def ratio_of_totals(values: np.ndarray) -> list[float]:
-    """[value, low, high] of the ratio of two columns' totals, values [prompts, 2]; or of two such
-    ratios, the first pair's over the second's, values [prompts, 4].
+    """Return [value, low, high] of the ratio of two columns' totals, values [prompts, 2].
+
+    For values [prompts, 4]: the ratio of the first two columns over that of the last two.
     """
 
     def ratio(sums: np.ndarray) -> np.ndarray:
@@ -43,8 +45,9 @@ def ratio_of_totals(values: np.ndarray) -> list[float]:
 
 
 def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
-    """Sums [prompts, m] of `values` [n, m] over the entries of each prompt; prompt [n]: which one
-    an entry belongs to.
+    """Sum `values` [n, m] over the entries of each prompt: [prompts, m].
+
+    prompt [n]: the prompt that an entry belongs to.
     """
     _, group = np.unique(prompt, return_inverse=True)
     sums = np.zeros((int(group.max()) + 1, values.shape[1]))
@@ -53,7 +56,7 @@ def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
 
 
 def shown(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
-    """ "1.42 [1.31, 1.55]"; a dash for what was not measured."""
+    """Format as "1.42 [1.31, 1.55]"; a dash for what was not measured."""
     if not values:
         return "–"
     value, low, high = (f"{x:.{digits}f}" for x in values)

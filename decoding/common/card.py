@@ -1,7 +1,7 @@
-"""The model card of an exported folder, `README.md`: what it is, what it was trained on, its
-figures, how to load it.
+"""Model card of an exported folder, `README.md`.
 
-It is written beside the checksums and is not among them, so that it can be edited. With it the
+It tells what the model is, what it was trained on, its figures, and how to load it. It is
+written beside the checksums and is not among them, so that it can be edited. With it the
 folder is complete for a hub, and one call publishes it:
 
     from huggingface_hub import upload_folder
@@ -29,6 +29,8 @@ def write_card(
     """Write the card of `folder`.
 
     Args:
+        folder: where the card is written, as `README.md`.
+        title: heading of the card.
         about: a paragraph: what it is.
         use: Markdown: how it is loaded.
         tags: of the hub.
@@ -56,8 +58,9 @@ def write_card(
 
 
 def shown(value: Any) -> str:
-    """A cell of a table: numbers with three digits after the point, lists with commas, all else as
-    JSON without quotes.
+    """Format a table cell: numbers with three digits after the point, lists with commas.
+
+    Anything else is JSON without quotes.
     """
     if isinstance(value, float):
         return f"{value:.3f}"
@@ -68,8 +71,9 @@ def shown(value: Any) -> str:
 
 
 def hub_name(where: str) -> str | None:
-    """`where` if it is a name on a hub, such as "meta-llama/Llama-3.1-8B-Instruct", and no folder;
-    else None.
+    """Return `where` if it is a name on a hub, and None if it is a folder.
+
+    For example "meta-llama/Llama-3.1-8B-Instruct" is a name on a hub.
     """
     return (
         where

@@ -1,8 +1,7 @@
-"""Checkpoints of trainings: written atomically, with the one before as a reserve, and checked
-before a training resumes.
+"""Checkpoints of trainings: written atomically, and checked before a training resumes.
 
-Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable`
-finds what to resume from.
+The one before is kept as a reserve. Every Lightning training of the project uses them:
+`plugins=[WholeFile()]` writes, and `resumable` selects the one to resume from.
 """
 
 import hashlib
@@ -79,9 +78,11 @@ class ResumableCheckpoint(pl.Callback):
         self.path, self.seconds, self._written, self.interval = path, seconds, 0.0, seconds
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock of the interval between checkpoints."""
         self._written = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Write a checkpoint at the end of the training, and whenever the interval has passed."""
         ended, started = trainer.global_step == trainer.max_steps, time.monotonic()
         due = started - self._written >= self.interval and not getattr(
             trainer.lightning_module, "skipped", False
@@ -97,12 +98,13 @@ class ResumableCheckpoint(pl.Callback):
 
 
 def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path | None:
-    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to
-    start anew.
+    """Return the checkpoint in `folder` that a training resumes from.
 
-    Damaged ones are named on the console and removed.
+    This is the last intact one, or None to start anew. Damaged ones are named on the console and
+    removed.
 
     Args:
+        folder: the training's folder of checkpoints.
         weights: state dict of the module that is trained.
 
     Raises:
@@ -164,10 +166,9 @@ def fingerprint(*inputs: object) -> str:
 
 
 def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> None:
-    """Raise UserError if the training `title` of this checkpoint has another fingerprint than
-    `now`.
+    """Raise UserError if the checkpoint of training `title` has another fingerprint than `now`.
 
-    An older version's checkpoint has none, and one of None is not compared.
+    A checkpoint without a fingerprint is not compared.
     """
     if now is not None and checkpoint.get("inputs", now) != now:
         raise UserError(
@@ -178,7 +179,7 @@ def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> 
 
 
 def sampled(count: int) -> Tensor:
-    """At most `SAMPLED` evenly spaced indices of so many rows."""
+    """Return at most `SAMPLED` evenly spaced indices below `count`."""
     return (
         torch.arange(min(count, SAMPLED)) * count // min(count, SAMPLED)
         if count
@@ -213,7 +214,7 @@ def _plain(value: Any) -> Any:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is intact.
+    """Describe in words what is wrong with a checkpoint; None if it is intact.
 
     Records have checksums, which torch does not check.
     """

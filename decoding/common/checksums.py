@@ -1,9 +1,8 @@
-"""Checksums of a folder's files, in the folder itself, so that a flipped bit or a file of another
-export is noticed.
+"""Checksums of a folder's files, in the folder itself.
 
-`checksums.json` names every file of the folder with its SHA-256. What the project exports (a
-selector, a head, a trained model) has one and is checked against it at every load. Folders of
-others have none and are not checked here.
+They reveal a flipped bit or a file of another export. `checksums.json` names every file of the
+folder with its SHA-256. What the project exports (a selector, a head, a trained model) has one
+and is checked against it at every load. Folders of others have none and are not checked here.
 """
 
 import hashlib
@@ -43,9 +42,10 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_checksums(folder: Path, name: str = "", again: str = "make it again") -> bool:
-    """Whether `folder` has checksums; False if it has none.
+    """Check a folder against its checksums; return False if it has none.
 
     Args:
+        folder: an exported folder.
         name: text before the folder in an error, such as "model.target=".
         again: what a person can do about a damaged folder.
 

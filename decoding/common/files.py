@@ -52,13 +52,14 @@ os.umask(_UMASK)
 def write_atomically(
     path: Path, write: Callable[[Path], object], before: Path | None = None
 ) -> None:
-    """Let `write` make a file or folder under a temporary name beside `path`, then put it in its
-    place.
+    """Let `write` make a file or folder under a temporary name, then move it to `path`.
 
     Nothing half-written is ever left under `path`, and what was there stays until the new one is
     complete and on the disk. Others may read the new one, as far as the umask allows.
 
     Args:
+        path: the place of the finished file or folder.
+        write: gets the temporary path and writes there.
         before: where the file that was at `path` goes; None drops it.
 
     Raises:
@@ -85,8 +86,9 @@ def write_atomically(
 
 
 def replace(new: Path, path: Path) -> None:
-    """Put the file or folder `new` in the place of `path`; a folder that was there is removed
-    afterwards.
+    """Put the file or folder `new` in the place of `path`.
+
+    A folder that was there is removed afterwards.
     """
     if not path.is_dir() or path.is_symlink():
         os.replace(new, path)
@@ -114,8 +116,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk; some file systems cannot say so of a
-    folder.
+    """Wait until a file or a folder's entries are on the disk.
+
+    Some file systems cannot report this for a folder.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -145,6 +148,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
+    """Write `content` to `path` as indented JSON, atomically."""
     write_atomically(
         path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n")
     )
@@ -171,10 +175,9 @@ def read_json(
 
 @contextmanager
 def reading(path: object, again: str) -> Iterator[None]:
-    """Inside the block, `path` is read by a library that raises whatever it likes about a damaged
-    file: it comes out as a UserError, see `unreadable`.
+    """Turn any error of a library that reads `path` inside the block into a UserError.
 
-    One that is raised inside goes through.
+    See `unreadable` for its text. A UserError that is raised inside passes unchanged.
     """
     try:
         yield
@@ -185,8 +188,9 @@ def reading(path: object, again: str) -> Iterator[None]:
 
 
 def unreadable(path: object, error: BaseException, again: str) -> UserError:
-    """What to say of a file that `error` kept from being read: that the memory is short, or what a
-    person can do.
+    """Make the UserError for a file that `error` kept from being read.
+
+    It reports that the memory is short, or what a person can do.
     """
     why = " ".join(str(error).split())[:300]
     why = (
@@ -208,14 +212,14 @@ def unreadable(path: object, error: BaseException, again: str) -> UserError:
 
 
 def memory_is_short(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, was a lack of memory."""
+    """Return True if an error, or what caused it, was a lack of memory."""
     return error is not None and (
         lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__)
     )
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error itself is a lack of memory; libraries say so in words of their own."""
+    """Return True if the error itself is a lack of memory; libraries word it differently."""
     short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     words = str(error).lower()
     return short or bool(_SHORT_ONEDNN.search(words)) or any(each in words for each in _SHORT)

@@ -23,9 +23,7 @@ UNREAD = ("generation_config.json", CHECKSUMS)
 
 
 def place_of(where: str) -> Path | None:
-    """The folder of a model: the given one, or where the hub's cache has it; None if that is not
-    known.
-    """
+    """Return a model's folder: the given one, or the one in the hub's cache; None if unknown."""
     if Path(where).is_dir():
         return Path(where)
     try:
@@ -38,8 +36,9 @@ def place_of(where: str) -> Path | None:
 
 
 def recorded(where: str, whole: bool = False) -> dict[str, Any]:
-    """A record of a model, to be compared by `changed` later. whole: read all weights, which is
-    done up to 2 GiB anyway.
+    """Record a model, for a later comparison by `changed`.
+
+    whole: read all weights, which is done up to 2 GiB anyway.
     """
     folder = place_of(where)
     if folder is None:
@@ -59,7 +58,7 @@ def recorded(where: str, whole: bool = False) -> dict[str, Any]:
 
 
 def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | None:
-    """How the model at `where` differs from its record, in words; None if it does not.
+    """Describe in words how the model at `where` differs from its record; None if it does not.
 
     Raises:
         UserError: whole is asked of a record that does not hold the checksums of all bytes.

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 class MicroBatch:
-    """How many items go through the models at once.
+    """Number of items that go through the models at once.
+
+    When they do not fit into memory, the number is halved for good.
 
     When they do not fit into memory the number is halved, for good.
 
@@ -53,5 +55,5 @@ class MicroBatch:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or a CPU."""
+    """Return True if an allocation failed, on a GPU or a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)

@@ -1,5 +1,6 @@
-"""Units of work for workers: one in this process, or Ray actors on one machine or many, each with
-GPUs of its own.
+"""Units of work for workers: one in this process, or Ray actors on one or many machines.
+
+Each worker has GPUs of its own.
 """
 
 import os
@@ -77,16 +78,17 @@ class Workers:
     def map(
         self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (i, work(worker, *items[i])) for all items, in the order in which they are
-        finished.
+        """Yield (i, work(worker, *items[i])) for all items, in the order of completion.
 
-        The next item goes to whichever worker is free. A worker that dies is replaced, and its item
-        goes to the next free one. Every result is yielded once. limit: of workers, where there are
-        fewer items than workers.
+        The next item goes to any free worker. A worker that dies is replaced, and its item goes to
+        the
+        next free one. Every result is yielded once. limit: number of workers, where there are fewer
+        items than workers.
 
         Raises:
-            UserError: a worker raised it; four workers died over one item; the cluster has not what
-                the workers need.
+            UserError: a worker raised it; four workers died over one item; the cluster lacks what
+                the
+                workers need.
         """
         if self.count == 1:
             for i, item in enumerate(items):
@@ -191,10 +193,12 @@ class Workers:
 
 
 def start_ray(address: str | None) -> ModuleType:
-    """Connect to the cluster, or start one on this machine whose ports are on the loopback and
-    which has no dashboard.
+    """Connect to the Ray cluster at `address`, or start one on this machine.
 
-    Raises UserError if Ray or the cluster is not there.
+    A started cluster has its ports on the loopback and no dashboard.
+
+    Raises:
+        UserError: Ray or the cluster is not there.
     """
     if not address:
         os.environ.setdefault(BEYOND_LOOPBACK, "0")  # Ray reads it when it is imported
@@ -226,10 +230,13 @@ def start_ray(address: str | None) -> ModuleType:
 
 
 def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
-    """Raise UserError, with the numbers, if a cluster is too small for so many workers of so many
-    GPUs, or stays so busy that none of them could start.
+    """Check that a cluster has room for so many workers with so many GPUs each.
 
     A worker's GPUs are on one machine, so machines are counted one by one.
+
+    Raises:
+        UserError: the cluster is too small, with the numbers, or stays so busy that no worker could
+            start.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(int(node.get("GPU", 0) / gpus) for node in nodes) if gpus else workers

@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 
 class Marked(ReprHighlighter):
-    """Colours numbers and paths, and the mark that a line begins with: "! ..." warns, "✓ ..." is
-    done.
+    """Colours numbers and paths, and the mark at the start of a line.
+
+    A line "! ..." warns, and "✓ ..." reports something done.
     """
 
     highlights: ClassVar[list[str]] = [
@@ -43,14 +44,16 @@ class Rate(bars.ProgressColumn):
         self.unit = unit
 
     def render(self, task: bars.Task) -> Text:
+        """Format the rate of `task`, such as "12.3 prompts/s"."""
         return Text(
             f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s"
         )
 
 
 def columns(title: str, unit: str | None = None, width: int = 40) -> list[bars.ProgressColumn]:
-    """The columns of a bar: its title, the bar of `width` characters, the count, the rate, the time
-    that passed and is left.
+    """Make the columns of a bar: title, bar of `width` characters, count, rate, and two times.
+
+    The times are those passed and left.
     """
     times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     named = bars.TextColumn(title, style="bold", markup=False)
@@ -69,9 +72,7 @@ def track(
 
 
 def working(title: str) -> AbstractContextManager[object]:
-    """Show what is being done where nothing can be counted: a spinner on a terminal, a line
-    elsewhere.
-    """
+    """Show an activity that cannot be counted: a spinner on a terminal, a line elsewhere."""
     if console.is_terminal:
         return console.status(Text(f"{title} ...", style="dim"))
     console.print(f"{title} ...", style="dim")

@@ -93,13 +93,13 @@ def settings(
         checked = made.__init__
 
         @wraps(checked)
-        def __init__(self: Any, *values: Any, **named: Any) -> None:
+        def construct(self: Any, *values: Any, **named: Any) -> None:
             try:
                 checked(self, *values, **named)
             except ValidationError as error:
                 raise UserError(explained(error, made, named, group)) from error
 
-        made.__init__ = __init__
+        made.__init__ = construct
         return made
 
     return decorate

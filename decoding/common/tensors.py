@@ -21,7 +21,7 @@ FLOAT, INTEGER, BOOL = "floating-point", "integer", "bool"
 
 @dataclass(frozen=True)
 class Like:
-    """What a tensor has to be. shape: None stands for any size."""
+    """Expected kind and shape of a tensor; in the shape, None stands for any size."""
 
     shape: tuple[int | None, ...]
     kind: str = FLOAT
@@ -38,9 +38,10 @@ def likes(tensors: Mapping[str, Tensor]) -> dict[str, Like]:
 def read_tensors(
     path: Path, again: str, declared: Mapping[str, Like] | None = None
 ) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, on the CPU.
+    """Read all tensors of a safetensors file, on the CPU.
 
     Args:
+        path: the file.
         again: what a person can do about a damaged file.
         declared: by name, all that it has to hold; None: whatever it holds.
 
@@ -68,7 +69,7 @@ def read_tensors(
 
 
 def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | None:
-    """How tensors differ from what is declared, in words; None if they do not."""
+    """Describe in words how tensors differ from what is declared; None if they do not."""
     for name, wanted in declared.items():
         own = found.get(name)
         if own is None:
@@ -86,7 +87,7 @@ def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | N
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Which tensor holds NaN or an infinite number, in words; None if none does."""
+    """Describe in words which tensor holds NaN or an infinite number; None if none does."""
     for name, tensor in tensors.items():
         wide = (
             tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
@@ -97,8 +98,6 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def _kind(dtype: str) -> str:
-    """The kind of a dtype by its name in torch (float32, int64, bool) or in a file (F32, BF16, I64,
-    BOOL).
-    """
+    """Return the kind of a dtype by its name in torch (float32, int64) or in a file (F32, I64)."""
     name = dtype.lower()
     return BOOL if name == "bool" else FLOAT if name.startswith(("f", "bf")) else INTEGER

@@ -19,10 +19,12 @@ class TrainingBar(RichProgressBar):
         self.title, self.unit = title, unit
 
     def configure_columns(self, trainer: Trainer) -> list:
+        """Make the bar's columns; the epoch is named if there are several."""
         return columns(
             self.title + " {task.description}" * ((trainer.max_epochs or 0) > 1), self.unit, 20
         )
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return the loss as the only figure beside the bar."""
         found: dict[str, Any] = super().get_metrics(trainer, pl_module)
         return {"loss": f"{float(found['loss']):.4g}"} if "loss" in found else {}

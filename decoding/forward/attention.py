@@ -41,7 +41,7 @@ kernels.
 
 @cache
 def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
-    """Whether flash attention runs there, for heads of this size.
+    """Return True if flash attention runs there, for heads of this size.
 
     NVIDIA's GPUs before Ampere (T4, V100) have none, and float32 has none on any.
     """
@@ -53,7 +53,7 @@ def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
 
 
 class Seen(NamedTuple):
-    """What the n rows of a pass see in layers of one kind.
+    """Slots that the n rows of a pass see in layers of one kind.
 
     The slots of such a layer fall into four parts:
 
@@ -90,7 +90,7 @@ def seen_in(
     groups: int = 1,
     capped: bool = False,
 ) -> Seen:
-    """What the rows of a pass see.
+    """Find what the rows of a pass see.
 
     Args:
         window: the layers' own; None: they have none.
@@ -141,12 +141,14 @@ def seen_in(
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, cap: float | None = None
 ) -> Tensor:
-    """Attention of n rows in one layer.
+    """Compute attention of n rows in one layer.
 
     Args:
         query: [B, heads, n, D].
-        keys, values: of all slots, [B, shared, slots, D]; query heads in groups of heads / shared
-            have one head of them.
+        keys: of all slots, [B, shared, slots, D]; query heads in groups of heads / shared have one
+            head of them.
+        values: of all slots, shaped like `keys`.
+        seen: the slots that the rows see.
         scale: of the scores, query · key.
         cap: c of scores c tanh(scale query · key / c); None: they are not capped.
 
@@ -193,7 +195,10 @@ def attend(
 
 
 def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:
-    """What all rows see without a mask and the rest under one, merged: [B, heads, n, D]."""
+    """Merge attention without a mask and attention under one: [B, heads, n, D].
+
+    All rows see the slots of the first kind.
+    """
     near = [states[:, :, seen.tree :] for states in (keys, values)]
     if seen.open > seen.first:
         edge = slice(seen.first, seen.open)
@@ -210,8 +215,10 @@ def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: floa
 def weighed(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention [B, heads, n, D] with as many heads of queries as of keys, and the log-sum-exp [B,
-    heads, n] of the scores.
+    """Compute attention with as many heads of queries as of keys.
+
+    Returns:
+        Attention [B, heads, n, D], and the log-sum-exp [B, heads, n] of the scores.
     """
     if query.device.type == "cpu":
         return _FLASH_ON_CPU(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
@@ -251,8 +258,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class RotaryTable:
-    """The angles at positions 0, 1, 2, ..., as transformers computes them in float32: [positions, 2
-    D].
+    """Angles at positions 0, 1, 2, ...: [positions, 2 D], as transformers computes them in float32.
 
     Args:
         module: transformers' rotary module.
@@ -285,8 +291,9 @@ class RotaryTable:
 
 
 def rotate(states: Tensor, angles: Angles) -> Tensor:
-    """Turn states [B, n, heads, D] in place: of each head the pairs (x_i, x_{i + D/2}), i < D/2, by
-    the angle of i.
+    """Turn states [B, n, heads, D] in place.
+
+    In each head the pair (x_i, x_{i + D/2}), i < D/2, turns by the angle of i.
     """
     cos, sin = angles
     swapped = states.roll(states.shape[-1] // 2, -1)

@@ -1,5 +1,6 @@
-"""The mathematics of a decoder layer, over weights that are fused: queries, keys and values by one
-matrix, gate and up by one.
+"""Mathematics of a decoder layer over fused weights.
+
+One matrix makes queries, keys and values, and one makes gate and up.
 
 Llama:    x += O attention(norm(x));  x += down(silu(gate) up), gate and up of norm(x)
 Qwen 2:   with biases in queries, keys and values
@@ -22,13 +23,14 @@ from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.readout import optional
 
 
-class NotNative(Exception):
+class NotNativeError(Exception):
     """A model has no native forward pass; the message says why."""
 
 
 class Norm:
-    """x w / sqrt(mean(x²) + eps) over the last dimension; added: with 1 + w in place of w, in
-    float32 as Gemma computes it.
+    """Normalisation x w / sqrt(mean(x²) + eps) over the last dimension.
+
+    added: with 1 + w in place of w, in float32 as Gemma computes it.
 
     Attributes:
         copies: (the weights that are used, those of the module) where the first are no view of the
@@ -45,6 +47,7 @@ class Norm:
         self.tensors, self.shape = [self.weight], self.weight.shape
 
     def __call__(self, states: Tensor) -> Tensor:
+        """Normalise states [..., H]."""
         if self.wide:
             return torch.rms_norm(states.float(), self.shape, self.weight, self.eps).to(
                 states.dtype
@@ -53,8 +56,9 @@ class Norm:
 
 
 class HeadNorms:
-    """The norms of query heads and of key heads in one, for states [..., heads + shared, D]: each
-    head is divided by its size and multiplied by its row of weights.
+    """Norms of query heads and of key heads in one, for states [..., heads + shared, D].
+
+    Each head is divided by its size and multiplied by its row of weights.
     """
 
     def __init__(self, queries: Norm, keys: Norm, heads: int, shared: int):
@@ -67,6 +71,7 @@ class HeadNorms:
         ]
 
     def __call__(self, states: Tensor) -> Tensor:
+        """Normalise states [..., heads + shared, D] head by head."""
         divided = (
             F.rms_norm(states.float() if self.wide else states, states.shape[-1:], None, self.eps)
             * self.weight
@@ -84,13 +89,13 @@ class Linear:
     def __init__(self, parts: Sequence[nn.Module]):
         for part in parts:
             if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
-                raise NotNative(f"a linear layer is of type {type(part).__name__}")
+                raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
             if (
                 type(part.weight.data) is not Tensor
                 or not part.weight.is_floating_point()
                 or part.weight.itemsize == 1
             ):
-                raise NotNative(
+                raise NotNativeError(
                     f"the weights of a linear layer are {type(part.weight.data).__name__}s of"
                     f" {part.weight.dtype}"
                 )
@@ -98,10 +103,13 @@ class Linear:
         self.weight = fused([part.weight for part in linears])
         biases = [part.bias for part in linears if part.bias is not None]
         if biases and len(biases) < len(linears):
-            raise NotNative("of linear layers over one input, some have a bias and some have none")
+            raise NotNativeError(
+                "of linear layers over one input, some have a bias and some have none"
+            )
         self.bias = fused(biases) if biases else None
 
     def __call__(self, states: Tensor) -> Tensor:
+        """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
         return product(states, self.weight, self.bias)
 
 
@@ -185,11 +193,15 @@ class DecoderLayer:
         cache: KVCache | None,
         index: int,
     ) -> Tensor:
-        """The layer on states [B n, H].
+        """Run the layer on states [B n, H].
 
         Args:
+            states: [B n, H], the residual stream before the layer.
+            batch: number B of sequences.
             angles: cos and sin at the rows' positions, see `rotate`.
+            seen: the slots that the rows see.
             cache: takes the rows' keys and values, in its layer number `index`.
+            index: number of the layer in the cache.
         """
         assert self.before_attention is not None
         return self.finish(

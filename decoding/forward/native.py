@@ -1,5 +1,4 @@
-"""A forward pass of our own, in the manner of gpt-fast, for a transformers model of a family that
-it knows.
+"""Native forward pass, in the manner of gpt-fast, for transformers models of known families.
 
 It takes the model's weights without a second copy and does what transformers does with far fewer
 calls: fused matrices, tables of rotary positions made once, one call a norm, and attention to the
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNative
+from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNativeError
 from nde_talf.decoding.masks import Window, layer_kinds
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, family
@@ -65,7 +64,7 @@ class FusedPass(ABC):
         self._where = self._addresses()
 
     def _addresses(self) -> list[int]:
-        """Which modules there are, and where their parameters lie in memory."""
+        """List which modules there are, and where their parameters lie in memory."""
         found: list[int] = []
         for module in self._modules:
             found += map(id, module._modules.values())
@@ -73,8 +72,7 @@ class FusedPass(ABC):
         return found
 
     def begin(self, cache: KVCache | None) -> None:
-        """Before a sequence's first pass, take over what was done to the weights since the last
-        one.
+        """Take over what was done to the weights since the last sequence, before the first pass.
 
         For graphs over a cache of fixed capacity, make the tables long enough, and say that weights
         stay where they are: CUDA graphs copy all else.
@@ -83,7 +81,7 @@ class FusedPass(ABC):
             if self._addresses() != self._where:
                 try:
                     self._fuse()
-                except NotNative as error:
+                except NotNativeError as error:
                     raise UserError(
                         f"{type(self._module).__name__}: it was changed since it was loaded, and"
                         f" has no native forward pass any more: {error}. Make a CausalModel of it"
@@ -117,7 +115,7 @@ class NativeForward(FusedPass):
         capped_scores: attention scores are capped where the configuration has a cap.
 
     Raises:
-        NotNative: the model has something that this pass does not do; also where it was changed so.
+        NotNativeError: the model has something that this pass does not do, or was given it later.
     """
 
     added = False
@@ -125,7 +123,7 @@ class NativeForward(FusedPass):
 
     def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
         if reason := _foreign(module, config):
-            raise NotNative(reason)
+            raise NotNativeError(reason)
         self.body, self.config = cast("Any", body), config
         super().__init__(body)
 
@@ -150,7 +148,7 @@ class NativeForward(FusedPass):
         else:
             self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
         if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
-            raise NotNative("it rotates a part of each head")
+            raise NotNativeError("it rotates a part of each head")
         return [*self.layers, self.norm]
 
     def _fuse(self) -> None:
@@ -166,13 +164,15 @@ class NativeForward(FusedPass):
         windows: dict[str, Window | None],
         features: Sequence[int] = (),
     ) -> Tensor:
-        """See `CausalModel.hidden`; [B, n, (1 + len(features)) H].
+        """Run the model as `CausalModel.hidden` does; return states [B, n, (1 + len(features)) H].
 
         Args:
             tokens: [B, n], all known to the model.
             positions: [B or 1, n].
+            mask: additive, see `seen_in`; None: rows see the text and the rows up to themselves.
+            cache: takes keys and values; None keeps nothing.
             windows: of the layers, by kind.
-            features: after how many layers the residual stream is wanted too, see
+            features: numbers of layers after which the residual stream is returned too, see
                 `CausalModel.reader`.
         """
         batch, count = tokens.shape
@@ -224,15 +224,15 @@ class Gemma2Forward(Gemma3Forward):
 def native_forward(
     module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"
 ) -> NativeForward:
-    """Make the native forward of a model's family. Raises NotNative where there is none."""
+    """Make the native forward of a model's family. Raises NotNativeError where there is none."""
     if config.model_type not in FAMILIES:
-        raise NotNative(f"there is none for models of type {config.model_type}")
+        raise NotNativeError(f"there is none for models of type {config.model_type}")
     native: NativeForward = FAMILIES[config.model_type](module, body, config)
     return native
 
 
 def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
-    """Why a model has no native pass, as far as its configuration says; None if it may."""
+    """Tell why a model has no native pass, as far as its configuration shows; None if it may."""
     if len({weight.device for weight in module.parameters()}) > 1:
         return "its weights lie on several devices"
     if optional(module, "is_quantized", False):

@@ -43,8 +43,9 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _as_onednn_takes_it(bias: Tensor | None) -> bool:
-    """Nothing is recorded for gradients or cast by autocast, and the bias lies in memory without
-    gaps.
+    """Return True if oneDNN can take the product.
+
+    Nothing is recorded for gradients or cast by autocast, and the bias lies in memory without gaps.
     """
     return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")) and (
         bias is None or bias.is_contiguous()
@@ -52,12 +53,14 @@ def _as_onednn_takes_it(bias: Tensor | None) -> bool:
 
 
 def has_onednn() -> bool:
+    """Return True if torch has oneDNN's linear layer."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _pays() -> bool:
-    """Whether oneDNN was measured to be faster on machines like this one: Linux, an AMD processor,
-    torch with MKL.
+    """Return True if oneDNN was measured to be faster on machines like this one.
+
+    These run Linux on an AMD processor, with MKL in torch.
     """
     try:
         about = Path("/proc/cpuinfo").read_text(errors="replace")[:4096]

@@ -1,4 +1,4 @@
-"""What tree to draft next.
+"""Policies that choose the next draft tree.
 
 Each policy builds a `DraftTree` by asking a drafter for distributions.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecodingState:
-    """What is known at a root, before anything is drafted.
+    """State at a root, before anything is drafted.
 
     Attributes:
         root: its token id.

@@ -1,7 +1,7 @@
-"""Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF &
-TALF paper), on the host and on the device.
+"""Beam search with re-ranking: trees of the most probable tokens, on host and device.
 
-Other policies that pick tokens use its functions.
+Source: EAGLE-2; Figure 4a of the SALF & TALF paper. Other policies that pick tokens use its
+functions.
 
 Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a
 drafted token with the product of the draft's probabilities along its path. It becomes a node when
@@ -35,8 +35,9 @@ class Candidate(NamedTuple):
 
 
 def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
-    """The `count` most probable (probability, token) of each of `rows` [V], with one transfer from
-    the device for all.
+    """Return the `count` most probable (probability, token) of each of `rows` [V].
+
+    All rows take one transfer from the device.
     """
     values, tokens = torch.stack(rows).topk(min(count, rows[0].shape[-1]), -1)
     return [
@@ -48,8 +49,9 @@ def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
 def children(
     tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0
 ) -> list[Candidate]:
-    """The `count` most probable children of each of `nodes` (node, path probability), as far as
-    their own path probability is larger than `above`.
+    """List the `count` most probable children of each of `nodes` (node, path probability).
+
+    Only children with a path probability larger than `above` count.
     """
     found = []
     for (node, own), line in zip(
@@ -63,8 +65,9 @@ def children(
 
 
 def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftTree:
-    """The tree of the root and the `best` candidates alone, whose parents are the root or among the
-    best too; the drafter drops what it computed for other nodes.
+    """Build the tree of the root and the `best` candidates alone.
+
+    Their parents are the root or among the best too. The drafter drops its states of other nodes.
     """
     nodes = [
         0,
@@ -79,8 +82,9 @@ def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftT
 
 @policy("beam", verifier="nss")
 class Beam(TreePolicy):
-    """At every level the k most probable nodes of the level are expanded into their k most probable
-    children; of all tokens seen in `depth` levels the `nodes` most probable make the tree.
+    """Beam search that keeps the `nodes` most probable of all tokens seen in `depth` levels.
+
+    At every level the k most probable nodes are expanded into their k most probable children.
     """
 
     trees = "top_k"
@@ -90,6 +94,7 @@ class Beam(TreePolicy):
         self.k, self.depth, self.nodes = k, depth, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft a tree of the most probable tokens; `rng` is not used."""
         depth = min(self.depth, state.room)
         if state.device:
             return self._on_device(depth, DeviceTree(state.root, drafter.root.q), drafter)
@@ -106,9 +111,10 @@ class Beam(TreePolicy):
         return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)
 
     def _on_device(self, depth: int, beam: DeviceTree, drafter: Drafter) -> DeviceTree:
-        """The same tree.
+        """Run the search on the device.
 
-        Of equally probable candidates it takes any, and it takes those of probability 0 if there
+        It may pick different ones of equally probable candidates, and takes those of probability 0
+        if there
         are too few others. The host knows how many nodes are expanded and how many candidates there
         are; the device knows which.
 

@@ -1,5 +1,6 @@
-"""Delayed trees (Definition 5.2, NDE paper): a static action, and the rule that follows the last
-acceptance length.
+"""Delayed trees (Definition 5.2, NDE paper).
+
+Two policies: a fixed action, and the rule that follows the last acceptance length.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ class Autoregressive(TreePolicy):
     trees = "none"
 
     def draft(self, state: DecodingState, drafter: Drafter | None, rng: Rng) -> DraftTree:
+        """Return the root alone."""
         return DraftTree.rooted(state.root)
 
 
 class Delayed(TreePolicy):
-    """The same (K, L1, L2) at every step."""
+    """Delayed tree of one fixed (K, L1, L2) at every step."""
 
     def __init__(self, action: Action):
         require_positive(k=action.k)
@@ -61,12 +63,14 @@ class Delayed(TreePolicy):
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft the fixed action's tree."""
         return draft_delayed(self.action, state, drafter, rng)
 
 
 class FollowTau(TreePolicy):
-    """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to
-    beat.
+    """History rule L1 = previous tau - 1, with K and L2 fixed.
+
+    It is the cheap rule that a selector has to beat.
     """
 
     trees = "delayed"
@@ -76,6 +80,7 @@ class FollowTau(TreePolicy):
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft a trunk one token shorter than the last acceptance length, then the branches."""
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
         return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)
 

@@ -1,5 +1,6 @@
-"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to
-what was accepted (section 3.3 and Algorithm 1, DynaTree paper).
+"""DynaTree: breadth by the draft's confidence, depth by the path's probability.
+
+Both adapt to what was accepted (section 3.3 and Algorithm 1, DynaTree paper).
 """
 
 from collections import deque
@@ -79,7 +80,7 @@ class DynaTreeConfig:
 
 
 class History:
-    """What was learned from one sequence.
+    """Adapted thresholds of one sequence.
 
     Attributes:
         depth, confident_low, confident_high: the adapted D_0, tau_l and tau_h.
@@ -130,6 +131,7 @@ class DynaTree(TreePolicy):
         self.config = config
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft one tree by Algorithm 1, after learning from the last step; `rng` is not used."""
         config, history = self.config, state.memory.setdefault(self, History(self.config))
         if state.tau is not None and history.drafted and config.window:
             history.learn(state.tau / history.drafted)
@@ -167,9 +169,7 @@ class DynaTree(TreePolicy):
         return many if confidence < history.confident_low else some
 
     def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
-        """Lines 14 to 25, for a node `depth` below the root of our tree, and so depth - 1 below
-        u_0.
-        """
+        """Evaluate lines 14 to 25 for a node `depth` below the root, so depth - 1 below u_0."""
         config = self.config
         if (
             depth > config.max_depth

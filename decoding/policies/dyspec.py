@@ -1,7 +1,8 @@
-"""DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms
-1 and 2, DySpec paper).
+"""DySpec: children drawn without replacement where a draw is most likely to be accepted.
 
-Whether to draw at a node is decided before the token is known: values are products of draft
+Source: Algorithms 1 and 2, DySpec paper.
+
+The choice to draw at a node is made before the token is known: values are products of draft
 probabilities of tokens drawn earlier. So the tree's law is what the without-replacement rule
 assumes.
 """
@@ -36,12 +37,15 @@ class Rest:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to draw from."""
+        """Return True if nothing is left to draw from."""
         return self.total < LEAST_MASS
 
     def draw(self, tree: DraftTree, node: int, rng: Rng) -> tuple[int, float, float]:
-        """Draw a child of `node` and take its token out: the child, how probable it was among those
-        left, and the fraction of them that is left now.
+        """Draw a child of `node` and take its token out.
+
+        Returns:
+            The child, its probability among the tokens left, and the fraction of them left after
+            it.
         """
         before, token = self.total, rng.categorical(self._mass)
         if not self._drawn:
@@ -54,10 +58,10 @@ class Rest:
 
 @policy("dyspec", verifier="without_replacement")
 class DySpec(TreePolicy):
-    """One draw at a time, `nodes` in all, always at the node of highest value: the probability that
-    all tokens above are accepted and all siblings before are not.
+    """DySpec with `nodes` draws, one at a time, each at the node of highest value.
 
-    `values` are those of the last draft, in order; they never rise.
+    A node's value is the probability that all tokens above are accepted and all siblings before are
+    not. `values` are those of the last draft, in order; they never rise.
     """
 
     trees = "without_replacement"
@@ -68,6 +72,7 @@ class DySpec(TreePolicy):
         self.values: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft a tree of up to `nodes` draws (Algorithm 1)."""
         tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.values = values
         frontier: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
@@ -90,8 +95,9 @@ class DySpec(TreePolicy):
 
 @policy("dyspec_threshold", verifier="without_replacement")
 class DySpecThreshold(TreePolicy):
-    """Level by level, one draft pass each: draws at every node of value at least `threshold`, up to
-    `nodes` in all.
+    """DySpec level by level, with one draft pass each.
+
+    It draws at every node of value at least `threshold`, up to `nodes` in all.
     """
 
     trees = "without_replacement"
@@ -102,6 +108,7 @@ class DySpecThreshold(TreePolicy):
         self.threshold, self.nodes = threshold, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft a tree level by level (Algorithm 2)."""
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level = [(0, 1.0)]
         for depth in range(state.room):

@@ -1,5 +1,7 @@
-"""Trees of a fixed shape: depth and branching (the DynaTree paper's baseline), or Sequoia's best
-shape for measured acceptance rates.
+"""Trees of a fixed shape.
+
+The shape is a depth and branching (the DynaTree paper's baseline), or Sequoia's best shape for
+measured acceptance rates.
 """
 
 from collections.abc import Sequence
@@ -39,18 +41,19 @@ def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
 
 
 def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
-    """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the
-    i-th child of an accepted node is accepted with probability rates[i] (Sequoia's dynamic
-    programme).
+    """Find the shape with the most expected accepted tokens (Sequoia's dynamic programme).
 
-    `best[c][b]` is the expected number of accepted tokens among b nodes, which are the children c, c
-    + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
+    It has at most `nodes` drafted tokens. The i-th child of an accepted node is accepted with
+    probability rates[i].
+
+    `best[c][b]` is the expected number of accepted tokens among b nodes, which are the children c,
+    c + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
     subtree take `own` of the b nodes, then
 
         best[c][b] = max over own of  rates[c] (1 + below[own - 1]) + best[c + 1][b - own],
 
-    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix [nodes,
-    nodes]: 768 nodes and 16 rates take about a second.
+    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix
+    [nodes, nodes]: 768 nodes and 16 rates take about a second.
     """
     require_positive(nodes=nodes, depth=depth, rates=len(rates))
     values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, own - 1]
@@ -97,11 +100,13 @@ def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
 
 
 def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count]
-    (float64) that each was drawn from.
+    """Draw `count` tokens from each of `rows` of q [m, V] without replacement.
 
     Where no mass is left, a token is repeated with a recorded mass of 0: a draw that no rule
     accepts.
+
+    Returns:
+        Tokens [m, count], and the mass [m, count] (float64) that each was drawn from.
     """
     found: list[Tensor] = []
     masses: list[Tensor] = []
@@ -117,7 +122,7 @@ def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Ten
 
 
 class Shaped(TreePolicy):
-    """The same shape at every step.
+    """Tree of one fixed shape at every step.
 
     children: "top_k" (the most probable tokens), "iid" (drawn, repeats allowed) or
     "without_replacement" (drawn, each token once), which decides the verifiers allowed. I.i.d.
@@ -130,6 +135,7 @@ class Shaped(TreePolicy):
             raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft the shape, as deep as the context has room."""
         tree, level = state.rooted(drafter), {0: self.shape}  # node -> the shapes of its children
         for depth in range(state.room):
             if not any(level.values()):
@@ -152,8 +158,9 @@ class Shaped(TreePolicy):
         return tree
 
     def _on_device(self, tree: DeviceTree, counts: list[int], rng: Rng) -> list[list[int]]:
-        """Add `counts` children to each node of the last level, or as many as there are tokens to
-        pick; returns them.
+        """Add `counts` children to each node of the last level; return the new nodes by parent.
+
+        Of picked tokens there may be fewer.
         """
         start = len(tree)
         if self.trees == "iid":

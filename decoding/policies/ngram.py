@@ -1,5 +1,6 @@
-"""Trees of continuations found in the text itself: several matches of its ending, merged at the
-tokens that they share.
+"""Trees of continuations found in the text itself.
+
+Several matches of its ending are merged at the tokens that they share.
 """
 
 import heapq
@@ -37,6 +38,7 @@ class NgramTree(TreePolicy):
             )
 
     def draft(self, state: DecodingState, drafter: NgramDrafter, rng: Rng) -> DraftTree:
+        """Draft a tree of the continuations with the largest values; `rng` is not used."""
         config, tree = self.config, DraftTree.rooted(state.root)
         heap: list[tuple[float, int, int, int]] = []  # minus the value, order, parent, token
         depth, order = min(config.depth, state.room), 0

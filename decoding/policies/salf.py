@@ -19,8 +19,9 @@ ROOT = Candidate(1.0, 0, -1, -1)
 
 @policy("salf", verifier="nss")
 class Salf(TreePolicy):
-    """Algorithm 2: expand the `batch` most probable nodes at a time, until the next ones have a
-    probability sum below `threshold`.
+    """Algorithm 2: expand the `batch` most probable nodes at a time, until they gain too little.
+
+    It stops when the next ones have a probability sum below `threshold`.
 
     G are the nodes that were popped from the queue Q; the tree is the `nodes` most probable of G.
     It is smaller than `nodes` where the search stops early. For example, the defaults (the paper's)
@@ -46,6 +47,7 @@ class Salf(TreePolicy):
         self.gains: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft one tree by Algorithm 2; `rng` is not used."""
         tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.gains = gains
         found: list[Candidate] = []  # G without the root

@@ -1,7 +1,8 @@
-"""Paths whose length changes from step to step, without a trained selector: stop while drafting, or
-follow what was accepted.
+"""Paths of varying length without a trained selector.
 
-Whether a path goes on is decided before its next token is drawn: by the tokens and the draft's
+They stop while drafting, or follow what was accepted.
+
+The choice to go on is made before the next token is drawn: by the tokens and the draft's
 distributions so far, or by earlier steps. So every drafted token is a draw from q, and a node is
 the last one or not whatever would be drawn after it. That is all that the rules for paths need.
 """
@@ -44,11 +45,15 @@ def draft_path(
     expands: Callable[[float], bool] = lambda probability: True,
     pick: bool = False,
 ) -> DraftTree:
-    """A path of up to `longest` tokens.
+    """Draft a path of up to `longest` tokens.
 
     Args:
-        draws: of q [V] at the end of the path, whether to draw the next token.
-        expands: of the draft probability of the token just drawn, whether to run the draft on it.
+        state: the root, and how much room there is after it.
+        drafter: gives q at the end of the path.
+        rng: draws the tokens.
+        longest: the largest number of tokens.
+        draws: gets q [V] at the end of the path; False ends it before the next draw.
+        expands: gets the draft probability of the token just drawn; False ends the path there.
         pick: take the most probable token in place of a draw.
     """
     tree = DraftTree.rooted(state.root, drafter.root.q)
@@ -94,6 +99,7 @@ class ConfidenceStop(TreePolicy):
         self.trees = "top_k" if pick else "path"
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft a path that ends where the draft is no longer confident."""
         path = 1.0
 
         def sure(q: Tensor) -> bool:
@@ -110,8 +116,7 @@ class ConfidenceStop(TreePolicy):
 
 @policy("follow_mean", verifier="traversal")
 class FollowMean(TreePolicy):
-    """A path as long as the mean acceptance length of the last `window` steps of its sequence, plus
-    `plus`.
+    """Path as long as the mean acceptance length of the last `window` steps, plus `plus`.
 
     For example, after steps that accepted 3, 4 and 5 tokens, window 3 and plus 1 draft 5 tokens. A
     sequence begins with a path of `longest`.
@@ -125,6 +130,7 @@ class FollowMean(TreePolicy):
         self.window, self.plus, self.longest = window, plus, longest
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft a path of the mean accepted length, `plus` added."""
         accepted = state.memory.setdefault(self, deque(maxlen=self.window))
         if state.tau is not None:
             accepted.append(state.tau)

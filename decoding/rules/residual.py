@@ -16,7 +16,7 @@ EMPTY = 1e-12
 
 
 class Residual(NamedTuple):
-    """What is left of p after some rejections.
+    """Residual of p after some rejections.
 
     w0 in [0, 1] is the weight that the node is reached with: 1 for top-down rules.
 

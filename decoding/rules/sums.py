@@ -83,7 +83,7 @@ def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]
 
 
 def in_place(p: Tensor) -> bool:
-    """Whether rows are so long that reductions read them where they lie, a few at a time."""
+    """Return True if rows are so long that reductions read them where they lie, a few at a time."""
     return p.device.type == "cpu" and rows_at_once(p) <= 16
 
 

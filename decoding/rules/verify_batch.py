@@ -11,7 +11,7 @@ from nde_talf.decoding.verifier import Verifier
 
 
 class Verified(NamedTuple):
-    """What `verify_batch` accepts of B trees.
+    """Verdicts of `verify_batch` on B trees.
 
     Attributes:
         end: [B]. The last accepted node, 0 for the root.
