@@ -14,18 +14,15 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.masks import HostMask, ancestor_mask, grown_mask
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.testing import exact_law
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.remembered import remembered, remembering
 from tests.decoding.tables import TableDrafter, Tables, V, context_of, scored
 from tests.draft_training.heads import random_head
 
@@ -45,28 +42,13 @@ def drafter(with_head: bool, static: StaticShapes | None = None):
     return EagleDrafter(HEAD, static) if with_head else LMDrafter(DRAFT, static)
 
 
-class SeeingDrafter(TableDrafter):
-    """Looks whether the rows of the nodes to expand see what is on the way to each, and nothing
-    else.
-    """
-
-    def expand(self, tree, nodes):
-        super().expand(tree, nodes)
-        tokens, sees = tree.rows(nodes, {})
-        assert tokens.tolist() == [context_of(tree, node)[-1] for node in nodes]
-        for node, line in zip(nodes, sees.tolist(), strict=True):
-            seen = [context_of(tree, other) for other, shown in enumerate(line, 1) if shown]
-            own = context_of(tree, node)
-            assert seen == [own[:length] for length in range(1, len(own) + 1)]
-
-
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     return {context_of(tree, node) for node in range(len(tree))}
 
 
 def on_tables(policy, tables: Tables, rng=None, room: int = 1 << 20) -> DeviceTree:
     return policy.draft(
-        DecodingState(0, 1, room, RAW, None, None, device=True), SeeingDrafter(tables), rng
+        DecodingState(0, 1, room, RAW, None, None, device=True), TableDrafter(tables), rng
     )
 
 
@@ -98,18 +80,6 @@ def test_ancestor_masks_are_those_written_down():
             host.clear()
             host.grow([-1] * 6)
             host.clear()
-
-
-def test_ancestor_masks_of_random_forests_agree():
-    generator = torch.Generator().manual_seed(0)
-    for size in (1, 2, 7, 40, 130):
-        parents = [
-            int(torch.randint(-1, row, (), generator=generator)) if row else -1
-            for row in range(size)
-        ]
-        host = HostMask(torch.float32)
-        host.grow(parents)
-        assert torch.equal(ancestor_mask(torch.tensor(parents)), host.of(0)[0, 0] == 0)
 
 
 def test_the_same_seed_drafts_the_same_delayed_tree():
@@ -167,15 +137,6 @@ def test_beams_are_those_of_the_host(room, vocabulary, kind):
             assert ours.sees[node].nonzero().flatten().tolist() == sorted([0, *tree.path(node)])
 
 
-def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
-    """NSS does not look at it, so the law is the target's all the same."""
-    tables = Tables("random", 0, 5)
-    for context in product(range(5), repeat=1):
-        tables(context)[1][context[0]] = float("nan")
-    tree = on_tables(Beam(3, 3, 12), tables).to_host()
-    assert len(paths(tree)) == len(tree) == 13
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -224,6 +185,13 @@ def test_what_is_committed_is_what_is_read(policy):
                 )
 
 
+METHODS = [
+    ("specinfer", Delayed(Action(3, 2, 2))),
+    ("traversal", Delayed(Action(2, 1, 3))),
+    ("nss", FollowTau(2, 2, 8)),
+    ("bv", Delayed(Action(1, 0, 4))),
+]
+
 SHAPED = [
     (name, Shaped(fixed_shape(3, 2, 10), trees))
     for trees, name in (
@@ -262,28 +230,6 @@ def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, sta
             generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
         )
     assert with_head or generation.block_efficiency > 1.1
-
-
-@pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, False)])
-def test_with_beams_the_loop_writes_the_targets_law(with_head, static):
-    target, draft = map(remembering, tiny_pair(2, noise=0.5))
-    prompt, setting, shapes = (
-        [1, 0, 1],
-        SamplingSetting(0.9),
-        StaticShapes(20, rows=8) if static else None,
-    )
-    if with_head:
-        head = random_head(target)
-        head.forward = remembered(head.forward)
-    own = EagleDrafter(head) if with_head else LMDrafter(draft, shapes)
-    decoder = SpeculativeDecoder(
-        target, own, Beam(2, 2, 3), VERIFIERS["nss"], static=shapes, device=True
-    )
-    law = exact_law(lambda rng: tuple(decoder.generate(prompt, 3, setting, rng).tokens))
-    for tokens in product(range(2), repeat=3):
-        rows = warp(target.module(torch.tensor([[*prompt, *tokens]])).logits[0], setting)
-        chance = rows[torch.arange(2, 5), torch.tensor(tokens)].prod()
-        assert law[tokens] == pytest.approx(float(chance), abs=1e-5)
 
 
 def test_a_distribution_without_mass_is_an_error():
@@ -352,11 +298,3 @@ def test_tokens_of_the_device_are_appended_as_those_of_the_host(static):
         assert own.length == 7
     for ours, theirs in zip(found[:2], found[2:], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-
-
-def test_rows_with_parents_cannot_follow_those_that_are_told_what_they_see():
-    own = TreeSession(TARGET.hidden, TARGET.device, TARGET.dtype, TARGET.layers, None)
-    own.append([1, 2])
-    own.grow(torch.tensor([3]), torch.ones(1, 1, dtype=torch.bool))
-    with pytest.raises(RuntimeError, match="commit"):
-        own.grow([4], [0])

@@ -30,10 +30,6 @@ def own_policy(**options):
     return names["WhileSure"](**options)
 
 
-def test_the_example_is_twenty_lines():
-    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):

@@ -14,12 +14,10 @@ from nde_talf.decoding.policies.delayed import Autoregressive
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
-from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.pipelines.policy_table import make_policy
-from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
+from tests.decoding.tiny_loop import SETTING
 from tests.draft_training.heads import random_head
 
 GREEDY = SamplingSetting(0.0)
@@ -149,30 +147,6 @@ def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
                 assert decode(policy, rule, draft, device=rule.on_device is not None) == plain, (
                     rule.name
                 )
-
-
-CASES = [
-    ("path", "traversal", "raw", True),
-    ("delayed", "specinfer", 0.5, False),
-    ("delayed", "traversal", 2.0, True),
-    ("distinct", "without_replacement", 0.5, True),
-    ("dyspec", "without_replacement", "raw", False),
-    ("iid", "specinfer", "raw", False),
-    ("beam", "nss", AUTO, True),
-    ("beam", "nss", 0.5, False),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
-@pytest.mark.parametrize("policy,rule,draft,device", CASES, ids=str)
-def test_the_law_is_the_targets_with_a_draft_of_another_temperature(
-    policy, rule, draft, device, head
-):
-    drafter = EagleDrafter(HEAD) if head else LMDrafter(DRAFT)
-    decoder = SpeculativeDecoder(TARGET, drafter, SMALL[policy](), rule, draft, device=device)
-    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
-    assert distance(law, target_law(2)) < 1e-6
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])

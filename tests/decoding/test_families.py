@@ -27,8 +27,8 @@ from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.families import CONTEXT, FAMILIES, REFUSED, V, family, module
+from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
-from tests.decoding.remembered import remembering
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long
 # tests in make test.
@@ -179,7 +179,10 @@ def test_the_law_of_three_tokens_is_the_targets(name):
         target, draft = family(name, rows=3), family(name, noise=0.1, rows=rows)
         check_pair(target, draft)
         decoder = SpeculativeDecoder(
-            remembering(target), LMDrafter(remembering(draft)), Delayed(Action(1, 0, 1)), "naive"
+            memoized_model(target),
+            LMDrafter(memoized_model(draft)),
+            Delayed(Action(1, 0, 1)),
+            "naive",
         )
         law = exact_law(lambda rng, of=decoder: tuple(of.generate(prompt, 3, setting, rng).tokens))
         for tokens in product(range(3), repeat=3):

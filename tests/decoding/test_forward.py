@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.forward import attention, product
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
@@ -22,11 +20,8 @@ from nde_talf.decoding.forward.attention import (
     weighed,
     weighed_in_steps,
 )
-from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.masks import Window
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import TreeSession
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -165,21 +160,6 @@ def test_in_half_precision_logits_are_transformers_within_the_stated_bound(name)
     assert model.native is not None and "transformers' to" in model.forward
 
 
-@pytest.mark.parametrize("name", ["llama-3", "mistral", "gemma-2"])
-def test_sampled_texts_are_equal(name):
-    target, draft = family(name), family(name, noise=0.01)
-    texts = []
-    for run in (lambda model: model, original):
-        decoder = SpeculativeDecoder(
-            run(target), LMDrafter(run(draft)), Delayed(Action(2, 2, 3)), "specinfer"
-        )
-        texts += [
-            decoder.generate(text(20), 40, setting, Rng.seeded(0)).tokens
-            for setting in map(SamplingSetting, (0.0, 0.8))
-        ]
-    assert texts[:2] == texts[2:]
-
-
 @pytest.mark.parametrize("kind", HEADS)
 @torch.no_grad()
 def test_a_heads_passes_are_those_of_its_training(kind, tmp_path):
@@ -312,24 +292,6 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
         UserError, match=f"its name: model.forward=native is not possible: .*{reason}"
     ):
         CausalModel(module(name, changes), "its name", "native")
-
-
-@pytest.mark.parametrize(
-    "changes,reason",
-    [
-        ({"is_quantized": True}, "its weights are quantised"),
-    ],
-)
-def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
-    changed = module("llama", {})
-    for name, value in changes.items():
-        setattr(changed, name, value)
-    assert reason in CausalModel(changed).forward
-    with pytest.raises(
-        UserError,
-        match=f"model.forward=native is not possible: .*{reason}.* Set model.forward=auto",
-    ):
-        CausalModel(changed, forward="native")
 
 
 def test_a_model_that_computes_something_else_falls_back():

@@ -13,51 +13,12 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import check_pair
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.session import TreeSession
 from tests.decoding.pairs import prompts, tiny_model, tiny_pair
 
 GREEDY = SamplingSetting(0.0)
-METHODS = [
-    ("naive", Delayed(Action(1, 0, 4))),
-    ("bv", Delayed(Action(1, 0, 4))),
-    ("specinfer", Delayed(Action(3, 2, 2))),
-    ("naivetree", Delayed(Action(4, 0, 3))),
-    ("traversal", Delayed(Action(2, 1, 3))),
-    ("specinfer", FollowTau(2, 2, 8)),
-]
-
-
-@pytest.fixture(scope="module")
-def autoregressive():
-    """A pair, and what its target writes on its own behind every prompt: a lot behind two, less
-    behind the others.
-    """
-    target, draft = tiny_pair(64, hidden=32, layers=2)
-    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    asked = zip(prompts(20, 64), [128] * 2 + [40] * 18, strict=True)
-    texts = [
-        (prompt, plain.generate(prompt, count, GREEDY, Rng.seeded(0)).tokens)
-        for prompt, count in asked
-    ]
-    return target, draft, texts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__
-)
-def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy):
-    target, draft, texts = autoregressive
-    fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name])
-    accepted = 0
-    for seed, (prompt, expected) in enumerate(texts):
-        generation = fast.generate(prompt, len(expected), GREEDY, Rng.seeded(seed))
-        assert generation.tokens == expected
-        accepted += generation.decoded - len(generation.steps)
-    assert accepted > 0
 
 
 def test_autoregressive_greedy_is_transformers_greedy():
@@ -77,54 +38,6 @@ def test_autoregressive_greedy_is_transformers_greedy():
         plain.generate(prompt, 64, GREEDY, Rng.seeded(0)).tokens
         == reference[0, len(prompt) :].tolist()
     )
-
-
-def test_kept_cache_equals_a_fresh_pass_after_200_random_trees():
-    model = tiny_model(64, hidden=32, layers=2)
-    session = TreeSession(model.hidden, model.device, model.dtype)
-    generator = torch.Generator().manual_seed(0)
-
-    def pick(high: int) -> int:
-        return int(torch.randint(high, (), generator=generator))
-
-    with torch.inference_mode():
-        committed = [1, 2, 3]
-        session.append(committed)
-        for _ in range(200):
-            size = 1 + pick(9)
-            tokens = [pick(64) for _ in range(size)]
-            parents = [-1] + [pick(i) for i in range(1, size)]
-            cut = pick(size)  # grown in two passes
-            if cut:
-                session.grow(tokens[:cut], parents[:cut])
-            session.grow(tokens[cut:], parents[cut:])
-            node, path = pick(size), []
-            while node != -1:
-                path.append(node)
-                node = parents[node]
-            session.commit(path[::-1])
-            committed += [tokens[node] for node in path[::-1]]
-        assert session.length == len(committed)
-        last = model.logits(session.append([5])[-1])
-        ids = torch.tensor([[*committed, 5]])
-        fresh = model.module(ids).logits[0, -1]
-    assert (last - fresh).abs().max() < 1e-4
-
-
-def test_tree_attention_equals_each_path_alone():
-    model = tiny_model(64, hidden=32, layers=2)
-    session = TreeSession(model.hidden, model.device, model.dtype)
-    tokens, parents = [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2]
-    with torch.inference_mode():
-        session.append([1, 2, 3])
-        hidden = session.grow(tokens, parents)
-        for node in range(5):
-            path, at = [], node
-            while at != -1:
-                path.append(tokens[at])
-                at = parents[at]
-            alone = model.body(torch.tensor([[1, 2, 3, *path[::-1]]])).last_hidden_state[0, -1]
-            assert torch.allclose(hidden[node], alone, atol=1e-5)
 
 
 def test_generation_stops_at_the_context_and_at_the_stop_token():

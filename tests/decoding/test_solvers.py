@@ -2,7 +2,6 @@
 between the methods.
 """
 
-from functools import partial
 from itertools import product
 
 import hypothesis.strategies as st
@@ -15,17 +14,14 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
-from nde_talf.decoding.rules.batch import Nodes, solve_rows
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.labels import Bundle, levels
-from nde_talf.decoding.rules.naive import Naive
-from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
+from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
 from nde_talf.decoding.rules.residual import excess
-from nde_talf.decoding.rules.specinfer import SpecInfer
-from nde_talf.decoding.rules.spectr import SpecTr, partial_sums, threshold
+from nde_talf.decoding.rules.spectr import partial_sums, threshold
 from nde_talf.decoding.rules.tournament import play, play_program
-from nde_talf.decoding.rules.walk import Node, solve, walk
+from nde_talf.decoding.rules.walk import walk
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
 from tests.decoding.laws import distance
@@ -240,72 +236,6 @@ def test_gbv_selects_with_its_tilted_law(kind):
         lambda rng: tau(*one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng))
     )
     assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
-
-
-def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
-    p, q = torch.tensor([[0.45, 0.35, 0.2]]).double(), torch.tensor([[0.1, 0.3, 0.6]]).double()
-    rho, covered = threshold(partial_sums(p[0], q[0]), 2.0, exact=True)
-    assert 1 < rho < 2 and 1 - (1 - covered / rho) ** 2 <= covered
-    below = rho - 1e-6
-    mass = float(torch.minimum(p, below * q).sum())
-    assert 1 - (1 - mass / below) ** 2 > mass
-
-
-def test_ranks_agree_with_and_without_sorting():
-    torch.manual_seed(0)
-    signed = torch.randint(-3, 4, (200,)).float() / 3  # many ties
-    signed[::7] = -0.0
-    assert torch.equal(order_of(rank_key(signed)), signed.argsort(dim=-1, stable=True))
-    score, mass = torch.randint(0, 7, (200,)) / 3, torch.rand(200)
-    score[3:60] = torch.rand(57) * 1e-3 + 1  # these share a key
-    order = order_of(rank_key(score))
-    for position in (0, 17, 100, 199):
-        below = float(mass[order[:position]].double().sum())
-        assert mass_below(score, mass, int(order[position])) == pytest.approx(below, abs=1e-4)
-
-
-class FirstTwo(SpecInfer):
-    """SpecInfer that offers the first two draws alone: its residual may give a third."""
-
-    offered = 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_labels_of_a_rule_of_ones_own_are_its_law(kind, k):
-    p, q = Tables(kind, seed=9)(())
-    rule, tolerance = FirstTwo(), 1e-7 if kind == "close" else 1e-9
-    mean = sum(
-        probability * check_branching(rule, p, q, drafted, tolerance)
-        for drafted, probability in every_draw(q, k)
-    )
-    alpha = rule.branching(p[None], q[None], torch.tensor([k])).alpha
-    assert float(alpha[0, k]) == pytest.approx(mean, abs=tolerance)
-
-
-OFFERING = {"naivetree": Naive(), "specinfer": SpecInfer(), "spectr": SpecTr(), "khisti": Khisti()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", OFFERING)
-def test_given_the_draws_a_token_on_a_device_has_the_hosts_law(name, kind):
-    """At every list of draws, in a row with others that are not the node's own; in the mean over
-    the draws it is p.
-    """
-    p, q = Tables(kind, seed=0)(())
-    rule, alive = OFFERING[name], torch.ones(1, dtype=torch.bool)
-    for k in (1, 2, 3) if kind == "random" else (2,):
-        mean = torch.zeros_like(p)
-        for drafted, probability in every_draw(q, k):
-            draws = torch.tensor([[*drafted, *drafted[::-1]]])
-            node = partial(Nodes, p[None], q[None], draws, torch.tensor([k]))
-            device = exact_law(lambda rng, node=node: int(solve_rows(rule, node(), alive, rng)))
-            host = exact_law(lambda rng, drafted=drafted: solve(rule, Node(p, q, drafted), rng))
-            if (name, kind) != ("spectr", "close"):  # where many rho are as good
-                assert distance(device, host) < 1e-9
-            mean += probability * torch.tensor([device.get(t, 0.0) for t in range(3)])
-        torch.testing.assert_close(mean, p, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot"])

@@ -149,25 +149,6 @@ def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
     assert sizes(together) == sizes(apart)
 
 
-@pytest.mark.parametrize("drafting", ["lm", "head"])
-def test_decoders_that_share_a_drafter_do_not_disturb_each_other(drafting):
-    shared = drafter(drafting)
-    made = [decoder("delayed", drafting, device=False, shared=shared) for _ in ASKED]
-    texts = in_turn([stream(one, number) for number, one in enumerate(made)])
-    assert texts == alone("delayed", drafting, device=False)
-
-
-def test_an_old_stream_goes_on_behind_a_generation_and_one_that_was_given_up_leaves_nothing():
-    made = decoder("delayed", "lm", device=False)
-    old, given_up = stream(made, 0), stream(made, 1)
-    begun = next(iter(old)).tokens
-    next(iter(given_up))
-    prompt, setting = ASKED[2]
-    between = made.generate(prompt, TOKENS, setting, Rng.seeded(2)).tokens
-    rest = [token for block in old for token in block.tokens]
-    assert [begun + rest, between] == alone("delayed", "lm", device=False)[::2]
-
-
 @pytest.fixture
 def restless():
     """Threads change as often as they can."""
@@ -225,17 +206,6 @@ def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
     assert begun + rest == alone("delayed", drafting, device)[1]
-
-
-def test_a_new_decoder_does_not_end_a_stream_of_static_shapes():
-    static = StaticShapes(100, rows=16)
-    first = stream(decoder("delayed", "lm", False, static), 0)
-    begun = next(iter(first)).tokens
-    decoder("delayed", "lm", False, static)
-    assert (
-        begun + [token for block in first for token in block.tokens]
-        == alone("delayed", "lm", False)[0]
-    )
 
 
 @pytest.mark.parametrize("drafting", ["lm", "head"])

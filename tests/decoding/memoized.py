@@ -13,7 +13,7 @@ from nde_talf.decoding.model import CausalModel
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 
 
-def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def memoized(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and
     what it wrote into the cache, where all that it reads is the same to the bit: its arguments, and
     the keys and values in the cache.
@@ -61,10 +61,10 @@ def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tens
     return read.nonzero().flatten(), slots
 
 
-def remembering(model: CausalModel) -> CausalModel:
+def memoized_model(model: CausalModel) -> CausalModel:
     """The model itself, which from now on recalls its passes.
 
     Not with features of inner layers: they are taken by hooks.
     """
-    model.hidden = remembered(model.hidden)
+    model.hidden = memoized(model.hidden)
     return model
