@@ -131,12 +131,6 @@ def test_a_template_that_rewrites_answers_is_refused(answer):
     assert not documents and skipped == {"whose answers the template does not show as they are": 1}
 
 
-def test_special_tokens_inside_an_answer_are_refused():
-    encoder = ChatEncoder(family_tokenizer("qwen2", ["a few words"]))
-    with pytest.raises(UnsuitedError, match="give back"):
-        encoder.documents(dialogue([["Say it.", "I say <|im_end|> now."]]))
-
-
 def test_a_token_over_the_beginning_of_an_answer_is_refused():
     tokenizer = family_tokenizer("qwen2", ["a few words"])
     glued = (
@@ -187,12 +181,3 @@ def test_tokenizers_that_put_a_blank_before_words_keep_the_boundary_of_the_promp
         i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]
     ]
     assert document.tokens[: starts[0]] == encoder.prompt(dialogue(turns).messages[:1])
-
-
-def test_what_a_template_refuses_is_counted():
-    encoder = ChatEncoder(family_tokenizer("gemma3", ["a few words"]))
-    odd = Dialogue("odd", [*dialogue().messages[:1], *dialogue().messages[:2]])
-    documents, skipped = encode_dialogues(encoder, [odd, dialogue(), odd])
-    assert len(documents) == 1 and skipped == {
-        "that the template refuses (roles have to alternate)": 2
-    }

@@ -11,10 +11,6 @@ import torch
 from nde_talf.decoding.common.checkpoint import (
     BEFORE,
     CHECKPOINT,
-    SAMPLED,
-    fingerprint,
-    resumable,
-    sampled,
 )
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
@@ -73,15 +69,6 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
     assert sorted(os.listdir(tmp_path / "killed")) == [CHECKPOINT]  # the training has ended
 
 
-def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
-    (tmp_path / CHECKPOINT).write_bytes(b"")
-    assert (
-        resumable(tmp_path) is None
-        and "damaged" in capsys.readouterr().out
-        and not list(tmp_path.iterdir())
-    )
-
-
 def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
     training, validation = priced(120, 0), priced(60, 1)
     config = replace(CONFIG, epochs=30, patience=1)
@@ -93,7 +80,7 @@ def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
     assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == ended
 
 
-def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_one_is_read(
+def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(
     tmp_path,
 ):
     with pytest.raises(ProcessLookupError):
@@ -103,38 +90,3 @@ def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_o
     with pytest.raises(UserError, match="another run's"):
         fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
     assert path.read_bytes() == before
-    older = torch.load(path, weights_only=True)
-    del older["inputs"]
-    torch.save(older, path)
-    assert fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
-
-
-def test_a_fingerprint_tells_texts_weights_and_settings_apart():
-    one = fingerprint(
-        TINY, ROWS, {"a": torch.ones(2, dtype=torch.bfloat16)}, torch.tensor(1.0), torch.empty(0, 3)
-    )
-    assert one == fingerprint(
-        TINY, ROWS.clone(), {"a": torch.ones(2).bfloat16()}, torch.tensor(1.0), torch.empty(0, 3)
-    )
-    others = [
-        (replace(TINY, seed=1), ROWS),
-        (TINY, ROWS + 1),
-        (TINY, ROWS.int()),
-        (TINY, ROWS.flatten()),
-        (TINY, None),
-    ]
-    assert len({one, *(fingerprint(*each) for each in others)}) == 6
-    large = torch.arange(10 * SAMPLED)
-    assert (
-        fingerprint(large) != fingerprint(large + 1)
-        and sampled(len(large)).tolist() == large[::10].tolist()
-    )
-
-
-def test_a_selector_does_not_go_on_from_the_checkpoint_of_other_roots(tmp_path):
-    training, validation = priced(120, 0), priced(60, 1)
-    fit_selector(training, validation, replace(CONFIG, epochs=1), tmp_path, progress=False)
-    with pytest.raises(UserError, match="another run's"):
-        fit_selector(
-            priced(120, 2), validation, replace(CONFIG, epochs=1), tmp_path, progress=False
-        )

@@ -17,20 +17,6 @@ def write_jsonl(path, rows):
     return str(path)
 
 
-@pytest.mark.slow
-def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_order(
-    standard_library,
-):
-    names = standard_library["name"]
-    assert len(names) > 200
-    assert "argparse.py" in names
-    assert not [
-        name for name in names if {"test", "tests", "site-packages"} & set(name.split("/")[:-1])
-    ]
-    assert list(names) == sorted(names, key=lambda name: name.split("/"))
-    assert list(load_documents("stdlib")["name"]) == list(names)
-
-
 def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=0)
     assert not set(training["name"]) & set(held_out["name"])
@@ -62,13 +48,9 @@ BROKEN = {
     "empty.jsonl": (b"", "the file is empty"),
     "column.jsonl": (b'{"a": "x"}\n', "has no column 'text'"),
     "record.jsonl": (b'{"text": {"a": 1}}\n', "row 1 has a dict in the column 'text'"),
-    "blank.jsonl": (b'{"text": " "}\n', "holds no text"),
     "cut.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2, column 9: it is no JSON"),
-    "cut.json": (b'[\n{"text": "a"},\n{"text": \n', "line 3"),
-    "list.jsonl": (b'{"text": "a"}\n[1]\n', "line 2: it is no object"),
     "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"]" * 100_000, "line 2.*too deeply"),
     "latin.txt": (b"abc\nd\xff\n", "line 2, byte 2: it is not UTF-8"),
-    "wide.txt": ("abc".encode("utf-16"), "line 1, byte 1: .*save it as UTF-8"),
     "nothing.parquet": (b"PARX", "cannot be read as parquet"),
     "wide.csv": (b"a,b\n1,2\n1,2,3\n", "line 3"),
     "text.docx": (b"abc", "Cannot tell the format"),

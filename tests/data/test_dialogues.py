@@ -49,12 +49,9 @@ def test_both_kinds_of_turns_are_read():
     [
         (SHAREGPT[1:], "roles out of order"),
         ([*SHAREGPT[:1], *SHAREGPT[:2]], "roles out of order"),
-        ([*MESSAGES[1:], MESSAGES[0]], "roles out of order"),
-        ([MESSAGES[0]], "roles out of order"),
         ([{"from": "tool", "value": "42"}], "unknown role"),
         ([{"from": "human", "value": None}], "no text"),
         ([{"from": "human", "value": "  "}], "no text"),
-        ([], "without turns"),
         (None, "without turns"),
     ],
 )
@@ -94,14 +91,8 @@ def test_columns_can_be_named(tmp_path):
     assert one.messages[1]["content"] == "Hello!"
     (one,), _ = read(tmp_path, rows, user="Q: {question}", assistant="{answer}")
     assert [message["content"] for message in one.messages] == ["Q: 2 + 2?", "4"]
-    (one,), _ = read(tmp_path, rows, user="{question}", regenerate=True)
-    assert [message["role"] for message in one.messages] == ["user"]
-    with pytest.raises(UserError, match=r"no column chat; its columns are id, talk"):
-        read(tmp_path, rows, column="chat")
     with pytest.raises(UserError, match=r"dialogues\.user asks for the column 'ask'"):
         read(tmp_path, rows, user="{ask}", assistant="{answer}")
-    with pytest.raises(UserError, match=r"dialogues\.assistant is not"):
-        read(tmp_path, rows, user="{question}")
 
 
 def test_a_count_takes_so_many_and_a_seed_which(tmp_path):

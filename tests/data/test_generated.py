@@ -2,8 +2,6 @@
 corpus.
 """
 
-import re
-
 import pytest
 
 from nde_talf.data.text.corpus import load_documents, split_documents
@@ -20,32 +18,9 @@ TABLES = (
 )
 
 
-@pytest.fixture(scope="module", params=GENERATED)
-def documents(request):
-    return dict(
-        zip(*(load_documents(request.param)[column] for column in ("name", "text")), strict=True)
-    )
-
-
 def test_the_text_does_not_change_from_one_version_of_python_to_the_next():
     assert GENERATED["arithmetic"]("arithmetic-0").startswith(ARITHMETIC)
     assert GENERATED["tables"]("tables-0").startswith(TABLES)
-
-
-def sums(text: str) -> list[tuple[int, int, int]]:
-    digits = r"((?:\d )*\d)"
-    found = re.findall(rf"The sum of {digits} and {digits} is {digits}\.", text)
-    return [tuple(int(number.replace(" ", "")) for number in each) for each in found]
-
-
-def test_sums_and_products_are_right():
-    text = "\n".join(load_documents("arithmetic")["text"][:300])
-    assert len(sums(text)) > 100 and all(a + b == c for a, b, c in sums(text))
-    drilled = re.findall(r"^(\d) x (\d) = (\d+), (right|wrong: \d+)\.$", text, re.MULTILINE)
-    assert len(drilled) > 1000
-    for a, b, said, verdict in drilled:
-        product = int(a) * int(b)
-        assert verdict == ("right" if int(said) == product else f"wrong: {product}")
 
 
 @pytest.mark.parametrize("source", BUILT_IN)

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from nde_talf.decoding.common.micro_batch import out_of_memory
-
 pytestmark = pytest.mark.slow
 
 TRACE = """
@@ -92,13 +90,6 @@ def test_the_peak_is_bounded_by_the_chunk_as_predicted(found):
     for found in (small, large):
         assert 0.8 * found["predicted"] < found["peak"] < 1.15 * found["predicted"], (small, large)
     assert large["peak"] > 2 * small["peak"]
-
-
-def test_a_lack_of_memory_is_known_by_the_words_of_cudas_libraries():
-    words = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-    assert out_of_memory(RuntimeError(words)) and not out_of_memory(
-        RuntimeError("CUBLAS_STATUS_INVALID_VALUE")
-    )
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(found):

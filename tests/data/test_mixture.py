@@ -34,11 +34,6 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
     assert load_mixture(mixture(tmp_path))["text"][:] == documents["text"][:]
 
 
-def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
-    texts = load_mixture(mixture(tmp_path, characters=500))["text"][:]
-    assert 500 <= sum(len(text) for text in texts if text.startswith("Q")) < 530
-
-
 @pytest.mark.parametrize(
     "changes, words",
     [

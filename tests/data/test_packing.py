@@ -36,12 +36,6 @@ def test_documents_that_fit_are_never_split(lengths):
     assert rows.padding == pytest.approx(1 - sum(lengths) / rows.tokens.numel())
 
 
-def test_documents_fill_the_gap_they_fit_best():
-    rows = pack_documents([document(length, length) for length in (6, 5, 4, 3, 2)], 10)
-    assert sorted(sorted(set(row.tolist())) for row in rows.tokens) == [[2, 3, 5], [4, 6]]
-    assert rows.padding == 0
-
-
 def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():
     rows = pack_documents([document(15, 1, 10), document(15, 2, 3), document(4, 3, 0)], 8, pad=9)
     assert rows.tokens.tolist() == [[1] * 8]

@@ -35,13 +35,6 @@ def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents
     )
 
 
-@pytest.mark.slow
-def test_prompts_are_a_function_of_documents_and_seed(held_out, tokenizer, prompts):
-    assert prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64)) == prompts
-    assert prompts_from_documents(held_out, 60, 1, tokenizer, (16, 64)) != prompts
-    assert prompts_from_documents(held_out, 20, 0, tokenizer, (16, 64)) == prompts[:20]
-
-
 def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
     one = held_out.select(
         [max(range(len(held_out)), key=lambda i: held_out[i]["text"].count("def "))]
@@ -49,19 +42,6 @@ def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
     assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
     with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
         prompts_from_documents(one, 6, 0, tokenizer, (16, 64))
-
-
-def test_other_text_gives_prompts_of_the_kind_in_its_column(tokenizer):
-    import datasets
-
-    words = " ".join(f"word{i}" for i in range(500))
-    documents = datasets.Dataset.from_dict(
-        {"name": ["a", "b"], "text": [words, words[::-1]], "kind": ["x", "y"]}
-    )
-    found = prompts_from_documents(documents, 4, 0, tokenizer, (8, 32))
-    assert {prompt.kind for prompt in found} == {"x", "y"}
-    plain = prompts_from_documents(documents.remove_columns("kind"), 4, 0, tokenizer, (8, 32))
-    assert {prompt.kind for prompt in plain} == {"text"}
 
 
 def test_a_kind_with_few_prompts_is_spread_over_all_of_them(tokenizer):

@@ -14,12 +14,6 @@ def rows():
     return TokenRows(tokens, tokens % 2 == 0, document)
 
 
-def test_plain_rows_are_one_document_each_in_which_everything_counts():
-    rows = TokenRows.plain(torch.arange(6).view(2, 3))
-    assert rows.loss.all() and not rows.packed
-    assert rows.document.tolist() == [[0, 0, 0], [0, 0, 0]]
-
-
 def test_rows_come_back_from_disk(rows, tmp_path):
     rows.save(tmp_path / "rows.safetensors")
     loaded = TokenRows.load(tmp_path / "rows.safetensors")
@@ -33,8 +27,3 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path):
     (tmp_path / "rows.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"rows\.safetensors.*cannot be read"):
         TokenRows.load(tmp_path / "rows.safetensors")
-
-
-def test_shapes_have_to_agree():
-    with pytest.raises(ValueError, match="shape"):
-        TokenRows(torch.zeros(2, 3).long(), torch.ones(2, 3).bool(), torch.zeros(2, 2).long())

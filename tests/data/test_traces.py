@@ -43,15 +43,6 @@ def trace(pair, names, micro_batch=4, **changes):
     )
 
 
-def test_columns_do_not_depend_on_micro_batch_or_chunk(pair):
-    one, other = trace(pair, ["t0.6"], 1, node_chunk=29), trace(pair, ["t0.6"], 64)
-    assert one["prompt_id"] == ["a"] * 2 and one["split"] == ["train"] * 2
-    assert one["context"].tolist() == [4, 12]
-    for name, column in one.items():
-        if isinstance(column, torch.Tensor):
-            assert torch.allclose(column, other[name], atol=1e-5), name
-
-
 def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     together = trace(pair, ["t0.6", "t1.0", "p0.9"])
     assert together["context"].tolist() == [4, 12] * 3

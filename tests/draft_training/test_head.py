@@ -19,7 +19,7 @@ from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam, target_features
+from nde_talf.draft_training.target_trees import target_features
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import (
     FAMILIES,
@@ -95,23 +95,6 @@ def test_gradients_of_trees_are_those_of_each_path_run_alone(head, tokens, detac
     pairs = [(a, b, b.abs().max()) for a, b in zip(ours, theirs, strict=True) if b is not None]
     equal = [torch.allclose(a / size, b / size, atol=1e-5, rtol=0) for a, b, size in pairs]
     assert all(equal) is not detach
-
-
-@torch.no_grad()
-def test_unseen_tokens_and_deeper_levels_do_not_reach_a_tree(head, tokens):
-    changed = tokens.clone()
-    changed[:, 5:] = (changed[:, 5:] + 1) % 29
-    roots, levels = torch.tensor([4]), random_levels(2, 1, 2, 2, 29)
-    one, two = (
-        head.tree_features(row, features_of(head, row), roots, levels) for row in (tokens, changed)
-    )
-    torch.testing.assert_close(one[-1], two[-1])
-    spec, roots = TreeSpec(2, 4), torch.arange(1, 8)
-    trees = target_beam(head.target, tokens, spec, roots, None, head.feature_layers)
-    deep = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
-    shallow = head.tree_features(tokens, trees.features, trees.roots, trees.levels[:1])
-    for a, b in zip(shallow, deep, strict=False):
-        torch.testing.assert_close(a, b)
 
 
 def test_decoding_with_the_exported_head_is_greedy_decoding(head, tmp_path):

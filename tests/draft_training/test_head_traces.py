@@ -5,20 +5,13 @@ are their labels.
 import pytest
 import torch
 
-from nde_talf.data.traces.label_chunks import labels
-from nde_talf.data.traces.super_trees import Prefix, draw_super_trees, sampled_super_trees
-from nde_talf.decoding.actions import TREE_INDEX, Action
-from nde_talf.decoding.policies.base import DecodingState
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.data.traces.super_trees import Prefix, draw_super_trees
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.decoding.tree import DraftTree, WarpedRows
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.head_traces import HeadDraft
-from nde_talf.selector.fingerprint import fingerprint, same_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
@@ -64,60 +57,3 @@ def test_every_row_is_the_heads_while_decoding(kind):
                 node = tree.add(node, token)
                 drafter.expand(tree, [node])
             assert torch.allclose(q[at, row], tree.q[node], atol=1e-5)
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_its_labels_are_the_tokens_of_a_step():
-    head, layout, context, samples, repeats = (
-        head_for("eagle"),
-        super_tree_layout(),
-        TRAJECTORY[:3],
-        60,
-        400,
-    )
-    target, draft = head.target, HeadDraft(head)
-    prefix, generator = Prefix(target, context), torch.Generator().manual_seed(1)
-    drawn = sampled_super_trees(
-        prefix,
-        draft.prefix(prefix),
-        torch.tensor([2]),
-        samples,
-        layout,
-        SETTING,
-        generator,
-        20,
-    )
-    found = [
-        labels(trees, target, draft, [(SETTING, SETTING)], ["traversal"], layout, 300)[0]
-        for trees in drawn
-    ]
-    estimated = torch.cat([part["traversal"] for part in found])
-    session, drafter, rng = (
-        TreeSession(target.hidden, target.device, target.dtype),
-        EagleDrafter(head),
-        Rng.seeded(3),
-    )
-    features, root = session.append(context[:-1].tolist()), int(context[-1])
-    drafter.start(context[:-1].tolist(), root, features, SETTING)
-    state = DecodingState(
-        root, len(context), 100, SETTING, warp(target.logits(features[-1]), SETTING), features[-1]
-    )
-    for action in (Action(1, 0, 3), Action(2, 1, 2)):
-        taken = []
-        for _ in range(repeats):
-            tree = Delayed(action).draft(state, drafter, rng)
-            tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
-            session.rollback()
-            drafter.rollback()
-            taken.append(1.0 + tree.depth[VERIFIERS["traversal"](tree, rng).end])
-        own, steps = estimated[:, TREE_INDEX[action]], torch.tensor(taken)
-        error = (own.var() / samples + steps.var() / repeats) ** 0.5
-        assert abs(own.mean() - steps.mean()) < 4 * error
-
-
-def test_it_has_a_fingerprint_of_its_own():
-    one, other = HeadDraft(head_for("eagle")), HeadDraft(head_for("eagle3"))
-    assert same_model(fingerprint(one), fingerprint(one)) and not same_model(
-        fingerprint(one), fingerprint(other)
-    )

@@ -12,7 +12,7 @@ from nde_talf.draft_training.train_lm import (
     fit,
     held_out_report,
 )
-from nde_talf.draft_training.trainer import CHECKPOINT, Position, RowBatches
+from nde_talf.draft_training.trainer import Position, RowBatches
 from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
@@ -73,14 +73,6 @@ def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(
     for name, weight in undisturbed.items():
         assert torch.equal(weight, resumed[name]), name
         assert torch.equal(weight, again[name]), name
-
-
-def test_the_checkpoint_holds_tensors_and_plain_values_alone_and_no_teacher(rows, target, tmp_path):
-    train(rows, TINY, tmp_path, target)
-    checkpoint = torch.load(tmp_path / CHECKPOINT, weights_only=True)
-    assert checkpoint["global_step"] == TINY.steps
-    assert set(checkpoint["state_dict"]) == {f"model.{name}" for name in target.state_dict()}
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [CHECKPOINT]
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(rows, target, tmp_path):

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.document_masks import (
     choose_roots,
     counted_roots,
@@ -15,7 +13,7 @@ from nde_talf.draft_training.document_masks import (
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadBatch, HeadModule
-from tests.draft_training.documents import LENGTHS, apart, packed
+from tests.draft_training.documents import apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 
 
@@ -95,24 +93,6 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
         torch.testing.assert_close(mine / scale, reference / scale, atol=1e-5, rtol=0)
 
 
-def test_what_does_not_count_leaves_the_loss_alone():
-    target, rows = tiny_target(), packed()
-    module = HeadModule(
-        random_head(target), HeadConfig(loss=TalfLoss(k=2), roots=0, chain_fraction=0.0)
-    )
-
-    def loss(rows: TokenRows) -> torch.Tensor:
-        return module.loss(HeadBatch(rows, torch.arange(1)), 0)[0]
-
-    other = TokenRows(rows.tokens.clone(), rows.loss, rows.document)
-    other.tokens[0, -3:] = 5  # padding
-    torch.testing.assert_close(loss(rows), loss(other))
-    alone = TokenRows(rows.tokens.clone(), rows.loss & (rows.document == 2), rows.document)
-    before = loss(alone)
-    alone.tokens[0, : sum(LENGTHS[:2])] = 7  # the documents in front of the one that counts
-    torch.testing.assert_close(loss(alone), before)
-
-
 @pytest.mark.parametrize("make", [random_head, random_eagle3])
 def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart(make):
     target = tiny_target(29)
@@ -124,7 +104,3 @@ def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart(m
     assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(
         other["kl"], rel=1e-4
     )
-    silent = packed()
-    silent.loss[:] = False
-    with pytest.raises(UserError, match="no token that counts"):
-        held_out_report(head, target, silent)

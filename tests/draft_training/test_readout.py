@@ -9,17 +9,14 @@ import torch
 from torch.nn import functional as F
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.losses import HeadReadout, node_metrics
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.heads import batch_of, check_law, random_eagle3, random_head
@@ -99,17 +96,6 @@ def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, 
 
 def along(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
-
-
-@torch.no_grad()
-def test_figures_are_of_the_targets_own_distribution(target, tokens):
-    head, features = random_head(target), target.hidden(*along(tokens), None, None).flatten(0, 1)
-    guesses = torch.randn_like(features)
-    found = node_metrics(guesses, features, HeadReadout.of(head, chunk=5))
-    p, q = logits_of(target, tokens).flatten(0, 1).softmax(-1), head.logits(guesses).softmax(-1)
-    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(-1), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found.overlap, torch.minimum(p, q).sum(-1), atol=1e-6, rtol=1e-5)
-    assert held_out_report(head, target, TokenRows.plain(tokens), k=2, depth=2)["roots"]
 
 
 @pytest.mark.parametrize("make", [granite, gemma2])

@@ -91,14 +91,3 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
     pause.unlink()
     thread.join(60)
     assert sorted(curve(tmp_path / "paused")) == [1, 2]
-
-
-def test_a_draft_is_distilled_and_its_overlap_followed(tmp_path):
-    """The overlap with the teacher rises."""
-    teacher = train(tmp_path / "target", settings())
-    assert teacher.config.tie_word_embeddings
-    draft = train(tmp_path / "draft", settings(layers=1, steps=30), teacher=teacher)
-    assert draft.config.num_hidden_layers == 1 and not draft.config.tie_word_embeddings
-    lines = (tmp_path / "draft" / "held_out.jsonl").read_text().splitlines()
-    overlaps = [json.loads(line)["code/overlap"] for line in lines]
-    assert overlaps[-1] > overlaps[0]

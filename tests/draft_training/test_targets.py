@@ -12,7 +12,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.label_source import INDEX, file_name, stored_labels
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, Labels, TalfLoss
 from nde_talf.draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
-from tests.draft_training.documents import packed
 from tests.draft_training.heads import random_head
 
 CONFIG = HeadConfig(
@@ -57,15 +56,6 @@ def test_labels_on_disk_give_the_loss_of_the_step(target, rows, tmp_path, name):
     assert 0 < abs(half - on_disk) < 2e-3 * on_disk
 
 
-def test_packed_rows_come_back_from_disk_as_they_are_online(target, tmp_path):
-    rows = packed()
-    batch = HeadBatch(rows, torch.arange(1))
-    head = random_head(target)
-    online = HeadModule(head, CONFIG).loss(batch, 0)[0]
-    on_disk = HeadModule(head, CONFIG, stored(target, rows, tmp_path)).loss(batch, 0)[0]
-    torch.testing.assert_close(on_disk, online, atol=1e-5, rtol=1e-5)
-
-
 def test_a_disk_that_is_too_small_is_refused_after_the_first_row(
     target, rows, tmp_path, monkeypatch
 ):
@@ -99,7 +89,3 @@ def test_training_from_disk_makes_the_labels_of_the_rows_that_it_sees(target, ro
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
         assert not torch.equal(ours, fresh)
-
-
-def test_labels_in_float16_are_read_under_bfloat16(target, rows, tmp_path):
-    fit_head(target, rows, replace(config_of(dtype="float16"), precision="bf16-mixed"), tmp_path)

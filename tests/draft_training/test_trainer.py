@@ -94,12 +94,8 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked_for(
 def test_a_name_chooses_a_loss_and_its_other_keys():
     config = HeadConfig(loss={"name": "hass", "distillation": 5})
     assert config.loss == HassLoss(distillation=5.0)
-    with pytest.raises(UserError, match=r"draft\.loss\.name=foo: there is none; choose from talf"):
-        HeadConfig(loss={"name": "foo"})
     with pytest.raises(UserError, match=r"draft\.loss\.top: there is no such key"):
         HeadConfig(loss={"name": "talf", "top": 3})
-    with pytest.raises(UserError, match=r"draft\.loss=hass"):
-        HeadConfig(loss="hass")
 
 
 def test_a_language_model_that_cannot_be_is_refused():

@@ -226,19 +226,6 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
     assert torch.equal(texts[0], texts[2]) and not torch.equal(texts[0], texts[1])
 
 
-def test_the_model_is_left_as_it_was(pair):
-    model = module(*FAMILIES["llama"]).eval()
-    before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]
-    model.generation_config.top_k, size = 7, sum(own.numel() for own in model.parameters())
-    model.generate(**batch(1), max_new_tokens=5, custom_generate=speculate(pair[1]))
-    assert (
-        model.generation_config.top_k == 7
-        and sum(own.numel() for own in model.parameters()) == size
-    )
-    for own, (wants, value) in zip(model.parameters(), before, strict=True):
-        assert own.requires_grad == wants and torch.equal(own, value)
-
-
 class Counting(LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores
@@ -310,24 +297,6 @@ def test_a_model_for_images_continues_a_text_and_refuses_an_image():
             model.generate(**asked, **given, custom_generate=ours)
 
 
-def test_a_processor_that_is_said_to_be_stateless_is_asked_one_text_at_a_time(pair):
-    class Even(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            assert len(input_ids) == len(scores) == 1
-            return scores.index_fill(1, torch.arange(int(input_ids[0, -1]) % 2, V, 2), -1e9)
-
-    asked = batch(1) | {
-        "max_new_tokens": 20,
-        "do_sample": False,
-        "logits_processor": LogitsProcessorList([Even()]),
-    }
-    theirs = pair[0].generate(**asked)
-    assert torch.equal(
-        pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE, stateless=[Even])),
-        theirs,
-    )
-
-
 # The law of what `generate` prepares, over the tiny target's four tokens.
 PREPARED = {
     "temperature": 0.9,
@@ -379,29 +348,6 @@ def test_the_exact_law_is_that_of_the_processed_logits(policy):
         )
         < 1e-6
     )
-
-
-@pytest.mark.parametrize("device", [False, True])
-def test_processors_that_see_logits_alone_leave_the_tree_on_the_device(device):
-    decoder = SpeculativeDecoder(
-        TARGET,
-        LMDrafter(DRAFT),
-        Delayed(Action(2, 0, 1)),
-        "specinfer",
-        device=device,
-        process=RowProcess([TopKLogitsWarper(2)], Row(PROMPT, PROMPT), frozenset(), 10),
-    )
-    assert decoder.device == device
-    law = exact_law(
-        lambda rng: tuple(decoder.generate(PROMPT, 2, SamplingSetting(0.9), rng).tokens)
-    )
-    cut = SpeculativeDecoder(
-        TARGET, LMDrafter(DRAFT), Delayed(Action(2, 0, 1)), "specinfer", device=False
-    )
-    same = exact_law(
-        lambda rng: tuple(cut.generate(PROMPT, 2, SamplingSetting(0.9, top_k=2), rng).tokens)
-    )
-    assert distance(law, same) < 1e-6
 
 
 @pytest.mark.law

@@ -166,17 +166,6 @@ def test_four_requests_at_once_get_the_text_of_plain_decoding(found, kind):
     assert len({tuple(text) for text in found["plain"]}) == 4
 
 
-def test_lengths_differ_between_requests_and_steps(found):
-    """They are the fixed ones where there is no selector."""
-    lengths = found["selector"]["lengths"]
-    assert (
-        len({tuple(row[:5]) for row in lengths}) > 1
-        and len({length for row in lengths for length in row}) > 2
-    )
-    assert max(length for row in lengths for length in row) <= LENGTHS["selector"]
-    assert {length for row in found["fixed"]["lengths"] for length in row} == {DRAFTED}
-
-
 def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(found, pair, prompts):
     """Step by step, up to the last one, which vLLM cuts where the text ends."""
     target, draft = pair

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.decoding.actions import TREES, Action, tree_index
+from nde_talf.decoding.actions import Action, tree_index
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -25,11 +25,9 @@ from nde_talf.selector.chains import PathLengths, at_batch
 from nde_talf.selector.latency import SHAPES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.roots import PricedRoots, draft_only
-from nde_talf.selector.train import new_selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
-from tests.selector.examples import CONFIG, DEPTH, TABLE, roots, schema
+from tests.selector.examples import DEPTH, TABLE, schema
 
 VOCABULARY, DRAFTED, NEW = 16, 4, 40
 TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.05)
@@ -145,16 +143,6 @@ def test_steps_are_those_of_our_loop(texts):
     assert len({tau for row in taus for tau in row}) > 1
 
 
-def test_no_draft_reaches_beyond_the_longest_text():
-    own = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
-    assert [len(draft) for draft in own.propose([[1, 2, 3], [1], [], [1, 2, 3, 4, 5]], 5)] == [
-        2,
-        0,
-        0,
-        0,
-    ]
-
-
 @pytest.fixture(scope="module")
 def selector() -> Selector:
     """Of the draft's features alone, with random weights that choose several lengths."""
@@ -235,14 +223,11 @@ def test_prices_are_those_of_the_batch():
 def test_what_cannot_draft_is_refused(tmp_path, selector):
     save_head(random_head(TARGET), tmp_path / "head")
     for given, words in (
-        ({"draft": ""}, "draft="),
         ({"draft": "nowhere/draft"}, "draft='nowhere/draft'.*no such folder"),
         ({"draft": str(tmp_path), "selector": "gone"}, "selector='gone'"),
-        ({"draft": str(tmp_path), "forward": "fast"}, "forward='fast'"),
         ({"draft": str(tmp_path / "head")}, "draft head.*head_method"),
         ({"draft": "ngram", "selector": str(tmp_path)}, "n-grams have none"),
         ({"draft": "ngram", "idle": -1}, "idle"),
-        ({"draft": "ngram", "tokens_at_once": 3}, "tokens_at_once"),
         (None, KEY),
     ):
         with pytest.raises(UserError, match=words):
@@ -255,26 +240,7 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         PathLengths(Selector(schema(6, DRAFT.hidden_size)), DRAFT, 8, GREEDY, TABLE)
     with pytest.raises(UserError, match="hidden size 99"):
         PathLengths(Selector(schema(0, 99)), DRAFT, 8, GREEDY, TABLE)
-    with pytest.raises(UserError, match="1 to 16"):
-        PathLengths(selector, DRAFT, 17, GREEDY, TABLE)
     asked = for_vllm("ngram", tokens=5)
     assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer" and Options.read(
         asked["additional_config"][KEY]
     )
-
-
-def test_training_on_draft_features_alone_needs_no_target():
-    """A selector for roots without the target's states does not look at the target's scalars
-    either.
-    """
-    some = PricedRoots.of(draft_only(roots(40, 0)), ["specinfer"], [TABLE])
-    made = new_selector(some, CONFIG).eval()
-    assert made.schema.target_hidden == 0 and made.schema.draft_hidden == 4
-    scalars, seconds = some.priced(0)
-    other = scalars.clone()
-    other[:, [0, 3, 4, 5]] = 7.0
-    states = some.roots.states
-    assert torch.equal(made(*states, scalars, seconds), made(*states, other, seconds))
-    other[:, 1] += 1
-    assert not torch.equal(made(*states, scalars, seconds), made(*states, other, seconds))
-    assert made(*states, scalars, seconds).shape == (40, len(TREES))

@@ -1,6 +1,5 @@
 """Throughput, the objective's gradient, static choices and the latency table."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,7 @@ import torch
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.static import StaticShapes
 from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
-from nde_talf.selector.measure import Conditions, measure_latency
 from nde_talf.selector.objective import (
     best_static,
     deviance,
@@ -90,12 +87,6 @@ def test_the_mean_over_a_text_is_that_of_its_steps():
     )
 
 
-def test_best_static_keeps_to_what_is_allowed():
-    efficiency, seconds = torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(1, 3)
-    assert best_static(efficiency, seconds) == 2
-    assert best_static(efficiency, seconds, torch.tensor([True, True, False])) == 1
-
-
 def test_a_step_costs_its_draft_passes_and_one_target_pass():
     seconds = table().steps(torch.tensor([10.0]))[0]
     for action, expected in (
@@ -108,32 +99,12 @@ def test_a_step_costs_its_draft_passes_and_one_target_pass():
     assert len(seconds) == len(TREES)
 
 
-def test_wider_trees_cost_more_where_nodes_do():
-    seconds = table(node=1.0).steps(torch.tensor([10.0]))[0]
-    by_k = [float(seconds[TREE_INDEX[Action(k, 0, 2)]]) for k in (1, 2, 3, 4)]
-    assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(
-        6.0
-    )  # 2 nodes for each branch
-
-
 def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
     x, y = torch.tensor([2.0, 2.5, 5.0]), torch.tensor([3.0, 1.0, 4.0])
     values = [[1 + 2 * r + 3 * c for c in (1, 4)] for r in (2, 5)]
     assert torch.allclose(bilinear([2, 5], [1, 4], values, x, y).float(), 1 + 2 * x + 3 * y)
     outside = bilinear([2, 5], [1, 4], values, torch.tensor([0.0, 9.0]), torch.tensor([0.0, 9.0]))
     assert outside.tolist() == [values[0][0], values[1][1]]
-
-
-def test_latency_table_round_trip_and_a_foreign_file(tmp_path):
-    table().save(tmp_path / "latency.json")
-    assert LatencyTable.load(tmp_path / "latency.json") == table()
-    content = json.loads((tmp_path / "latency.json").read_text())
-    cut = {**content, "target": content["target"][:1]}
-    negative = {**content, "draft": [[-1.0, 1.0]] * 2}
-    for text in ("{}", "[]", "not JSON", json.dumps(cut), json.dumps(negative)):
-        (tmp_path / "other.json").write_text(text)
-        with pytest.raises(UserError, match=r"other.json"):
-            LatencyTable.load(tmp_path / "other.json")
 
 
 def test_a_table_of_another_pair_is_named(tmp_path):
@@ -183,32 +154,6 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     exact = sloped.steps(context[:3])
     assert (seconds[:3, : len(TREES)] - exact).abs().max() <= SPACING / 2 + 1
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_a_device", [False, True])
-def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
-    monkeypatch.setattr("nde_talf.selector.measure.asynchronous", lambda _: on_a_device)
-    monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
-    target, draft = tiny_pair(16)
-    static = StaticShapes(128) if on_a_device else None
-    measured = measure_latency(
-        target,
-        draft,
-        [1, 2, 3],
-        [8, 24],
-        ["specinfer", "traversal", "gbv"],
-        1,
-        Conditions(static=static),
-    )
-    assert measured.contexts == [8, 24] and set(measured.verify) == {
-        "specinfer",
-        "traversal",
-        "gbv",
-    }
-    measured.check_models(target, draft, "own.json")
-    for row in (*measured.target, *measured.draft, *measured.verify.values()):
-        assert row == sorted(row) and row[0] > 0
 
 
 def test_deviance_is_least_at_the_mean_of_noisy_labels_where_a_logarithm_is_not():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
+from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -88,15 +88,6 @@ def test_equal_draws_are_merged_in_prices_as_they_were_when_measured():
     assert float(seconds[TREE_INDEX[Action(1, 0, 12)]]) == pytest.approx(12 * 0.1 + 13)
 
 
-def test_the_first_draft_pass_of_a_step_has_a_price_of_its_own():
-    cold = replace(TABLE, first=[0.7, 0.9])
-    at = torch.tensor([1, 100])
-    for row, first in enumerate(cold.first):
-        difference = cold.steps(at)[row] - TABLE.steps(at)[row]
-        assert torch.allclose(difference, torch.full_like(difference, first - 0.1))
-    assert torch.equal(cold.steps_eq11(at), TABLE.steps_eq11(at))  # Eq. 11 knows one time a pass
-
-
 @pytest.mark.parametrize(
     "key,value,where",
     [
@@ -107,9 +98,6 @@ def test_the_first_draft_pass_of_a_step_has_a_price_of_its_own():
         ),
         ("target", [[1.0, None], [1.0, 1.0]], r"target\.0\.1: it should be a valid number"),
         ("draft", [[1.0, 1.0], [float("nan"), 1.0]], r"not JSON compliant"),
-        ("verify", {"nss": [1.0]}, r"'verify.nss' has to be a grid of 2 numbers"),
-        ("first", [1.0], r"'first' has to be a grid of 2"),
-        ("branches", [[1.0] * 8], r"'branches' has to be a grid of 4 x 8"),
         ("sequences", [4, 2], r"'sequences' must be numbers of at least 0 that rise"),
         ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' has to be a grid of 2 x 2 x 2"),
     ],
@@ -138,13 +126,6 @@ def test_a_table_measured_under_load_is_refused():
         replace(TABLE, disagreement=0.13).check_quiet("table.json")
 
 
-def test_profiling_needs_room_for_its_steps():
-    target, draft = tiny_pair(16)
-    target.max_context = 60
-    with pytest.raises(UserError, match="profiling needs a context of"):
-        measure_latency(target, draft, [1, 2], [8], repeats=1)
-
-
 @pytest.mark.slow
 def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path, monkeypatch):
     monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
@@ -166,15 +147,6 @@ def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path, monkeypa
     )
     table.save(tmp_path / "table.json")
     assert LatencyTable.load(tmp_path / "table.json") == table
-
-
-def test_plain_decoding_has_a_price_of_its_own():
-    at = torch.tensor([8, 24])
-    own = replace(TABLE, autoregressive=[0.25] * len(TABLE.contexts))
-    assert own.plain(at).tolist() == [0.25, 0.25]
-    assert (
-        TABLE.plain(at).tolist() == TABLE._target(at.double(), torch.ones(2)).tolist()
-    )  # and no rule: the table has none
 
 
 def of_many_contexts(count: int, seed: int, longest: int):
@@ -262,7 +234,3 @@ def test_a_fingerprint_survives_half_precision_and_knows_other_weights():
     assert not same_model(before, fingerprint(tiny_model(16, layers=2)))
     model.module.to(torch.bfloat16)
     assert same_model(before, fingerprint(model))
-
-
-def test_every_tree_has_a_price():
-    assert TABLE.steps(torch.tensor([1, 64, 10_000])).shape == (3, len(TREES))

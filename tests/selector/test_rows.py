@@ -3,10 +3,6 @@ left behind.
 """
 
 import gc
-import pickle
-import subprocess
-import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,14 +11,11 @@ import torch
 
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import remove_temporaries
 from nde_talf.decoding.features import SCALARS
-from nde_talf.selector import roots as module
 from nde_talf.selector import rows as files
 from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces
 from nde_talf.selector.rows import columns
-from nde_talf.selector.train import train_selector
-from tests.selector.examples import CONFIG, TABLE, roots
+from tests.selector.examples import TABLE, roots
 
 NAMES = ("h_p_previous", "h_q_previous", "h_q_root")
 
@@ -86,38 +79,6 @@ def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
         assert torch.equal(a.efficiency, priced[0].efficiency[chosen][[0, 2, 1]])
 
 
-@pytest.mark.slow
-def test_a_selector_trained_from_files_has_the_same_weights(tmp_path, monkeypatch):
-    found = []
-    for in_memory in (True, False):
-        training, validation = (
-            PricedRoots.of(read(tmp_path, in_memory, split), ["specinfer"], [TABLE])
-            for split in ("train", "validation")
-        )
-        config = replace(CONFIG, epochs=2, folds=2)
-        found.append(
-            train_selector(training, validation, config, tmp_path / f"training {in_memory}")[
-                0
-            ].state_dict()
-        )
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_parts_of_the_roots_give_the_logits_of_all(tmp_path, monkeypatch):
-    some = PricedRoots.of(read(tmp_path, False), ["specinfer"], [TABLE])
-    action = torch.arange(120) % 7
-
-    def network(p, q, root, scalars, seconds):
-        return p[:, :1] * seconds + root[:, :1] - q[:, :1] + scalars[:, :1]
-
-    whole = some.logits(network, 0), *some.steps(action, 0)
-    monkeypatch.setattr(module, "PART", 7)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(whole, (some.logits(network, 0), *some.steps(action, 0)), strict=True)
-    )
-
-
 def test_folds_copy_no_states_and_files_vanish(tmp_path):
     some = read(tmp_path, False)
     half = some.where(torch.arange(120) < 60)
@@ -128,22 +89,6 @@ def test_folds_copy_no_states_and_files_vanish(tmp_path):
     del some, half
     gc.collect()
     assert not file.exists()
-
-
-def test_another_process_reads_the_same_file_and_leaves_it(tmp_path):
-    some = read(tmp_path, False).h_q_root
-    code = (
-        "import pickle, sys; rows = pickle.load(open(sys.argv[1], 'rb'));"
-        " print(float(rows[:].sum()), rows.shape)"
-    )
-    (tmp_path / "rows").write_bytes(pickle.dumps(some))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True, text=True
-    )
-    assert done.stdout.split(maxsplit=1) == [str(float(some[:].sum())), "(120, 4)\n"], done.stderr
-    assert list((tmp_path / "run").iterdir())
-    remove_temporaries(tmp_path / "run")  # as after a kill
-    assert not list((tmp_path / "run").iterdir())
 
 
 def test_a_file_that_the_disk_cannot_hold_is_refused_before_it_is_written(tmp_path, monkeypatch):

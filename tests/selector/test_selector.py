@@ -2,12 +2,10 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.checkpoint import CHECKPOINT
@@ -33,7 +31,6 @@ from nde_talf.selector.train import (
     SelectorModule,
     cross_fit,
     fit_selector,
-    new_selector,
     prompt_folds,
     train_selector,
 )
@@ -59,15 +56,6 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_batches(tmp_path):
-    training, validation = priced(800, 0), priced(200, 1)
-    selector, _ = fit_selector(
-        training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False
-    )
-    assert evaluate_offline(selector, training, validation, 0)["all"]["selector"][1] > 1.1
-
-
-@pytest.mark.slow
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = priced(800, 0, tables=tables), priced(200, 1, tables=tables)
@@ -82,21 +70,6 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
         DEPTH[probabilities(selector, validation, 1).argmax(-1)] <= 2
     )  # where drafting is dear
     assert shallow.float().mean() > 0.98
-
-
-@pytest.mark.slow
-def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
-    training, validation = priced(800, 0, "specinfer", "gbv"), priced(200, 1, "specinfer", "gbv")
-    selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
-    picked = [
-        action_at(int(i), training.verifiers)[0]
-        for i in probabilities(selector, validation, 0).argmax(-1)
-    ]
-    right = [
-        name == ("gbv" if h > 0 else "specinfer")
-        for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)
-    ]
-    assert np.mean(right) > 0.75  # by chance: 0.5
 
 
 @pytest.mark.slow
@@ -145,24 +118,6 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     assert 1 <= crossed.epochs <= 24
     again = cross_fit(training, config, tmp_path / "different", "")  # from its files
     assert again == crossed
-
-
-def test_without_a_fallback_the_network_is_exported_whatever_it_won(tmp_path):
-    training, validation = priced(160, 0, alike=True), priced(80, 1, alike=True)
-    preset = yaml.safe_load(Path("configs/selector/nde.yaml").read_text())
-    config = replace(CONFIG, epochs=2, folds=2, **preset)
-    selector, crossed = train_selector(training, validation, config, tmp_path)
-    assert crossed.gains[0][1] <= 1 + config.min_gain and selector.schema.learned == (True,)
-
-
-def test_random_initial_weights_prefer_no_tree():
-    training, config = priced(80, 0), replace(CONFIG, sharpness=0.0)
-    at_random, static = (
-        probabilities(new_selector(training, replace(config, initialisation=name)), training, 0)
-        for name in ("random", "static")
-    )
-    assert at_random.max() < 3 / len(TREES)
-    assert (static.argmax(-1) == training.static()[0, 0]).all()
 
 
 def test_folds_keep_a_prompt_together_and_need_prompts_enough():
@@ -277,16 +232,6 @@ def test_traces_that_cannot_be_learnt_from_are_named():
     broken = np.full((60, 2, len(TREES)), np.nan, dtype=np.float32)
     with pytest.raises(UserError, match="NaN"):
         roots_from_traces(traces(60, specinfer=broken), ["specinfer"])
-
-
-def test_few_roots_of_a_setting_are_told(capsys):
-    said: list[str] = []
-    assert len(roots_from_traces(traces(60), ["specinfer"], said.append)) == 60 and not said
-    temperature = np.array([0.5] * 49 + [1.0] * 51, dtype=np.float32)
-    roots_from_traces(traces(100, temperature=temperature), ["specinfer"], said.append)
-    assert (
-        len(said) == 1 and "temperature 0.5" in said[0] and "49" in said[0] and "noise" in said[0]
-    )
 
 
 def test_loading_names_what_is_wrong(tmp_path):

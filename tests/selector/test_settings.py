@@ -11,15 +11,9 @@ from nde_talf.selector.train import cosine
     ("values", "words"),
     [
         ({"verifiers": []}, r"selector\.verifiers=\[\]: List should have at least 1"),
-        ({"tables": []}, r"selector\.tables=\[\]: List should have at least 1"),
         ({"verifiers": ["bv"]}, r"selector\.verifiers: bv verifies single paths.*use traversal"),
         ({"pricing": "eq12"}, r"selector\.pricing=eq12: there is none; choose from table, eq11"),
         ({"epochs": 0}, r"selector\.epochs=0: it should be greater than or equal to 1"),
-        ({"folds": 1}, r"selector\.folds=1: it should be greater than or equal to 2"),
-        ({"devices": 0}, r"selector\.devices=0"),
-        ({"batch": 0}, r"selector\.batch=0"),
-        ({"hidden": [8]}, r"selector\.hidden=\[8\]: List should have at least 2"),
-        ({"hidden": [8, 0]}, r"selector\.hidden\[1\]=0"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_its_key(values, words):
