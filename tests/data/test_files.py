@@ -69,7 +69,7 @@ def start(path, word: str, seconds: float) -> subprocess.Popen:
 
 def test_two_writers_do_not_share_a_temporary_name_and_a_killed_ones_is_removed(tmp_path):
     path = tmp_path / "file"
-    slow, killed = start(path, "slow", 1.0), start(path, "killed", 60)
+    killed, slow = start(path, "killed", 60), start(path, "slow", 1.0)
     write_atomically(path, lambda temporary: temporary.write_text("ours"))
     assert path.read_text() == "ours"
     assert slow.wait(30) == 0 and path.read_text() == "slow"
