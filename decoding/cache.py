@@ -37,7 +37,7 @@ class Slots:
         """Return True if these keys and values of `layer` fit this tensor's shape and device."""
         pairs = ((layer.keys, keys), (layer.values, values))
         return self.states is None or all(
-            own.shape[1::2] == new.shape[1::2] and own.device == new.device for own, new in pairs
+            held.shape[1::2] == new.shape[1::2] and held.device == new.device for held, new in pairs
         )
 
     def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:

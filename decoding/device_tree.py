@@ -114,8 +114,7 @@ class DeviceTree:
         """Add different children at every tip, as many as its count.
 
         `take` gets rows of q [m, V] and returns tokens [m, most] that differ while there is mass in
-        q,
-        and the mass [m, most] that each was drawn from, or None for tokens that were not drawn.
+        q, and the mass [m, most] that each was drawn from, or None for tokens that were not drawn.
         """
         wanted, most = (
             [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count],

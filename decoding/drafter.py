@@ -218,26 +218,25 @@ class SessionDrafter(Drafter):
         """Run `tokens`; the one at index `root` is the new root.
 
         before: the point before the first token. A sequence that begins with two or more tokens
-        does
-        not need it.
+        does not need it.
         """
         hidden = self.session.append(tokens, **inputs)
         if isinstance(root, Tensor) and before is not None:
             hidden = torch.cat([before.hidden[None], hidden]).index_select(
                 0, torch.cat([root, root + 1])
             )
-        self._rows, self._states, found = {}, [hidden[-1:]], list[Tensor]()
+        self._rows, self._states, both_rows = {}, [hidden[-1:]], list[Tensor]()
 
         def q(row: int) -> Tensor:
             """Return q before the root (-2) or at it (-1): both rows, unless the root is first."""
-            if row + (len(found[-1]) if found else 0) < 0:
+            if row + (len(both_rows[-1]) if both_rows else 0) < 0:
                 text = [] if self.processed is None else self.processed.text
-                found.append(
+                both_rows.append(
                     self._distribution(
                         hidden[row:], [text[: len(text) + at + 1] for at in range(row, 0)]
                     )
                 )
-            return found[-1][row]
+            return both_rows[-1][row]
 
         self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))
         if hidden.shape[0] > 1:

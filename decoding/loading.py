@@ -42,9 +42,8 @@ def load_module(
         UserError: there is no causal LM; a library that reads its quantised weights is missing; its
             checksums (of a model that this project trained) are not those of its files; a weight is
             missing, has another shape than config.json says, belongs to a layer in which
-            config.json
-            knows of none, or is not a finite number. The message names `name`, the folder and the
-            weights.
+            config.json knows of none, or is not a finite number. The message names `name`, the
+            folder and the weights.
     """
     from transformers import AutoConfig
 
@@ -88,8 +87,8 @@ def load_module(
             f"{name}={folder}: no causal language model could be loaded from there ({why}). "
             "Give a folder with config.json and safetensors weights, or a hub name."
         ) from error
-    model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
-    _check_names(model, found, f"{name}={folder}")
+    model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    _check_names(model, report, f"{name}={folder}")
     if not (quantised or device_map):
         model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
@@ -155,8 +154,8 @@ def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
 
 def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
     mismatched = [
-        f"{key} {tuple(stored)}, not {tuple(wanted)}"
-        for key, stored, wanted in found["mismatched_keys"]
+        f"{key} {tuple(stored)}, not {tuple(expected)}"
+        for key, stored, expected in found["mismatched_keys"]
     ]
     faults = {
         "are missing": sorted(found["missing_keys"]),
@@ -179,7 +178,7 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
     belongs to a larger model around it.
     """
     modules = dict(model.named_modules())
-    found = []
+    foreign = []
     for name in unexpected:
         if name.endswith(_POSITIONS):
             continue
@@ -189,8 +188,8 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
         if inside or any(
             isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at in numbers
         ):
-            found.append(name)
-    return found
+            foreign.append(name)
+    return foreign
 
 
 @torch.no_grad()

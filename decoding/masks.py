@@ -189,11 +189,11 @@ def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
     sizes = {
         kind: optional(config, _SIZES[kind]) if kind in _SIZES else None for kind in sorted(kinds)
     }
-    found = {
+    windows_by_kind = {
         kind: Window(size, kind == "chunked_attention") if size else None
         for kind, size in sizes.items()
     }
-    return found if any(found.values()) else {}
+    return windows_by_kind if any(windows_by_kind.values()) else {}
 
 
 def row_masks(

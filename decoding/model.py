@@ -204,10 +204,8 @@ class CausalModel:
         """Return `hidden`, or a function like it that adds the residual stream after some `layers`.
 
         Its states are [B, n, (1 + len(layers)) H], from one pass: the hidden states, then the
-        residual
-        stream after so many decoder layers, ascending (0: the embeddings). This is vLLM's numbering
-        of
-        auxiliary hidden states. Every call returns one and the same function.
+        residual stream after so many decoder layers, ascending (0: the embeddings). This is vLLM's
+        numbering of auxiliary hidden states. Every call returns one and the same function.
 
         Raises:
             UserError: the model's decoder layers are not where Llama has them.
@@ -232,8 +230,7 @@ class CausalModel:
 
         Returns:
             The hidden states [..., H] and the features: the layers' [..., len(layers) H], or the
-            hidden
-            states if there are no layers.
+            hidden states if there are no layers.
         """
         if not layers:
             return states, states
@@ -248,8 +245,8 @@ class CausalModel:
             if (
                 self.native and type(self.lm_head) is nn.Linear
             ):  # without the calls that a module makes
-                own = self.lm_head._parameters
-                logits = product(hidden, cast("Tensor", own["weight"]), own["bias"])
+                weights = self.lm_head._parameters
+                logits = product(hidden, cast("Tensor", weights["weight"]), weights["bias"])
             else:
                 logits = self.lm_head(hidden).to(self.device)
             return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
@@ -268,8 +265,7 @@ class CausalModel:
         """Set `native` if `forward` asks for it and its logits agree with transformers'.
 
         If it is not used, transformers' forward pass is checked. Returns which forward pass it is,
-        and
-        why.
+        and why.
 
         Raises:
             UserError: neither can be used.
@@ -344,8 +340,7 @@ class CausalModel:
         """Return the difference between two branches in one pass and each alone in transformers'.
 
         The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
-        long
-        that attention goes in two parts there.
+        long that attention goes in two parts there.
         """
         tokens = [token % self.vocab_size for token in range(1, 8)]
         longer = min(OPEN, self.max_context - 8) if self.device.type == "cuda" else 0

@@ -172,21 +172,20 @@ class NgramDrafter(Drafter):
         """Estimate the probability that a token drafted at a match of this size is accepted.
 
         It is the fraction in this sequence so far, with `size` acceptances and one rejection
-        supposed
-        before it. The longer a match, the more it is trusted.
+        supposed before it. The longer a match, the more it is trusted.
         """
         tested = self.tested.get(size, Tested())
         return (tested.accepted + size) / (tested.nodes + size + 1)
 
     def match(self, tree: DraftTree, node: int) -> Match:
         """Return the match at a node; its parent has been asked for before."""
-        found = self._matches.get(node)
-        if found is None:
-            found = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
-            if found is None:
-                found = self.index.match([tree.tokens[each] for each in tree.path(node)])
-            self._matches[node] = found
-        return found
+        match = self._matches.get(node)
+        if match is None:
+            match = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
+            if match is None:
+                match = self.index.match([tree.tokens[each] for each in tree.path(node)])
+            self._matches[node] = match
+        return match
 
     def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""

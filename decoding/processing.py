@@ -82,7 +82,7 @@ class Processed:
             return self.process([], logits)
         if self._length != len(self.text):
             self._length, self._rows = len(self.text), {}
-        found = list(logits.float())
+        results = list(logits.float())
         for length in sorted({len(text) for text in texts}):
             at = [row for row, text in enumerate(texts) if len(text) == length]
             self._rows |= dict.fromkeys((tuple(texts[row]) for row in at), None)
@@ -90,8 +90,8 @@ class Processed:
                 for row, processed in zip(
                     asked, self.process([texts[row] for row in asked], logits[asked]), strict=True
                 ):
-                    self._rows[tuple(texts[row])] = found[row] = processed
-        return torch.stack(found)
+                    self._rows[tuple(texts[row])] = results[row] = processed
+        return torch.stack(results)
 
     def _possible(self, text: list[int]) -> bool:
         """Return False if the last token may not follow the others, as far as these were asked.

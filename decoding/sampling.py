@@ -247,8 +247,7 @@ class Rng:
         """Draw indices in proportion to `weights`, by inverse cdf.
 
         Weights are float32 or float64, >= 0 and not all 0; they need not sum to 1. An index of
-        weight 0
-        is never returned.
+        weight 0 is never returned.
 
         An index of weight 0 is never returned.
 
@@ -294,8 +293,8 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     below = torch.nextafter(
         total, torch.zeros_like(total)
     )  # rounding must not take a search beyond the last weight
-    found = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
-    return found.clamp_(max=weights.shape[-1] - 1)
+    index = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
+    return index.clamp_(max=weights.shape[-1] - 1)
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
@@ -306,7 +305,7 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     Raises:
         ValueError: a row has no positive, finite total.
     """
-    cdfs, found = rows.cumsum(-1, dtype=torch.float64).numpy(), []
+    cdfs, indices = rows.cumsum(-1, dtype=torch.float64).numpy(), []
     for row, uniform in zip(at, uniforms, strict=True):
         cdf = cdfs[row]
         total = cdf.item(-1)
@@ -315,15 +314,15 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
         index = int(cdf.searchsorted(uniform * total, "right"))
         if index == len(cdf):  # the product was rounded up
             index = int(rows[row].nonzero()[-1])
-        found.append(index)
-    return found
+        indices.append(index)
+    return indices
 
 
 def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """`search` in one go: on a device a call or a transfer is what costs."""
     index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
-    found = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
-    numbers = torch.cat([found.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
+    places = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
+    numbers = torch.cat([places.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
     _with_mass(numbers[len(at) :])
     return [int(number) for number in numbers[: len(at)]]
 

@@ -96,10 +96,8 @@ class TreeSession:
         Args:
             tokens: [n].
             parents: tree rows (-1: the end of the prefix). If only the device knows them: which
-                rows
-                each one sees, bool [n, rows + n], itself included; until `commit`, no parents can
-                be
-                given then.
+                rows each one sees, bool [n, rows + n], itself included; until `commit`, no parents
+                can be given then.
             **inputs: further arguments of `forward`, one row for each token.
 
         Returns:

@@ -166,8 +166,7 @@ class FixedPasses:
         """Run every size twice, over rows that see and write nothing but the last slot.
 
         torch compiles a function in the first call, and makes its CUDA graph in the second. inputs:
-        one
-        row of each.
+        one row of each.
         """
         self.warm = True
         nowhere = self.capacity - 1

@@ -179,7 +179,7 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
     accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
     counts, largest = Counter(accepted), max(drafted, default=0)
     histogram = [counts[number] for number in range(largest + 1)]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
         "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
         "acceptance_histogram": histogram,
@@ -191,7 +191,7 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
         "num_draft_tokens": sum(drafted),
         "num_spec_tokens": largest,
     }
-    return found | (
+    return figures | (
         {"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {}
     )
 

@@ -181,8 +181,10 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
 
 
 def _check_sources(config: Config) -> None:
-    """Raise UserError for a file that is not there, or that a preset leaves to the user and was not
-    given.
+    """Check that every file that a user gives, or that a preset leaves to the user, is there.
+
+    Raises:
+        UserError: a file is missing, or was not given.
     """
     folders = {
         "model.target": config.model.target,

@@ -1,4 +1,4 @@
-"""What the command lines have in common: how they start, and the message for a wrong key or value.
+"""Start of every command line, and its message for a wrong key or value.
 
 Imports no torch, so that the answer comes within a second.
 """

@@ -116,14 +116,12 @@ class ModelConfig:
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
-        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
-        device_map, forward.
-        """
+        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
         return self.device, self.dtype, self.device_map, self.forward
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model: your own, or one that is trained here."""
+        """True if there is a draft model: the user's, or one that is trained here."""
         return not self.target or self.draft is not None
 
 
@@ -150,8 +148,9 @@ class LatencyConfig:
 
 @settings("evaluation")
 class EvaluationConfig:
-    """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py
-    says how times are taken.
+    """Settings of the benchmark: every method decodes held-out prompts, interleaved.
+
+    evaluation/protocol.py says how times are taken.
     """
 
     methods: Annotated[list[Annotated[str, one_of(METHODS)]], Field(min_length=1)] = field(
@@ -264,8 +263,9 @@ class Config:
 
     @property
     def drafts(self) -> bool:
-        """Whether there is something whose trees are traced: a draft model, or with
-        traces.drafter=head the draft head.
+        """True if there are trees to trace.
+
+        That takes a draft model, or with traces.drafter=head the draft head.
         """
         return self.model.has_draft or self.traces.drafter == "head"
 
@@ -289,8 +289,9 @@ class Config:
 
 
 def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
-    """The file of a latency table: "measured" (in the folder `latency`), a profile of
-    configs/latency, or a .json file.
+    """Return the file of a latency table.
+
+    `name` is "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.
 
     Raises:
         UserError: there is no such table.

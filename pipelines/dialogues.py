@@ -1,5 +1,6 @@
-"""Dialogues for stage draft: read, with regenerated answers if asked for, masked, split and packed
-into rows.
+"""Dialogues for stage draft: read, masked, split and packed into rows.
+
+Answers are regenerated first if that is asked for.
 """
 
 import json
@@ -92,8 +93,9 @@ def dialogue_rows(
 def _regenerated(
     config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]
 ) -> list[Dialogue]:
-    """The dialogues with the target's answers, shard by shard; shards of these dialogues that are
-    there already are used.
+    """Return the dialogues with the target's answers, written shard by shard.
+
+    Shards of these dialogues that are there already are used.
     """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
     setting = own.setting
@@ -142,7 +144,7 @@ def _regenerated(
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
-    """What samples from the target, and the longest sequence it is asked for."""
+    """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length = config.dialogues.length
     engine = chosen_engine(config, min(length, config.engine.max_length or length))
     if engine.name == "vllm":

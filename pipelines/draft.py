@@ -29,6 +29,7 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     given = (
         [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
     )
@@ -41,6 +42,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Train the draft head and export it; return the figures for the manifest."""
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()

@@ -1,5 +1,6 @@
-"""The target of a run and what drafts for it: the draft model, or with traces.drafter=head the
-run's draft head.
+"""Target of a run and its drafter.
+
+The drafter is the draft model, or with traces.drafter=head the run's draft head.
 """
 
 from pathlib import Path

@@ -38,6 +38,7 @@ SOLVER_PROMPTS = 10  # on which these are measured
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     own = asdict(config.evaluation)
     if "policies" not in config.evaluation.methods:
         del own["policies"]
@@ -61,6 +62,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     target, draft = (
         load_drafted(config, folders)
@@ -136,7 +138,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def show(folder: Path) -> None:
-    """What a finished evaluation found."""
+    """Print the results of a finished evaluation."""
     for rendered in render_results(read_json(folder / "results.json")):
         console.print(rendered)
     console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
@@ -145,7 +147,7 @@ def show(folder: Path) -> None:
 def report_data(
     config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
 ) -> ReportData:
-    """What the report shows, from the records, the plans that were followed and the stages' files."""
+    """Collect the report's content from records, plans and the stages' files."""
     manifests = {
         name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
     }
@@ -182,8 +184,9 @@ def report_data(
 
 
 def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:
-    """Series of every training whose result is in use: a selector that only exported static trees
-    has none.
+    """Return the curves of every training whose result is in use.
+
+    A selector that only exported static trees has none.
     """
     choosing = [
         name
@@ -218,8 +221,9 @@ def _head(manifest: dict) -> dict:
 def _sample(
     data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair
 ) -> dict[str, Any]:
-    """The text that the fastest of our own speculative methods wrote after a prompt, under the
-    first setting.
+    """Return the text that the fastest of our speculative methods wrote after a prompt.
+
+    It is written under the first setting.
     """
     from transformers import AutoTokenizer
 
@@ -266,6 +270,7 @@ def _track(tracker: Tracker, data: ReportData) -> None:
 
 
 def needs(config: Config) -> tuple[str, ...]:
+    """Return the names of the stages that the evaluation needs."""
     of_draft = ("latency", "traces", "selector") if config.drafts else ()
     with_head = "head" in methods(config) or config.traces.drafter == "head"
     return ("pair", *of_draft, *(("draft",) if with_head else ()))

@@ -17,8 +17,9 @@ COMMAND = "command.json"
 
 
 def remember(run: Path, base: str | None) -> None:
-    """Write this process's command line into the folder of a run; `generate` finds the run's base
-    there.
+    """Write this process's command line into the folder of a run.
+
+    `generate` finds the run's base there.
     """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("hydra.")]
     write_json(
@@ -28,10 +29,12 @@ def remember(run: Path, base: str | None) -> None:
 
 
 def check_name(key: str, run: str | None) -> None:
-    """Raise UserError if this cannot be the name of a run, which is that of a folder in
-    paths.checkpoints and of what it logs.
+    """Check that `run` can be a run's name: that of a folder in paths.checkpoints.
 
     So no run writes or reads outside. None is no run.
+
+    Raises:
+        UserError: it cannot.
     """
     if run is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run):
         raise UserError(
@@ -53,9 +56,7 @@ def finished(checkpoints: Path) -> list[str]:
 
 
 def meant(key: str, name: str, checkpoints: Path) -> str:
-    """A sentence that proposes the run whose name is most like `name`, or lists the runs that there
-    are.
-    """
+    """Propose the run whose name is most like `name`, or list the runs that there are."""
     known = finished(checkpoints)
     close = difflib.get_close_matches(name, known, 1)
     return (
@@ -94,11 +95,13 @@ class Run:
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
     def has(self, stage: str, file: str) -> bool:
+        """Return True if the stage's folder holds this file."""
         return (self.stage(stage) / file).exists()
 
     def head_action(self, temperature: float) -> Action:
-        """The static tree that the evaluation found best for the head, under the setting nearest in
-        temperature.
+        """Return the static tree that the evaluation found best for the head.
+
+        It is the one under the setting nearest in temperature.
         """
         found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
         traced = [name for name in found if name in SETTINGS]

@@ -47,7 +47,7 @@ _prompts: list[str] = []
 
 @settings("model")
 class LoadingConfig:
-    """How the models are loaded."""
+    """Settings of loading the models."""
 
     device: Device = "cpu"
     """cpu, cuda or cuda:N."""
@@ -66,15 +66,13 @@ class LoadingConfig:
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
-        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype,
-        device_map, forward.
-        """
+        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
         return self.device, self.dtype, self.device_map, self.forward
 
 
 @settings("model")
 class InferenceConfig(LoadingConfig):
-    """How the models run."""
+    """Settings of running the models."""
 
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
@@ -174,6 +172,7 @@ def generate(config: GenerateConfig) -> None:
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")
 def compose_and_generate(composed) -> None:
+    """Generate with the settings that Hydra has composed."""
     try:
         config = settled(composed, GenerateConfig)
         config.prompt = _prompts[-1] if _prompts else config.prompt
@@ -183,7 +182,10 @@ def compose_and_generate(composed) -> None:
 
 
 def without_prompt(argument: str) -> str:
-    """Set the text of `prompt=...` aside: Hydra would interpret brackets, quotes and ${...} in it."""
+    """Set the text of `prompt=...` aside.
+
+    Hydra would interpret brackets, quotes and ${...} in it.
+    """
     key, equals, value = argument.partition("=")
     if key != "prompt" or not equals:
         return argument

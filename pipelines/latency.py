@@ -19,6 +19,7 @@ from nde_talf.selector.measure import ROOM, Conditions, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     return {
         # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
         "latency": {
@@ -35,6 +36,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Measure the latency table of the pair; return the figures for the manifest."""
     pair = Pair(folders["pair"])
     target, draft = load_drafted(config, folders)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
@@ -85,8 +87,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def accepts_noise(config: Config) -> bool:
-    """Whether a table that was measured under load is taken: by default for a pair that the run
-    trains itself.
+    """Return True if a table that was measured under load is accepted.
+
+    By default it is, for a pair that the run trains itself.
     """
     accepted = config.latency.accept_noise
     return not config.model.target if accepted is None else accepted

@@ -27,11 +27,10 @@ _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's folder inside the block, after removing what killed processes left
-    half-written in it.
+    """Hold the run's folder inside the block.
 
-    A process that holds it already, or a fork of it, goes on at once. Where the file system has no
-    locks, a notice says so.
+    Half-written leftovers of killed processes are removed from it first. A process that holds it
+    already, or a fork of it, goes on at once. Where the file system has no locks, a notice says so.
 
     Raises:
         UserError: another process has it; the message names that process.

@@ -33,8 +33,10 @@ def threads(count: int) -> Iterator[None]:
 
 
 def check_device(device: str, key: str = "model.device") -> None:
-    """Raise UserError, with the reason and the remedy, for a device that is none of these, or
-    that torch cannot use.
+    """Check that torch can use a device.
+
+    Raises:
+        UserError: it cannot, or there is no such device, with the reason and the remedy.
     """
     if not re.fullmatch(DEVICE, device):
         raise UserError(f"{key}={device}: it must be cpu, cuda or cuda:N, such as {key}=cuda:0.")
@@ -84,7 +86,7 @@ def reach_hub(names: Iterable[str]) -> None:
 
 
 def _reason(text: str, cuda: str | None) -> str:
-    """Why CUDA did not start, from torch's message."""
+    """Tell why CUDA did not start, from torch's message."""
     if "too old" in text:
         return (
             f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update"

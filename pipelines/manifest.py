@@ -1,5 +1,4 @@
-"""The manifest of a finished stage: its settings, its inputs, the checksums of its files, and its
-identity.
+"""Manifest of a finished stage: settings, inputs, checksums of its files, and identity.
 
 Later stages remember an earlier one by its identity, which is a hash of its settings and of its
 files' checksums.
@@ -102,7 +101,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
-    """What is wrong with a finished stage's files, by path."""
+    """Describe what is wrong with a finished stage's files, by path."""
     found = {}
     for name, expected in manifest["artefacts"].items():
         if not (folder / name).is_file():

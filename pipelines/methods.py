@@ -26,7 +26,7 @@ def benches(
     draft_setting: SamplingSetting | str,
     fixed: StaticShapes | None,
 ) -> dict[str, Bench]:
-    """By name of a sampling setting, the parts of its methods."""
+    """Make the parts of the methods of every sampling setting, by the setting's name."""
     evaluation, wanted, (target, draft) = config.evaluation, methods(config), models
     texts = [prompt.tokens for prompt in tuning]
     roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
@@ -78,8 +78,9 @@ def policy_title(name: str, options: dict[str, Any]) -> str:
 
 
 def without_labels(config: Config) -> str:
-    """A note on settings that were not traced: the methods that are left out, or chosen in another
-    way; empty where all were.
+    """Note the settings that were not traced, and the methods left out or chosen in another way.
+
+    Empty where all were traced.
     """
     names = [name for name in config.evaluation.settings if name not in config.traces.settings]
     wanted = methods(config)
@@ -93,10 +94,10 @@ def without_labels(config: Config) -> str:
 
 
 def methods(config: Config) -> set[str]:
-    """Groups of methods that are compared with plain decoding: of those asked for, what there is
-    without a draft model where there is none.
+    """Return the groups of methods that are compared with plain decoding.
 
-    Then n-grams are mixed with the head alone.
+    Without a draft model these are the groups that need none, and n-grams are mixed with the head
+    alone.
     """
     wanted = {*config.evaluation.methods}
     if config.traces.drafter == "head":

@@ -41,6 +41,7 @@ PASSES = 30
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     model = asdict(config.model)
     where_and_how = (
         "device",
@@ -54,6 +55,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
     device, dtype, forward = config.model.device, config.model.dtype, config.model.forward
     target = None
@@ -189,8 +191,9 @@ def shortened(text: str, max_length: int = 600) -> str:
 
 
 def _shared_tokenizer(config: Config):
-    """The target's tokenizer, which has to mark the end of a text and to agree with the draft's on
-    every token of both.
+    """Load the target's tokenizer.
+
+    It has to mark the end of a text, and to agree with the draft's on every token of both.
     """
     target = _tokenizer(config.model.target, "target")
     if target.eos_token_id is None:
@@ -237,8 +240,9 @@ def _train_pair(
     known: torch.Tensor,
     tracker: Tracker,
 ) -> None:
-    """Train the target on `rows` and distil the draft from it on `known`; a finished one is loaded,
-    an unfinished one resumed.
+    """Train the target on `rows` and distil the draft from it on `known`.
+
+    A finished model is loaded, an unfinished training resumed.
     """
     from transformers import AutoModelForCausalLM
 
@@ -269,8 +273,7 @@ def _train_pair(
 
 
 class Recorded:
-    """What the figures need of a model whose weights have been freed: its hidden states of some
-    rows, and its readout.
+    """Hidden states and readout of a model whose weights have been freed, for the figures.
 
     Args:
         model: runs the rows now.
@@ -299,8 +302,11 @@ class Recorded:
 
 @torch.inference_mode()
 def _cost(model: CausalModel, text: list[int], count: int) -> tuple[float, int]:
-    """Of a model alone: the median seconds of a one-token pass at 256 tokens of context, by `count`
-    threads, and its number of parameters.
+    """Measure a model alone.
+
+    Returns:
+        The median seconds of a one-token pass at 256 tokens of context, by `count` threads, and its
+        number of parameters.
     """
     session, seconds = TreeSession(model.hidden, model.device, model.dtype, model.layers), []
     session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])

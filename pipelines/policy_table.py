@@ -62,7 +62,8 @@ def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
 
 
 def default_verifier(name: str, temperature: float) -> str:
-    """Name the rule that goes with policy `name`: at temperature 0 greedy matching, which takes any
-    tree.
+    """Name the rule that goes with policy `name`.
+
+    At temperature 0 it is greedy matching, which takes any tree.
     """
     return "greedy" if temperature == 0 else POLICIES.entry(name).about["verifier"]

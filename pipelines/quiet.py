@@ -1,5 +1,4 @@
-"""What other libraries print, cut down to what a user of this one needs; and thread waiting that
-suits shared machines.
+"""Quieter output of other libraries, and thread waiting that suits shared machines.
 
 Import it before torch: OpenMP reads its environment once.
 """

@@ -1,4 +1,6 @@
-"""What to set in an engine that has no selector: `python -m pipelines.recommend run=NAME`.
+"""Recommend settings for an engine without a selector.
+
+Example: `python -m nde_talf.pipelines.recommend run=NAME`.
 
 It prints a table, and writes the configurations of vLLM and SGLang into the run's folder
 `recommend`.
@@ -28,7 +30,7 @@ from nde_talf.pipelines.finished import Run
 
 @settings()
 class RecommendConfig:
-    """What is to be recommended."""
+    """Settings of a recommendation."""
 
     run: Text = "default"
     """Name of a run with traces and a latency table, which is its folder under paths.checkpoints.
@@ -65,6 +67,7 @@ def recommend(config: RecommendConfig) -> None:
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="recommend")
 def compose_and_recommend(composed: DictConfig) -> None:
+    """Recommend with the settings that Hydra has composed."""
     try:
         recommend(settled(composed, RecommendConfig))
     except Exception as error:

@@ -1,6 +1,4 @@
-"""`nde_talf.pipelines.recommend` with its settings read: the figures are computed, printed and
-written.
-"""
+"""Compute, print and write the figures of `nde_talf.pipelines.recommend`, its settings read."""
 
 from dataclasses import asdict
 from pathlib import Path

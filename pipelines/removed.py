@@ -18,7 +18,9 @@ REMOVED: dict[str, str] = {
     "draft.distillation_weight": "it is draft.loss.distillation.",
     "draft.top_m": "labels on disk are features: draft.labels.name=features.",
     "draft.label_dtype": "it is draft.labels.dtype.",
-    "draft.ema_decay": "training ends with the last weights, or the best with draft.evaluate_every.",
+    "draft.ema_decay": (
+        "training ends with the last weights, or the best with draft.evaluate_every."
+    ),
     "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",
     "evaluation.head_run": "a run with traces.drafter=head decodes with the head's own selector.",
     "confidence_prompts": "evaluation.methods=[assisted,tuned] times thresholds of confidence.",

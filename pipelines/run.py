@@ -76,6 +76,7 @@ def run(config: Config) -> None:
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="config")
 def compose_and_run(composed) -> None:
+    """Run the stages with the settings that Hydra has composed."""
     try:
         config = settled(composed, Config)
         run(config)

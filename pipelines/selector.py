@@ -1,5 +1,6 @@
-"""Stage selector: train NDE selectors on the traces, evaluate them offline under every latency
-table, export them.
+"""Stage selector: train NDE selectors on the traces, evaluate them offline, export them.
+
+They are evaluated under every latency table.
 """
 
 from dataclasses import asdict, replace
@@ -31,10 +32,12 @@ ACROSS = "across"
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     return {"selector": asdict(config.selector), "tables": table_digests(config)}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Train, evaluate and export the selectors; return the figures for the manifest."""
     folder = folders["selector"]
     tables, models = latency_tables(config, folders), load_drafted(config, folders)
     origin = {
@@ -109,8 +112,9 @@ def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> 
 
 
 def selectors(config: Config) -> dict[str, list[str]]:
-    """The selectors asked for, and the verifiers that each chooses among; the first is the main
-    one.
+    """Return the selectors asked for, each with the verifiers that it chooses among.
+
+    The first is the main one.
     """
     names = config.selector.verifiers
     return {name: [name] for name in names} | (
@@ -119,8 +123,9 @@ def selectors(config: Config) -> dict[str, list[str]]:
 
 
 def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, Roots]:
-    """Training and validation roots with the labels of all traced verifiers; quiet: no warnings of
-    settings with few roots.
+    """Load training and validation roots with the labels of all traced verifiers.
+
+    quiet: no warnings of settings with few roots.
     """
 
     def say(text: str) -> None:

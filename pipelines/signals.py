@@ -17,7 +17,7 @@ _came: list[int] = []
 
 
 def leave_at_once() -> None:
-    """From now on the process ends where a signal comes.
+    """End the process at once when a signal comes, from now on.
 
     For the time before any work, and after it.
     """
@@ -25,20 +25,21 @@ def leave_at_once() -> None:
 
 
 def raise_signals() -> None:
-    """From now on a signal raises KeyboardInterrupt or SystemExit, and is remembered."""
+    """Raise KeyboardInterrupt or SystemExit at a signal from now on, and remember it."""
     _handle(_raise)
 
 
 def raise_swallowed() -> None:
-    """Raise SystemExit if a signal came: a library that is just finishing something may swallow the
-    first exception.
+    """Raise SystemExit if a signal came.
+
+    A library that is just finishing something may swallow the first exception.
     """
     if _came:
         raise SystemExit(status())
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an exception is due to a signal.
+    """Return True if an exception is due to a signal.
 
     Lightning turns Ctrl-C into an exit with status 1, others into errors.
     """

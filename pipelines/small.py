@@ -38,7 +38,7 @@ STEPS = ("train", "anneal", "draft")
 
 @settings()
 class SmallConfig:
-    """Which step of the recipe, and where its state is."""
+    """Step of the recipe, and the folder of its state."""
 
     step: Annotated[str, one_of(STEPS)] = "train"
     """train: one leg of the stable phase; anneal: a decay from its last state, in a copy; draft:

@@ -1,12 +1,12 @@
-"""Run a stage: decide whether it is finished or has to be made again, and replace what was made
-only by a complete successor.
+"""Run a stage: reuse it if it is finished, or make it again.
 
-A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities
-of the stages it used, the checksums of its files and its time. Then:
+A result is replaced only by a complete successor. A finished stage has a `manifest.json` in its
+folder: the settings it was made with, the identities of the stages it used, the checksums of
+its files and its time. The rules are:
 
 - the same settings and inputs: there is nothing to do;
-- other inputs, because an earlier stage was made again: it is made again in a folder beside it, and
-  what it replaces goes to `replaced/`;
+- other inputs, because an earlier stage was made again: it is made again in a folder beside it,
+  and what it replaces goes to `replaced/`;
 - other settings: a UserError that names them.
 
 Nothing finished is removed, except by force=true with the stage's own name.
@@ -45,9 +45,7 @@ SUCCESSOR = ".new"
 
 
 class Begun(TypedDict):
-    """Content of `begun.json`: what an unfinished stage is made with, and the seconds that it has
-    taken.
-    """
+    """Content of `begun.json`: settings of an unfinished stage, and the seconds it has taken."""
 
     settings: dict[str, Any]
     inputs: dict[str, str]
@@ -90,9 +88,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
 
 
 class _Attempt:
-    """One call of `run_stage`: the folders and identities of what the stage needs, and where its
-    own results go.
-    """
+    """One call of `run_stage`: folders and identities of its inputs, and folders of its results."""
 
     def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
         self.stage, self.config = stage, config
@@ -154,7 +150,7 @@ class _Attempt:
         console.print(f"✓ {stage.name}: {seconds:.0f} s, {own}")
 
     def _fits(self, found: dict[str, Any]) -> bool:
-        """Whether a manifest, or what a stage began with, is of the settings and inputs of now."""
+        """Return True if a manifest, or a begun stage, has the current settings and inputs."""
         return not changed(found, self.wanted["settings"]) and found["inputs"] == self.inputs
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
@@ -167,8 +163,9 @@ class _Attempt:
             )
 
     def _tidy(self) -> None:
-        """Finish a replacement that a kill interrupted: what lies complete beside a stage is its
-        successor, or what it replaced.
+        """Finish a replacement that a kill interrupted.
+
+        A complete folder beside a stage is its successor, or what it replaced.
         """
         own, successor = self.own, self.successor
         if not (successor / MANIFEST).exists():
@@ -235,15 +232,20 @@ def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
 
 
 def _begin(folder: Path) -> Begun | Any:
-    """What a stage was begun with. Raises UserError naming the file if it is damaged."""
+    """Read what a stage was begun with.
+
+    Raises:
+        UserError: the file is damaged; the message names it.
+    """
     return read_json(
         folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again"
     )
 
 
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Give the finished `successor` the name of `own`, which is set aside if it is to be kept, and
-    removed else.
+    """Give the finished `successor` the name of `own`.
+
+    `own` is set aside if it is to be kept, and removed otherwise.
     """
     if keep and own.exists():
         _set_aside(own, own)
@@ -259,8 +261,9 @@ def _set_aside(folder: Path, own: Path) -> None:
 
 
 def locate(stage: Stage, config: Config) -> Path:
-    """The stage's folder: in this run, or in the run `base` if only that has it, finished with the
-    same settings.
+    """Return the stage's folder: in this run, or in the run `base`.
+
+    The latter if only that run has it, finished with the same settings.
     """
     root = Path(config.paths.checkpoints)
     own = root / config.run / stage.folder
@@ -279,7 +282,7 @@ def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """What differs between two settings, as "key: old -> new"."""
+    """List the differences between two settings, as "key: old -> new"."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         return [

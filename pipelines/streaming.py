@@ -1,5 +1,6 @@
-"""`nde_talf.pipelines.generate` with its settings read: a finished run's models, selector and head
-decode, and the text is printed as it comes.
+"""Generate with the settings of `nde_talf.pipelines.generate`.
+
+A finished run's models, selector and head decode, and the text is printed as it comes.
 """
 
 from statistics import median
@@ -135,8 +136,10 @@ def _draft_of_run(
 def check_trained_for(
     config: "GenerateConfig", policy: TreePolicy, drafter: Drafter | None
 ) -> None:
-    """Raise UserError for a selector with n-grams alone, or with a head that it was not trained
-    for.
+    """Check that a selector drafts with what it was trained for.
+
+    Raises:
+        UserError: it goes with n-grams alone, or with a head that it was not trained for.
     """
     policy, drafter = getattr(policy, "elsewhere", policy), getattr(drafter, "draft", drafter)
     if isinstance(policy, NeuralPolicy) and isinstance(drafter, NgramDrafter):
@@ -233,10 +236,10 @@ def compared(
     setting: SamplingSetting,
     seed: int,
 ) -> str:
-    """How much faster `decoder` is than `plain` on one prompt: both in turn, the same seeds, after
-    one pass that warms up.
+    """Compare the speed of `decoder` and `plain` on one prompt, in words.
 
-    The end-of-text token does not stop either, so that both decode `count` tokens.
+    Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
+    not stop either, so that both decode `count` tokens.
     """
     seeds = range(seed, seed + PASSES + 1)
     pairs = [
@@ -261,8 +264,10 @@ def compared(
 
 
 def statistics(generation: Generation, drafter: Drafter | None = None) -> str:
-    """One line: speed, tokens a target pass, tree size, fractions of the time, memory, and what
-    n-grams drafted.
+    """Format one line of figures of a generation.
+
+    They are speed, tokens a target pass, tree size, fractions of the time, memory, and what n-grams
+    drafted.
     """
     stats, decode = generation.stats, generation.decode_seconds
     parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]

@@ -1,5 +1,6 @@
-"""Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper)
-from super-trees.
+"""Stage traces: the target's trajectories, roots with features, and labels.
+
+Labels come from super-trees (Eq. 3 of the NDE paper).
 """
 
 import importlib.util
@@ -30,6 +31,7 @@ SUPER_TREE_DEPTH = 17
 
 
 def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
     traces = {
         name: value
         for name, value in asdict(config.traces).items()
@@ -39,6 +41,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Sample trajectories and write the traces; return the figures for the manifest."""
     traces, folder = config.traces, folders["traces"]
     train, wanted = traces.train_prompts, traces.train_prompts + traces.validation_prompts
     found = Pair(folders["pair"]).prompts(
@@ -189,8 +192,10 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:
-    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the
-    device is one GPU.
+    """Return the engine that samples.
+
+    It is the one asked for; with "auto" it is vLLM where that is installed and the device is one
+    GPU.
     """
     name = config.engine.name
     if name == "auto":

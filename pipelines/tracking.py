@@ -50,14 +50,15 @@ them out.
 
 
 class Tracker:
-    """What a stage reports: metrics, tables, exported files, pictures, and loggers for Lightning."""
+    """Reports of a stage: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
     def __init__(self, run, folder: Path, samples: bool = True):
         self.run, self.folder, self.samples = run, folder, samples
 
     def loggers(self, name: str) -> list[Logger]:
-        """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed
-        by `name`.
+        """Make the loggers of training `name`.
+
+        They are a CSV (the report's curves), and the stage's W&B run with keys prefixed by `name`.
         """
         return [
             Curves(self.folder / "curves", name, version=""),
@@ -69,20 +70,19 @@ class Tracker:
         self.run.summary.update(_flat(metrics))
 
     def sample(self, name: str, texts: dict[str, str]) -> None:
-        """Texts of the user's own, as a part of the run's summary, where tracking.samples allows
-        it.
-        """
+        """Log texts of the user in the run's summary, where tracking.samples allows it."""
         if self.samples:
             self.log({name: texts})
 
     def table(self, name: str, columns: list[str], rows: list[list]) -> None:
+        """Log a table."""
         self.run.log({name: wandb.Table(columns=columns, data=rows)})
 
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
-        """An exported folder or file; copied: with its content, else (large ones) as a reference to
-        where it lies.
+        """Log an exported folder or file.
 
-        Nothing where tracking.samples is false: such files name models, and hold what was learnt
+        copied: with its content, otherwise (large ones) as a reference to its place. Nothing is
+        logged where tracking.samples is false: such files name models, and hold what was learnt
         from texts.
         """
         if not self.samples:
@@ -95,8 +95,9 @@ class Tracker:
         self.run.log_artifact(artifact)
 
     def report(self, folder: Path) -> None:
-        """The pictures of a finished report, and its page, which shows a text, where
-        tracking.samples allows it.
+        """Log the pictures of a finished report, and its page.
+
+        The page shows a text, so it goes only where tracking.samples allows it.
         """
         shown = {
             f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))
@@ -126,6 +127,7 @@ class Curves(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> ExperimentWriter:
+        """Writer of the curves, made at the first use."""
         if self._experiment is None:
             self._experiment = _Rows(log_dir=self.log_dir)
         return self._experiment

@@ -68,10 +68,9 @@ class ResumableCheckpoint(pl.Callback):
     The one before it stays until the training has ended.
 
     seconds: the smallest interval. One that takes long to write is written less often, so that
-    writing takes at most 2 % of the
-    time: after a checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after
-    every step, whatever it takes. None is written after a step that the module calls bad
-    (`skipped`): the one that is there may be the last good one.
+    writing takes at most 2 % of the time: after a checkpoint that took 6 seconds the next one
+    follows 294 seconds later. 0: after every step, whatever it takes. None is written after a step
+    that the module calls bad (`skipped`): the one that is there may be the last good one.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -133,13 +132,15 @@ def _own(path: Path, weights: Mapping[str, Tensor]) -> Path:
 
     Raises UserError if it holds no checkpoint of Lightning, or one of other weights than these.
     """
-    found = torch.load(path, map_location="meta", weights_only=True)
+    stored_training = torch.load(path, map_location="meta", weights_only=True)
     missing = {"state_dict", "global_step", "epoch", "loops"} - set(
-        found if isinstance(found, dict) else ()
+        stored_training if isinstance(stored_training, dict) else ()
     )
     fault = f"it has no {min(missing)}" if missing else None
     if not missing:
-        stored = {name: x for name, x in found["state_dict"].items() if isinstance(x, Tensor)}
+        stored = {
+            name: x for name, x in stored_training["state_dict"].items() if isinstance(x, Tensor)
+        }
         other = [
             name for name, x in stored.items() if name in weights and x.shape != weights[name].shape
         ]
@@ -198,11 +199,11 @@ def _plain(value: Any) -> Any:
             if value.numel()
             else value.detach().new_empty(0, 1)
         )
-        own = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
+        sample = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
         return [
             list(value.shape),
             str(value.dtype),
-            hashlib.sha256(own.view(torch.uint8).numpy().tobytes()).hexdigest(),
+            hashlib.sha256(sample.view(torch.uint8).numpy().tobytes()).hexdigest(),
         ]
     if is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}

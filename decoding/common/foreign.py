@@ -29,10 +29,10 @@ def place_of(where: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(where, "config.json")
+        cached = try_to_load_from_cache(where, "config.json")
     except (ImportError, ValueError, OSError):
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def recorded(where: str, whole: bool = False) -> dict[str, Any]:

@@ -81,14 +81,12 @@ class Workers:
         """Yield (i, work(worker, *items[i])) for all items, in the order of completion.
 
         The next item goes to any free worker. A worker that dies is replaced, and its item goes to
-        the
-        next free one. Every result is yielded once. limit: number of workers, where there are fewer
-        items than workers.
+        the next free one. Every result is yielded once. limit: number of workers, where there are
+        fewer items than workers.
 
         Raises:
             UserError: a worker raised it; four workers died over one item; the cluster lacks what
-                the
-                workers need.
+                the workers need.
         """
         if self.count == 1:
             for i, item in enumerate(items):

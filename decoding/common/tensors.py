@@ -52,13 +52,13 @@ def read_tensors(
     with reading(path, again):
         with safe_open(path, "pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {
+            stored = {
                 name: Like(tuple(part.get_shape()), _kind(part.get_dtype()))
                 for name, part in parts.items()
             }
-            fault = None if declared is None else mismatch(found, declared)
+            fault = None if declared is None else mismatch(stored, declared)
             if fault is None:
-                tensors = {name: file.get_tensor(name) for name in found}
+                tensors = {name: file.get_tensor(name) for name in stored}
                 fault = not_finite(tensors)
         if fault is None:
             return tensors
@@ -70,18 +70,21 @@ def read_tensors(
 
 def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | None:
     """Describe in words how tensors differ from what is declared; None if they do not."""
-    for name, wanted in declared.items():
-        own = found.get(name)
-        if own is None:
+    for name, expected in declared.items():
+        actual = found.get(name)
+        if actual is None:
             return f"the tensor {name} is missing"
-        same = len(own.shape) == len(wanted.shape)
+        same = len(actual.shape) == len(expected.shape)
         if not same or any(
-            size not in (None, has) for has, size in zip(own.shape, wanted.shape, strict=True)
+            size not in (None, has) for has, size in zip(actual.shape, expected.shape, strict=True)
         ):
-            shape = ", ".join("any" if size is None else str(size) for size in wanted.shape)
-            return f"its tensor {name} is of shape {list(own.shape)}, and has to be [{shape}]"
-        if own.kind != wanted.kind:
-            return f"its tensor {name} holds {own.kind} numbers, and has to hold {wanted.kind} ones"
+            shape = ", ".join("any" if size is None else str(size) for size in expected.shape)
+            return f"its tensor {name} is of shape {list(actual.shape)}, and has to be [{shape}]"
+        if actual.kind != expected.kind:
+            return (
+                f"its tensor {name} holds {actual.kind} numbers, and has to hold"
+                f" {expected.kind} ones"
+            )
     unknown = sorted(found.keys() - declared.keys())
     return f"nobody knows its tensor {unknown[0]}" if unknown else None
 

@@ -26,5 +26,5 @@ class TrainingBar(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the loss as the only figure beside the bar."""
-        found: dict[str, Any] = super().get_metrics(trainer, pl_module)
-        return {"loss": f"{float(found['loss']):.4g}"} if "loss" in found else {}
+        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        return {"loss": f"{float(metrics['loss']):.4g}"} if "loss" in metrics else {}

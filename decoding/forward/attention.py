@@ -169,7 +169,7 @@ def attend(
                 states.repeat_interleave(heads // shared, 1) for states in (keys, values)
             )
         grouped = heads != keys.shape[1]
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
         )
     else:
@@ -177,7 +177,7 @@ def attend(
         # never copied.
         rows = query if heads == shared else query.reshape(batch, shared, -1, size)
         if cap is not None:
-            found = _capped(
+            attended = _capped(
                 rows, keys[:, :, seen.first :], values[:, :, seen.first :], seen.mask, scale, cap
             )
         elif seen.mask is None or seen.open == seen.tree:
@@ -186,12 +186,12 @@ def attend(
                 if seen.first
                 else (keys, values)
             )
-            found = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
+            attended = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
         else:
-            found = _merged(rows, keys, values, seen, scale)
+            attended = _merged(rows, keys, values, seen, scale)
         if heads != shared:
-            found = found.reshape(query.shape)
-    return found.transpose(1, 2).reshape(batch * count, heads * size)
+            attended = attended.reshape(query.shape)
+    return attended.transpose(1, 2).reshape(batch * count, heads * size)
 
 
 def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:
@@ -203,8 +203,8 @@ def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: floa
     if seen.open > seen.first:
         edge = slice(seen.first, seen.open)
         near = [
-            torch.cat([states[:, :, edge], own], 2)
-            for states, own in zip((keys, values), near, strict=True)
+            torch.cat([states[:, :, edge], nearby], 2)
+            for states, nearby in zip((keys, values), near, strict=True)
         ]
     far = slice(seen.open, seen.tree)
     text, of_text = weighed(query, keys[:, :, far], values[:, :, far], None, scale)
@@ -225,11 +225,13 @@ def weighed(
     if query.device.type != "cuda" or query.shape[-1] % _ALIGNED:
         return weighed_in_steps(query, keys, values, mask, scale)
     if mask is None and has_flash(query.device, query.dtype, query.shape[-1]):
-        found, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
-        return found, total
+        attended, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
+        return attended, total
     mask = None if mask is None else mask.expand(*query.shape[:3], -1)
-    found, total, *_ = _EFFICIENT_ON_CUDA(query, keys, values, mask, True, 0.0, False, scale=scale)
-    return found, total[..., : query.shape[2]]  # a multiple of 32
+    attended, total, *_ = _EFFICIENT_ON_CUDA(
+        query, keys, values, mask, True, 0.0, False, scale=scale
+    )
+    return attended, total[..., : query.shape[2]]  # a multiple of 32
 
 
 def weighed_in_steps(

@@ -5,8 +5,8 @@ One matrix makes queries, keys and values, and one makes gate and up.
 Llama:    x += O attention(norm(x));  x += down(silu(gate) up), gate and up of norm(x)
 Qwen 2:   with biases in queries, keys and values
 Qwen 3:   queries and keys are normalised head by head
-Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply by 1 + w; capped
-scores
+Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply by 1 + w;
+          scores are capped
 Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
 """
 
@@ -225,10 +225,10 @@ class DecoderLayer:
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         if cache is not None:
             keys, values = cache.layer(index).update(keys, values)
-        found = attend(
+        attended = attend(
             turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap
         )
-        return self.output(found)
+        return self.output(attended)
 
     def finish(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the residual stream after the layer, [B n, H]."""
@@ -236,8 +236,8 @@ class DecoderLayer:
             attended if self.after_attention is None else self.after_attention(attended)
         )
         gate, up = self.gate_up(self.before_mlp(states)).chunk(2, -1)
-        found = self.down(self.activation(gate).mul_(up))
-        states += found if self.after_mlp is None else self.after_mlp(found)
+        change = self.down(self.activation(gate).mul_(up))
+        states += change if self.after_mlp is None else self.after_mlp(change)
         return states
 
 

@@ -65,11 +65,15 @@ class FusedPass(ABC):
 
     def _addresses(self) -> list[int]:
         """List which modules there are, and where their parameters lie in memory."""
-        found: list[int] = []
+        addresses: list[int] = []
         for module in self._modules:
-            found += map(id, module._modules.values())
-            found += [own.data_ptr() for own in module._parameters.values() if own is not None]
-        return found
+            addresses += map(id, module._modules.values())
+            addresses += [
+                parameter.data_ptr()
+                for parameter in module._parameters.values()
+                if parameter is not None
+            ]
+        return addresses
 
     def begin(self, cache: KVCache | None) -> None:
         """Take over what was done to the weights since the last sequence, before the first pass.
@@ -89,7 +93,7 @@ class FusedPass(ABC):
                     ) from error
             elif self._copies:
                 fresh = (
-                    torch._foreach_add([own.float() for own in self._sources], 1)
+                    torch._foreach_add([source.float() for source in self._sources], 1)
                     if self.added
                     else self._sources
                 )
@@ -198,13 +202,13 @@ class NativeForward(FusedPass):
         states = torch.embedding(self.embedding, tokens).view(batch * count, -1)
         if self.embedding_scale is not None:
             states *= self.embedding_scale
-        found = [states] if 0 in features else []
+        streams = [states] if 0 in features else []
         for index, layer in enumerate(self.layers):
             states = layer.run(states, batch, angles[layer.kind], seen[layer.kind], cache, index)
             if index + 1 in features:
-                found.append(states)
+                streams.append(states)
         hidden = self.norm(states)
-        return (torch.cat([hidden, *found], -1) if found else hidden).view(batch, count, -1)
+        return (torch.cat([hidden, *streams], -1) if streams else hidden).view(batch, count, -1)
 
 
 @family("gemma3_text")
@@ -240,7 +244,7 @@ def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | Non
     if optional(config, "use_bidirectional_attention", False):
         return "its attention looks ahead"
     ropes = config.rope_parameters or {}
-    parts = [own for own in ropes.values() if isinstance(own, dict)] or [ropes]
+    parts = [entry for entry in ropes.values() if isinstance(entry, dict)] or [ropes]
     for rope in parts:
         if (kind := rope.get("rope_type", "default")) not in _STEADY_ROPES:
             return f"its rotary positions are of type {kind}"

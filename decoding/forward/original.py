@@ -48,17 +48,17 @@ class TransformersForward:
     def _hooked(self, *inputs: Any) -> Tensor:
         *rest, features = inputs
         blocks = cast("nn.ModuleList", self.body.layers)
-        found: list[Tensor] = []
+        streams: list[Tensor] = []
         here = get_ident()  # a hook is called for the passes of all threads
 
         def before(module: nn.Module, args: tuple, kwargs: dict[str, Tensor] = {}) -> None:  # noqa: B006 (it is not changed)
             # Without kwargs where torch calls it for another thread while this one takes it away.
             if get_ident() == here:
-                found.append(args[0] if args else kwargs["hidden_states"])
+                streams.append(args[0] if args else kwargs["hidden_states"])
 
         def after(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
             if get_ident() == here:
-                found.append(output if isinstance(output, Tensor) else output[0])
+                streams.append(output if isinstance(output, Tensor) else output[0])
 
         hooks = [
             (
@@ -73,4 +73,4 @@ class TransformersForward:
         finally:
             for hook in hooks:
                 hook.remove()
-        return torch.cat([hidden, *found], -1)
+        return torch.cat([hidden, *streams], -1)

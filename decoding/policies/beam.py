@@ -53,15 +53,15 @@ def children(
 
     Only children with a path probability larger than `above` count.
     """
-    found = []
-    for (node, own), line in zip(
+    candidates = []
+    for (node, reach), line in zip(
         nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True
     ):
         for value, token in line:  # in falling order
-            if own * value <= above:
+            if reach * value <= above:
                 break
-            found.append(Candidate(own * value, -tree.depth[node] - 1, node, token))
-    return found
+            candidates.append(Candidate(reach * value, -tree.depth[node] - 1, node, token))
+    return candidates
 
 
 def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftTree:
@@ -114,28 +114,27 @@ class Beam(TreePolicy):
         """Run the search on the device.
 
         It may pick different ones of equally probable candidates, and takes those of probability 0
-        if there
-        are too few others. The host knows how many nodes are expanded and how many candidates there
-        are; the device knows which.
+        if there are too few others. The host knows how many nodes are expanded and how many
+        candidates there are; the device knows which.
 
         `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first.
         None is more probable than its parent, so a stable sort by probability has parents before
         their children.
         """
         root = beam.tokens
-        own = torch.ones(
+        reach = torch.ones(
             1, dtype=torch.float64, device=root.device
         )  # of the nodes to expand: path probability
         number = torch.zeros_like(root)  # ... and which candidates they are
         seen, count = (
-            [(own + 1, root, number - 1)],
+            [(reach + 1, root, number - 1)],
             1,
         )  # probability (the root's beyond all), token, parent
         for level in range(depth):
             q = beam.q_at(beam.tips)
             values, tokens = q.topk(min(self.k, q.shape[-1]), -1)
             values = values.double().nan_to_num(0.0).clamp(max=1)  # rounding may exceed 1
-            grown = (own[:, None] * values).flatten()
+            grown = (reach[:, None] * values).flatten()
             seen.append((grown, tokens.flatten(), number[:, None].expand_as(tokens).flatten()))
             if level + 1 < depth:
                 best = grown.argsort(descending=True, stable=True)[: self.k]
@@ -143,7 +142,7 @@ class Beam(TreePolicy):
                     tokens.flatten().index_select(0, best), best // tokens.shape[1] + beam.tips[0]
                 )
                 drafter.expand(beam, beam.tips)
-                own, number = grown.index_select(0, best), best + count
+                reach, number = grown.index_select(0, best), best + count
             count += len(grown)
         probability, token, parent = map(torch.cat, zip(*seen, strict=True))
         order = probability.argsort(descending=True, stable=True)

@@ -146,10 +146,10 @@ class DynaTree(TreePolicy):
             ):
                 count = self._branches(best[0][0], history) if node else 1
                 for value, token in best[:count]:
-                    own = probability[node] * value
+                    reach = probability[node] * value
                     if len(tree) <= config.nodes:
                         grown.append(tree.add(node, token))
-                        probability[grown[-1]] = own
+                        probability[grown[-1]] = reach
             if len(tree) > config.nodes:
                 break
             level = [

@@ -48,21 +48,21 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
 
     `best[c][b]` is the expected number of accepted tokens among b nodes, which are the children c,
     c + 1, ... of an accepted node and what is below these, in so many levels. If child c and its
-    subtree take `own` of the b nodes, then
+    subtree take `size` of the b nodes, then
 
-        best[c][b] = max over own of  rates[c] (1 + below[own - 1]) + best[c + 1][b - own],
+        best[c][b] = max over size of  rates[c] (1 + below[size - 1]) + best[c + 1][b - size],
 
-    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix
+    where `below` is best[0] with one level less. All b and size at once are one NumPy matrix
     [nodes, nodes]: 768 nodes and 16 rates take about a second.
     """
     require_positive(nodes=nodes, depth=depth, rates=len(rates))
-    values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, own - 1]
+    values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, size - 1]
     below, choices = (
         np.zeros(nodes + 1),
         list[list[np.ndarray]](),
-    )  # own [nodes + 1] by level from the leaves, then child
+    )  # size [nodes + 1] by level from the leaves, then child
     for _ in range(min(depth, nodes)):
-        best, owns = np.zeros(nodes + 1), list[np.ndarray]()
+        best, sizes_by_child = np.zeros(nodes + 1), list[np.ndarray]()
         for rate in rates[:nodes][::-1]:
             padded = np.append(np.full(nodes, -np.inf), best)  # more than b nodes cannot be taken
             np.add(
@@ -72,17 +72,20 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
             )
             largest = values.max(1)
             np.greater_equal(values, largest[:, None] - 1e-12, out=equal)
-            own = np.where(largest > 1e-12, equal.argmax(1) + 1, 0)  # the smallest of equals
-            best, owns = np.append(0.0, np.where(own > 0, largest, 0.0)), [np.append(0, own), *owns]
-        choices.append(owns)
+            sizes = np.where(largest > 1e-12, equal.argmax(1) + 1, 0)  # the smallest of equals
+            best, sizes_by_child = (
+                np.append(0.0, np.where(sizes > 0, largest, 0.0)),
+                [np.append(0, sizes), *sizes_by_child],
+            )
+        choices.append(sizes_by_child)
         if (best == below).all():
             break
         below = best
 
     def shape(left: int, level: int) -> Shape:
         children: list[Shape] = []
-        for own in choices[level] if level >= 0 else ():
-            if not (taken := int(own[left])):
+        for sizes in choices[level] if level >= 0 else ():
+            if not (taken := int(sizes[left])):
                 break
             children.append(shape(taken - 1, level - 1))
             left -= taken
@@ -108,17 +111,17 @@ def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Ten
     Returns:
         Tokens [m, count], and the mass [m, count] (float64) that each was drawn from.
     """
-    found: list[Tensor] = []
+    tokens: list[Tensor] = []
     masses: list[Tensor] = []
     rest = rows
     for _ in range(count):
         left = rest.sum(-1, dtype=torch.float64)
-        there = left >= LEAST_MASS if found else torch.ones_like(left, dtype=torch.bool)
+        there = left >= LEAST_MASS if tokens else torch.ones_like(left, dtype=torch.bool)
         token = rng.categorical(torch.where(there[:, None], rest, rows))
-        found.append(torch.where(there, token, found[0]) if found else token)
+        tokens.append(torch.where(there, token, tokens[0]) if tokens else token)
         masses.append(torch.where(there, left, 0.0))
-        rest = rest.scatter(-1, found[-1][:, None], 0.0)
-    return torch.stack(found, 1), torch.stack(masses, 1)
+        rest = rest.scatter(-1, tokens[-1][:, None], 0.0)
+    return torch.stack(tokens, 1), torch.stack(masses, 1)
 
 
 class Shaped(TreePolicy):
@@ -177,13 +180,13 @@ class Shaped(TreePolicy):
     def _on_host(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
-            found = []
+            children = []
             for node, count in counts.items():
-                rest, own = Rest(tree.q_at(node)), list[int]()
-                while not rest.empty and len(own) < count:
-                    own.append(rest.draw(tree, node, rng)[0])
-                found.append(own)
-            return found
+                rest, drawn_here = Rest(tree.q_at(node)), list[int]()
+                while not rest.empty and len(drawn_here) < count:
+                    drawn_here.append(rest.draw(tree, node, rng)[0])
+                children.append(drawn_here)
+            return children
         if self.trees == "top_k":
             top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
             lines = zip(top, counts.values(), strict=True)
@@ -193,8 +196,8 @@ class Shaped(TreePolicy):
             tokens = iter(rng.categorical(tree.q_rows(list(counts)), at))
             drawn = [list(islice(tokens, count)) for count in counts.values()]
         return [
-            [tree.add(node, token) for token in own]
-            for node, own in zip(counts, drawn, strict=True)
+            [tree.add(node, token) for token in drawn_here]
+            for node, drawn_here in zip(counts, drawn, strict=True)
         ]
 
 

@@ -50,12 +50,14 @@ class Salf(TreePolicy):
         """Draft one tree by Algorithm 2; `rng` is not used."""
         tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.gains = gains
-        found: list[Candidate] = []  # G without the root
+        candidates: list[Candidate] = []  # G without the root
         queue = [ROOT]  # Q: not expanded, most probable first
         while True:
             popped, queue = queue[: self.batch], queue[self.batch :]
-            found = heapq.nlargest(self.nodes, found + [c for c in popped if c.parent >= 0])
-            least = found[-1].probability if len(found) == self.nodes else 0.0  # epsilon
+            candidates = heapq.nlargest(
+                self.nodes, candidates + [c for c in popped if c.parent >= 0]
+            )
+            least = candidates[-1].probability if len(candidates) == self.nodes else 0.0  # epsilon
             matter = [c for c in popped if c.probability > least]  # D
             gains.append(sum(c.probability for c in matter))
             if not matter or gains[-1] < self.threshold:
@@ -69,12 +71,12 @@ class Salf(TreePolicy):
                 continue
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
-            known = heapq.nlargest(self.nodes, found + queue)
+            known = heapq.nlargest(self.nodes, candidates + queue)
             enough = (
                 known[-1].probability if len(known) == self.nodes else 0.0
             )  # below, none can come into the tree
             queue = heapq.nlargest(self.nodes, queue + children(tree, nodes, self.nodes, enough))
-        return reranked(tree, found, drafter)
+        return reranked(tree, candidates, drafter)
 
 
 @policy("optimal", verifier="nss")

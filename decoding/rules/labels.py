@@ -158,13 +158,13 @@ class Branching:
         children, given only how many a node has: the acceptance rate, at the node's first draw.
         """
         rule, earlier = self.rule, level.earlier
-        found = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
+        added = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
         if rule.offered != 0:
             state = _At(self.states, level, level.draws if rule.by_count else earlier)
             accept = rule.chance(level.px, level.qx, state)
             if rule.offered is not None:
                 accept = torch.where(earlier < rule.offered, accept, 0.0)
-            found = accept * level.none_before(accept)
+            added = accept * level.none_before(accept)
         if rule.can_hit_draft or rule.offered is not None:
             state = _At(self.states, level, level.draws)
             hit = rule.residual(_Points(level.px, level.qx), state) / state.z.clamp(min=1e-30)
@@ -172,8 +172,8 @@ class Branching:
             if rule.offered != 0:
                 drawn = level.same & level.member[None, :, None, :]
                 hit *= torch.where(drawn, 1 - accept[:, :, None, :], 1.0).prod(-1)
-            found = found + hit
-        return found * level.member, level.at_first(self.alpha)
+            added = added + hit
+        return added * level.member, level.at_first(self.alpha)
 
 
 @dataclass
@@ -297,14 +297,14 @@ def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: boo
     """
     paths = branches.tokens.shape[1]
     subsets = torch.tensor(list(product((False, True), repeat=paths))[1:], device=start.device)
-    found = list(levels(branches, subsets))
-    if not found:
+    bundle_levels = list(levels(branches, subsets))
+    if not bundle_levels:
         return start.new_zeros(len(start), len(subsets), 1)
     labels = labels_of(verifier)
     if not isinstance(labels, Rule):
-        return labels(found, start)
-    rule = labels.branching(branches.p, branches.q, draws_by_row(found))
-    return top_down_gains(rule, found, start, exact_last)
+        return labels(bundle_levels, start)
+    rule = labels.branching(branches.p, branches.q, draws_by_row(bundle_levels))
+    return top_down_gains(rule, bundle_levels, start, exact_last)
 
 
 def top_down_gains(

@@ -136,21 +136,21 @@ def threshold(
     valid = acceptance(one, best, k) <= best
     if not many and valid:
         return one, best
-    found = done = valid
+    bracketed = done = valid
     low, last, ahead = one, one, inverse(best, k) - 1
-    high = where(found, one, _smaller((1 + ahead) * (1 + tolerance), k))
-    x = where(found, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # where it lies for typical rows
+    high = where(bracketed, one, _smaller((1 + ahead) * (1 + tolerance), k))
+    x = where(bracketed, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # where it lies for typical rows
     for turn in range(TURNS if many else 100):
         b = covered(x)
         value, y = acceptance(x, b, k) - b, inverse(b, k) - x
         valid = value <= 0
         inside = x < high
-        found = valid | (found & inside)
+        bracketed = valid | (bracketed & inside)
         low, high = where(valid, low, x), where(valid, x, where(inside, high, k))
         best = where(valid, b, best)
         narrow = high - low <= tolerance * high
         flat = valid & (value >= -tolerance) & (not exact)  # p and q hardly differ
-        done = done | (found & (narrow | flat))
+        done = done | (bracketed & (narrow | flat))
         if not many and done:
             return high, best
         slope = (x - last) / (y - ahead) if many or y != ahead else math.inf
@@ -158,7 +158,7 @@ def threshold(
         last, ahead = x, y
         x = where(done | narrow, high, where((low < guess) & (turn < 12), guess, (low + high) / 2))
     # Where p and q hardly meet, rounding hides where the two sides cross: k is always valid.
-    rho = where(found, high, k)
+    rho = where(bracketed, high, k)
     return rho, covered(rho)
 
 
