@@ -93,19 +93,3 @@ def test_columns_can_be_named(tmp_path):
     assert [message["content"] for message in one.messages] == ["Q: 2 + 2?", "4"]
     with pytest.raises(UserError, match=r"dialogues\.user asks for the column 'ask'"):
         read(tmp_path, rows, user="{ask}", assistant="{answer}")
-
-
-def test_a_count_takes_so_many_and_a_seed_which(tmp_path):
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"{i}?"},
-                {"role": "assistant", "content": f"{i}!"},
-            ]
-        }
-        for i in range(9)
-    ]
-    names = {one.name for one in read(tmp_path, rows)[0]}
-    some = [one.name for one in read(tmp_path, rows, count=4)[0]]
-    assert len(names) == 9 and len(set(some)) == 4 and set(some) < names
-    assert some == [one.name for one in read(tmp_path, rows, count=4)[0]]

@@ -4,11 +4,11 @@ the model's law.
 
 import importlib.util
 import sys
+from collections import Counter
 from dataclasses import astuple
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import Gemma3Config
 
 from nde_talf.data.engines.settings import EngineConfig
@@ -17,6 +17,7 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.evaluation.law import p_value
 from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 from tests.vllm_process import in_process
@@ -45,23 +46,10 @@ def law_fits(
     `prefix`.
     """
     positions = torch.arange(len(prefix))[None]
-    p = warp(
-        model.logits(model.hidden(torch.tensor([prefix]), positions, None, None))[0, -1], setting
-    ).double()
-    counts = torch.bincount(tokens, minlength=len(p)).double()
-    if counts[p == 0].any():
-        return False
-    order = p.argsort(descending=True)
-    expected, seen = p[order] * len(tokens), counts[order]
-    likely = expected >= 5
-    groups = [expected[likely].tolist(), seen[likely].tolist()]
-    if float(expected[~likely].sum()) > 1e-9:  # the rare ones together
-        groups = [
-            groups[0] + [float(expected[~likely].sum())],
-            groups[1] + [float(seen[~likely].sum())],
-        ]
-    total = sum(groups[1]) / sum(groups[0])
-    return chisquare(groups[1], [x * total for x in groups[0]]).pvalue > 1e-4
+    logits = model.logits(model.hidden(torch.tensor([prefix]), positions, None, None))[0, -1]
+    p = warp(logits, setting).double()
+    law = {token: float(chance) for token, chance in enumerate(p) if chance > 0}
+    return p_value(Counter(tokens.tolist()), law) > 1e-4
 
 
 def first_tokens(engine, setting: SamplingSetting) -> torch.Tensor:

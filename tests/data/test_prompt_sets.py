@@ -13,7 +13,6 @@ from tokenizers.processors import TemplateProcessing
 from nde_talf.data.text.pair import test_splits as splits_of
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import encode_prompts
-from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
@@ -237,13 +236,3 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
             for ids in (prompt.tokens for prompt in encode_prompts(prompts, own, special=special)):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
                 assert own.decode(ids, skip_special_tokens=True).count("Question") == 1
-
-
-def test_an_index_picks_an_item_of_a_list():
-    row = {
-        "turns": ["first question", "second question"],
-        "chat": [{"role": "user", "content": "hi"}],
-    }
-    templates = ("{turns}", "{turns[0]}", "{turns[1]}", "{chat[0]}")
-    rendered = [RowTemplate(text, "mt.jsonl", "key").render(row) for text in templates]
-    assert rendered == ["first question", "first question", "second question", "hi"]

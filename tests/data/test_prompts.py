@@ -42,19 +42,3 @@ def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
     assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
     with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
         prompts_from_documents(one, 6, 0, tokenizer, (16, 64))
-
-
-def test_a_kind_with_few_prompts_is_spread_over_all_of_them(tokenizer):
-    import datasets
-
-    texts = {"rare": 3, "common": 40}
-    rows = [
-        {"name": f"{kind}-{i}", "text": " ".join(f"{kind}{i}x{j}" for j in range(40)), "kind": kind}
-        for kind, count in texts.items()
-        for i in range(count)
-    ]
-    found = prompts_from_documents(
-        datasets.Dataset.from_list(rows), 60, 0, tokenizer, (4, 12), per_document=2
-    )
-    thirds = [[prompt.kind for prompt in found[at : at + 20]].count("rare") for at in (0, 20, 40)]
-    assert thirds == [2, 2, 2]

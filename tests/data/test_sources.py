@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.freeze_sources import distinct, readable, shingles
 from nde_talf.data.text import sources
 from nde_talf.data.text.recipe import LENGTH, prepared
 from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
@@ -45,26 +44,6 @@ def test_a_side_depends_on_the_content_alone(monkeypatch):
     assert 0 < len(alone) < 0.05 * len(everything)
     digest = "0" * 12
     assert all(d.held_out for name in "ab" for d in of_file(name, "x = 1\n", digest))
-
-
-def test_near_duplicates_are_kept_out_of_both_sides_and_across_them(tmp_path, monkeypatch):
-    """Three lines on end that occur in another file make files alike."""
-
-    def source(name, lines):
-        path = tmp_path / name
-        path.write_text("\n".join(lines) + "\n")
-        return readable(path, name)
-
-    def lines(start):
-        return [f"value_{i} = compute({i}, 'something')" for i in "abcdefghijklmnopqrst"[start:]]
-
-    one, near = source("one.py", lines(0)), source("near.py", [*lines(2), "last = True"])
-    assert one is not None and near is not None and len(shingles(one.text)) == 18
-    assert distinct([one, near]) == [one]
-    # A held-out file stays out even if it resembles a training file a little.
-    part = source("part.py", [*lines(12), *(f"other_{i} = unlike(i)" for i in range(12))])
-    monkeypatch.setattr("benchmarks.freeze_sources.is_held_out", lambda d: d == part.digest)
-    assert distinct([part, one]) == [one]
 
 
 def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):

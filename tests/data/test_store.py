@@ -128,8 +128,6 @@ def test_a_read_opens_only_what_it_returns(tmp_path):
     (tmp_path / store.name(2, 3)).unlink()
     found = TraceStore(tmp_path).read("train", ["context", "h_q_root"])
     assert list(found) == ["context", "h_q_root"] and found["h_q_root"].shape == (8, 3)
-    batches = list(TraceStore(tmp_path).batches("train", ["context"]))
-    assert [len(batch["context"]) for batch in batches] == [4, 4]
     with pytest.raises(UserError, match=r"00002-of-00003.*missing"):
         TraceStore(tmp_path).read("validation", ["context"])
     second = tmp_path / store.name(1, 3)

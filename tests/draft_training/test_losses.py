@@ -47,17 +47,6 @@ def test_the_examples_in_the_docstrings():
     assert doctest.testmod(nde_talf.draft_training.losses).attempted == 13
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("classification, distillation", [(1, 0), (0.1, 0), (10, 10), (0, 1)])
-def test_classification_and_top_distillation_by_hand(classification, distillation, plain):
-    expected = classification * (-0.5 * math.log(0.6) - 0.3 * math.log(0.1) - 0.2 * math.log(0.3))
-    expected += distillation * -0.5 * math.log(0.6)
-    weights = HassLoss(classification=classification, distillation=distillation, top=1)
-    loss, agree = distribution_loss(FEATURES, LABELS, EYE, weights, plain)
-    torch.testing.assert_close(loss, torch.tensor([expected]))
-    assert agree.tolist() == [True]
-
-
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 @pytest.mark.parametrize("scale,cap", [(1.0, None), (0.25, None), (0.5, 2.0)])
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)

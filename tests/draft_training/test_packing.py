@@ -10,7 +10,6 @@ from nde_talf.draft_training.document_masks import (
     entry_documents,
     same_document,
 )
-from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadBatch, HeadModule
 from tests.draft_training.documents import apart, packed
@@ -91,16 +90,3 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
     for mine, reference in zip(ours, theirs, strict=True):
         scale = reference.abs().max().clamp(min=1)
         torch.testing.assert_close(mine / scale, reference / scale, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("make", [random_head, random_eagle3])
-def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart(make):
-    target = tiny_target(29)
-    head = make(target)
-    one, other = (
-        held_out_report(head, target, rows, k=2, depth=2, stride=1) for rows in (packed(), apart())
-    )
-    assert one["roots"] == other["roots"] > 3
-    assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(
-        other["kl"], rel=1e-4
-    )

@@ -50,8 +50,7 @@ def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
         monkeypatch.setenv(NATIVE, native)
         for asked in ("auto", "32-true"):
             config = replace(TINY, precision=asked)
-            head = fit_head(target, rows, config, tmp_path / f"{native}-{asked}")
-            heads[native, asked] = head
+            heads[native, asked] = fit_head(target, rows, config, tmp_path / f"{native}-{asked}")
         auto = heads[native, "auto"]
         report = held_out_report(auto, target, TokenRows.plain(rows), k=2, depth=2)
         exported = load_head(save_head(auto, tmp_path / f"export-{native}"), target)

@@ -11,15 +11,9 @@ import pytest
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.families import NoHeadError
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
 from tests.decoding.families import FAMILIES, WINDOW, V, family
 from tests.draft_training.heads import random_head
@@ -105,15 +99,3 @@ def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target)
 def plain(target, tokens: list[int]) -> torch.Tensor:
     """Logits [V] after `tokens` by the model itself."""
     return target.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-
-
-@pytest.mark.slow
-def test_greedy_text_with_a_head_is_plain_greedy_text_past_the_window(target):
-    prompt, greedy = row().tokens[0, :7].tolist(), SamplingSetting(0.0)
-    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    decoder = SpeculativeDecoder(
-        target, EagleDrafter(random_head(target)), Delayed(Action(2, 3, 8)), VERIFIERS["specinfer"]
-    )
-    expected = plain.generate(prompt, 40, greedy, Rng.seeded(0)).tokens
-    assert decoder.generate(prompt, 40, greedy, Rng.seeded(0)).tokens == expected
-    assert len(set(expected)) > 4, "the text must not repeat one token"

@@ -22,7 +22,6 @@ from nde_talf.draft_training.export import save_head
 from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
 from nde_talf.proposals import Fixed, Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
-from nde_talf.selector.latency import SHAPES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.pairs import tiny_pair
@@ -205,8 +204,6 @@ def test_prices_are_those_of_the_batch():
     assert two.target == [[1.0, pytest.approx(1 + 2 / 3)]] * 2 and two.draft == [[0.2, 0.2]] * 2
     assert four.target == [[1.5, 3.5]] * 2 and four.draft == [[0.4, 0.4]] * 2
     assert at_batch(TABLE, 4) == TABLE
-    context, paths = torch.tensor([1, 90, 700]), SHAPES[:17]
-    assert torch.equal(TABLE.steps(context, None, paths), TABLE.steps(context)[:, :17])
     best = Selector(schema(6, DRAFT.hidden_size, learned=False))
     best.static_efficiency = (1.0 + (1 - 0.8**DEPTH) * 4)[None].double()
     best.static_contexts = torch.tensor(

@@ -79,6 +79,3 @@ def test_what_has_no_folder_is_not_saved(tmp_path):
     speculate("ngram").save(tmp_path / "new")
     assert "there already" in fault(speculate("ngram"))
     assert load(str(tmp_path / "new")).draft == "ngram"
-    (tmp_path / "new" / "speculation.json").write_text('{"format": 9}')
-    with pytest.raises(UserError, match="format is 9"):
-        load(str(tmp_path / "new"))

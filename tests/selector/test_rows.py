@@ -2,7 +2,6 @@
 left behind.
 """
 
-import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,18 +76,6 @@ def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
             torch.equal(x, y[:]) for x, y in zip(a.roots.states, b.roots.states, strict=True)
         )
         assert torch.equal(a.efficiency, priced[0].efficiency[chosen][[0, 2, 1]])
-
-
-def test_folds_copy_no_states_and_files_vanish(tmp_path):
-    some = read(tmp_path, False)
-    half = some.where(torch.arange(120) < 60)
-    assert half.h_p_previous.column is some.h_p_previous.column
-    half.h_p_previous[:]
-    (file,) = (tmp_path / "run").iterdir()
-    assert file.stat().st_size == 120 * 6 * 2  # half precision
-    del some, half
-    gc.collect()
-    assert not file.exists()
 
 
 def test_a_file_that_the_disk_cannot_hold_is_refused_before_it_is_written(tmp_path, monkeypatch):

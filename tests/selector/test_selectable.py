@@ -49,15 +49,12 @@ def test_other_rules_are_refused_by_name(name):
         schema(6, 4, ())
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_edited_export_is_refused_by_its_file(name, tmp_path):
+def test_an_edited_export_is_refused_by_its_file(tmp_path):
     Selector(schema(6, 4, ("specinfer", "traversal"))).save_pretrained(tmp_path / "export")
     file = tmp_path / "export" / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "verifiers": ["specinfer", name]}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "verifiers": ["specinfer", "tv"]}))
     write_checksums(tmp_path / "export")  # edited by somebody who knows of them
-    with pytest.raises(
-        UserError, match=rf"config\.json: verifiers: a selector cannot choose {name}"
-    ):
+    with pytest.raises(UserError, match=r"config\.json: verifiers: a selector cannot choose tv"):
         Selector.from_pretrained(tmp_path / "export")
 
 
