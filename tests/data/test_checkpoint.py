@@ -3,7 +3,6 @@ is taken.
 """
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +14,7 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
-from nde_talf.selector.train import fit_selector
 from tests.draft_training.heads import KillBefore
-from tests.selector.examples import CONFIG, priced
 
 TINY = LanguageModelConfig(
     hidden=16,
@@ -67,17 +64,6 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
     assert f"{CHECKPOINT} is damaged" in said
     assert ("from the start" if len(damaged) == 2 else "from the one before it") in said
     assert sorted(os.listdir(tmp_path / "killed")) == [CHECKPOINT]  # the training has ended
-
-
-def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
-    training, validation = priced(120, 0), priced(60, 1)
-    config = replace(CONFIG, epochs=30, patience=1)
-    first, epochs = fit_selector(training, validation, config, tmp_path, progress=False)
-    ended = torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"]
-    assert ended < 29
-    again, same_epochs = fit_selector(training, validation, config, tmp_path, progress=False)
-    assert same(first, again) and epochs == same_epochs
-    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == ended
 
 
 def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(

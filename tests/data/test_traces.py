@@ -14,7 +14,6 @@ from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.sampling import RAW, warp
-from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
 
 CONFIG = TracesConfig(
@@ -71,36 +70,6 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     assert float(together["entropy_p_previous"][0]) == pytest.approx(
         float(-(p * p.log()).sum()), abs=1e-5
     )
-
-
-@pytest.mark.parametrize("rows", [7, 9, 14])
-def test_a_draft_of_other_rows_is_traced_as_one_that_never_draws_what_the_target_or_it_does_not_have(
-    rows,
-):
-    """The other draft has the target's 11 rows.
-
-    Its bias forbids the rows that the first one lacks; surplus ones it never had. The trajectory
-    has tokens from 7 to 10, which a draft of 7 rows reads as its last one.
-    """
-    target, draft = padded_pair(11, rows, noise=0.3)
-    known = min(rows, 11)
-    _, other = tiny_pair(11, noise=0.3)
-    with torch.no_grad():
-        for name, weight in other.module.named_parameters():
-            own = draft.module.get_parameter(name)[:11]
-            weight[: len(own)] = own
-        other.module.model.embed_tokens.weight[known:] = other.module.model.embed_tokens.weight[
-            known - 1
-        ]
-        other.lm_head.bias = torch.nn.Parameter(
-            torch.where(torch.arange(11) < known, 0.0, -torch.inf)
-        )
-    one, two = (trace((target, each), ["t0.6", "p0.9"]) for each in (draft, other))
-    for name, column in one.items():
-        if isinstance(column, torch.Tensor):
-            torch.testing.assert_close(column, two[name], atol=1e-5, rtol=1e-4, msg=name)
-    plain = trace(tiny_pair(11, noise=0.3), ["t0.6", "p0.9"])
-    assert not torch.allclose(one["traversal"], plain["traversal"], atol=0.1) or rows > 11
 
 
 def test_rules_of_one_path_have_the_labels_of_that_path(pair):

@@ -11,7 +11,6 @@ import torch
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, talf_loss
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, Labels, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
@@ -103,12 +102,6 @@ def test_an_unfinished_training_takes_no_other_settings(target, rows, tmp_path):
     with pytest.raises(UserError, match=r"other settings than those of now \(.*\)") as error:
         fit_head(target, rows, replace(TINY, warm_up=3, loss=TalfLoss(k=3)), tmp_path)
     assert "warm_up" in str(error.value) and "loss" in str(error.value)
-
-
-def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):
-    first = build_head(target, TINY)
-    torch.rand(7)
-    assert same(first, build_head(target, TINY)) and not same(first, EagleHead(target))
 
 
 @pytest.fixture
