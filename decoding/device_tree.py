@@ -116,13 +116,15 @@ class DeviceTree:
         `take` gets rows of q [m, V] and returns tokens [m, most] that differ while there is mass in
         q, and the mass [m, most] that each was drawn from, or None for tokens that were not drawn.
         """
-        wanted, most = (
+        wanted_tips, most = (
             [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count],
             max(counts),
         )
-        tokens, left = take(self.q_at([tip for tip, _ in wanted]), most)
+        tokens, left = take(self.q_at([tip for tip, _ in wanted_tips]), most)
         drawn = [
-            (row * most + at, tip) for row, (tip, count) in enumerate(wanted) for at in range(count)
+            (row * most + at, tip)
+            for row, (tip, count) in enumerate(wanted_tips)
+            for at in range(count)
         ]
         index, parents = upload(torch.tensor(drawn).T.contiguous(), tokens.device).unbind()
         masses = None if left is None else left.flatten().index_select(0, index)

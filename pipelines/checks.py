@@ -77,7 +77,7 @@ def check_machine(config: Config) -> None:
     given = [
         config.model.target,
         config.model.draft,
-        *(own for own in sources if Path(own).suffix not in FILE_FORMATS),
+        *(entry for entry in sources if Path(entry).suffix not in FILE_FORMATS),
     ]
     reach_hub(filter(None, given))
     for policy, options in config.evaluation.policies.items():
@@ -104,19 +104,20 @@ def _check_draft(config: Config) -> None:
 
 def _check_selector(config: Config) -> None:
     """Raise UserError for a selector whose verifiers, latency tables or folds are not there."""
-    own, traces = config.selector, config.traces
-    for name in own.verifiers:
+    selector, traces = config.selector, config.traces
+    for name in selector.verifiers:
         if name not in traces.verifiers:
             raise UserError(
                 f"selector.verifiers: {name} has no labels; add it to"
                 f" traces.verifiers={traces.verifiers}."
             )
-    for name in own.tables:
+    for name in selector.tables:
         table_file(name, Path())
-    if own.folds > traces.train_prompts:
+    if selector.folds > traces.train_prompts:
         raise UserError(
-            f"selector.folds={own.folds}: there are traces.train_prompts={traces.train_prompts} to"
-            " hold out in turn; raise them or lower selector.folds."
+            f"selector.folds={selector.folds}: there are"
+            f" traces.train_prompts={traces.train_prompts} to hold out in turn;"
+            " raise them or lower selector.folds."
         )
 
 
@@ -134,12 +135,12 @@ def _check_prompts(config: Config) -> None:
             " the traces' validation split, which has"
             f" traces.validation_prompts={traces.validation_prompts}."
         )
-    wanted = traces.train_prompts + traces.validation_prompts
-    if evaluation.prompts > test or wanted > pool - test:
+    count = traces.train_prompts + traces.validation_prompts
+    if evaluation.prompts > test or count > pool - test:
         raise UserError(
             f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_fraction)"
             f" and {pool - test} for traces; asked for are evaluation.prompts={evaluation.prompts}"
-            f" and {wanted} of traces. Raise data.prompt_count or ask for fewer."
+            f" and {count} of traces. Raise data.prompt_count or ask for fewer."
         )
 
 
@@ -171,9 +172,9 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
         yield "data.source", data.source
     for name, corpus in data.mix.items():
         yield f"data.mix.{name}.source", corpus.source
-    for name, own in data.sets.items():
-        for part, of in {f".parts[{i}]": part for i, part in enumerate(own.parts)}.items() or [
-            ("", own)
+    for name, entry in data.sets.items():
+        for part, of in {f".parts[{i}]": part for i, part in enumerate(entry.parts)}.items() or [
+            ("", entry)
         ]:
             yield f"data.sets.{name}{part}.source", of.source
     if config.dialogues.source is not None:
@@ -221,9 +222,11 @@ def _check_sources(config: Config) -> None:
                 f"{key}={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
-    templates = {f"data.mix.{name}.template": own.template for name, own in config.data.mix.items()}
-    for name, own in config.data.sets.items():
-        each = [own.template, *(part.template for part in own.parts)]
+    templates = {
+        f"data.mix.{name}.template": entry.template for name, entry in config.data.mix.items()
+    }
+    for name, entry in config.data.sets.items():
+        each = [entry.template, *(part.template for part in entry.parts)]
         templates |= {
             f"data.sets.{name}.template{f' (part {i})' if i else ''}": text
             for i, text in enumerate(each)

@@ -47,16 +47,16 @@ def dialogue_rows(
         UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
             from.
     """
-    own = config.dialogues
-    encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
-    dialogues, skipped = read_dialogues(own, config.seed)
-    console.print(f"{own.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
-    if own.regenerate:
+    settings = config.dialogues
+    encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
+    dialogues, skipped = read_dialogues(settings, config.seed)
+    console.print(f"{settings.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
+    if settings.regenerate:
         dialogues = _regenerated(config, folders, encoder, dialogues)
     named = Dataset.from_dict(
         {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
     )
-    sides = split_documents(named, own.held_out, config.seed)
+    sides = split_documents(named, settings.held_out, config.seed)
     pad = (
         tokenizer.pad_token_id
         if tokenizer.pad_token_id is not None
@@ -69,7 +69,7 @@ def dialogue_rows(
         )
         if not documents:
             raise UserError(
-                f"{KEY}.source={own.source}: no dialogue to {title} can be"
+                f"{KEY}.source={settings.source}: no dialogue to {title} can be"
                 f" used{_and_skipped(skipped)}."
             )
         if not packed:
@@ -80,12 +80,13 @@ def dialogue_rows(
                     title_align="left",
                 )
             )
-        rows = pack_documents(documents, own.length, pad)
+        rows = pack_documents(documents, settings.length, pad)
         packed.append(rows)
         console.print(
-            f"{title}: {len(documents)} documents in {len(rows)} rows of {own.length},"
+            f"{title}: {len(documents)} documents in {len(rows)} rows of {settings.length},"
             f" {int(rows.loss.sum()):,} tokens that count, {rows.padding:.1%} padding,"
-            f" {sum(len(d.tokens) > own.length for d in documents)} cut" + _and_skipped(skipped)
+            f" {sum(len(d.tokens) > settings.length for d in documents)} cut"
+            + _and_skipped(skipped)
         )
     return packed[0], packed[1]
 
@@ -97,9 +98,12 @@ def _regenerated(
 
     Shards of these dialogues that are there already are used.
     """
-    own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    setting = own.setting
-    shards = [dialogues[start : start + own.shard] for start in range(0, len(dialogues), own.shard)]
+    settings, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
+    setting = settings.setting
+    shards = [
+        dialogues[start : start + settings.shard]
+        for start in range(0, len(dialogues), settings.shard)
+    ]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
     asked = [[one.name for one in shard] for shard in shards]
     todo = [
@@ -113,7 +117,7 @@ def _regenerated(
             found = {
                 one.name: one
                 for one in regenerate(
-                    engine, encoder, shards[i], setting, own.new_tokens, longest, i
+                    engine, encoder, shards[i], setting, settings.new_tokens, longest, i
                 )
             }
             answers = [found.get(name) or Dialogue(name, []) for name in asked[i]]
@@ -138,7 +142,8 @@ def _regenerated(
         )
     console.print(
         f"the target answered {len(answered)} of {len(rows)} dialogues;"
-        f" {sum(one.cut for one in answered)} end with an answer cut at {own.new_tokens} tokens"
+        f" {sum(one.cut for one in answered)} end with an answer cut at"
+        f" {settings.new_tokens} tokens"
     )
     return answered
 

@@ -103,16 +103,16 @@ def plan(config: Config) -> dict[str, str]:
     """Return, by stage, what the run would do."""
     run = Path(config.paths.checkpoints) / config.run
     asked = config.stages if config.stage == "all" else (config.stage,)
-    found = {}
+    entries = {}
     for stage in asked:
         folder = run / ("report" if stage == "evaluate" else stage)
         if stage in OF_DRAFT_MODEL and not config.drafts:
-            found[stage] = "skipped: there is no draft model"
+            entries[stage] = "skipped: there is no draft model"
         elif (folder / "manifest.json").exists() and not config.force:
-            found[stage] = f"finished in {folder}, unless its settings or inputs have changed"
+            entries[stage] = f"finished in {folder}, unless its settings or inputs have changed"
         else:
-            found[stage] = f"made in {folder}"
-    return found
+            entries[stage] = f"made in {folder}"
+    return entries
 
 
 def dry_run(config: Config) -> None:

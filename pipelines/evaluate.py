@@ -39,17 +39,17 @@ SOLVER_PROMPTS = 10  # on which these are measured
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    own = asdict(config.evaluation)
+    chosen = asdict(config.evaluation)
     if "policies" not in config.evaluation.methods:
-        del own["policies"]
+        del chosen["policies"]
     if not {"ngram", "mixed"} & {*config.evaluation.methods}:
-        del own["ngram"]
+        del chosen["ngram"]
     if (
         config.evaluation.draft_temperature == AUTO
     ):  # as in evaluations from before there was the key
-        del own["draft_temperature"]
+        del chosen["draft_temperature"]
     return {
-        "evaluation": own,
+        "evaluation": chosen,
         "selectors": selectors(config),
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "dtype": config.model.dtype,

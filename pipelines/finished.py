@@ -76,16 +76,16 @@ class Run:
     def __init__(self, name: str, checkpoints: str, base: str | None = None):
         root = Path(checkpoints)
         check_name("run", name)
-        own = root / name
-        if base is None and (own / COMMAND).exists():
-            base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get(
+        folder = root / name
+        if base is None and (folder / COMMAND).exists():
+            base = read_json(folder / COMMAND, dict[str, str | None], f"give base={root.name}").get(
                 "base"
             )
         check_name("base", base)
-        self.folders = [own, *([root / base] if base else [])]
+        self.folders = [folder, *([root / base] if base else [])]
         if not self.has("pair", "pair.json"):
             raise UserError(
-                f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)}"
+                f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
                 " Runs of another folder: paths.checkpoints=FOLDER. To make one: python -m"
                 f" pipelines.run run={name}."
             )
@@ -103,15 +103,19 @@ class Run:
 
         It is the one under the setting nearest in temperature.
         """
-        found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
-        traced = [name for name in found if name in SETTINGS]
+        trees_by_setting = {
+            f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")
+        }
+        traced = [name for name in trees_by_setting if name in SETTINGS]
         if not traced:
             return Action(1, 0, 4)
         nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(found[nearest], dict[str, tuple[int, int, int]])["action"])
+        return Action(
+            *read_json(trees_by_setting[nearest], dict[str, tuple[int, int, int]])["action"]
+        )
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
         export = self.stage("selector") / "export"
-        found = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
-        return sorted(found, key=lambda name: name != "traversal")
+        names = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
+        return sorted(names, key=lambda name: name != "traversal")

@@ -102,13 +102,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
     """Describe what is wrong with a finished stage's files, by path."""
-    found = {}
+    problems = {}
     for name, expected in manifest["artefacts"].items():
         if not (folder / name).is_file():
-            found[name] = "it is missing"
+            problems[name] = "it is missing"
         elif digest(folder / name) != expected:
-            found[name] = "it is not as it was written: its checksum is another"
-    return found
+            problems[name] = "it is not as it was written: its checksum is another"
+    return problems
 
 
 def plain(value: Any) -> Any:

@@ -34,10 +34,10 @@ def benches(
     head = None
     if "head" in wanted:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
-    found = {}
+    parts_by_setting = {}
     for name in evaluation.settings:
         setting = SETTINGS[name]
-        bench = found[name] = Bench(
+        bench = parts_by_setting[name] = Bench(
             target,
             draft,
             setting,
@@ -66,7 +66,7 @@ def benches(
                 )
                 for own, options in evaluation.policies.items()
             }
-    return found
+    return parts_by_setting
 
 
 def policy_title(name: str, options: dict[str, Any]) -> str:
@@ -83,24 +83,26 @@ def without_labels(config: Config) -> str:
     Empty where all were traced.
     """
     names = [name for name in config.evaluation.settings if name not in config.traces.settings]
-    wanted = methods(config)
-    said = [f"no {own}" for own in ("selector", "rules", "baselines") if own in wanted]
-    said += (
+    asked = methods(config)
+    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in asked]
+    missing += (
         [f"the static tree of {config.selector.verifiers[0]} chosen by timing"]
-        if "selector" in wanted
+        if "selector" in asked
         else []
     )
-    return f"{', '.join(names)} not traced, so {', '.join(said)} there" if names and said else ""
+    return (
+        f"{', '.join(names)} not traced, so {', '.join(missing)} there" if names and missing else ""
+    )
 
 
 def methods(config: Config) -> set[str]:
     """Return the groups of methods that are compared with plain decoding.
 
-    Without a draft model these are the groups that need none, and n-grams are mixed with the head
-    alone.
+    They are those asked for. Without a draft model they are those of them that need none, and
+    n-grams are mixed with the head alone.
     """
-    wanted = {*config.evaluation.methods}
+    groups = {*config.evaluation.methods}
     if config.traces.drafter == "head":
-        return wanted - {"assisted", "head"}  # all methods draft with the head
-    mixed = {"mixed"} if "head" in wanted else set()
-    return wanted if config.model.has_draft else wanted & {*WITHOUT_DRAFT, *mixed}
+        return groups - {"assisted", "head"}  # all methods draft with the head
+    mixed = {"mixed"} if "head" in groups else set()
+    return groups if config.model.has_draft else groups & {*WITHOUT_DRAFT, *mixed}

@@ -56,10 +56,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
-    folder, data, own = folders["pair"], config.data, bool(config.model.target)
+    folder, data, given = folders["pair"], config.data, bool(config.model.target)
     device, dtype, forward = config.model.device, config.model.dtype, config.model.forward
     target = None
-    if own:  # wrong input is refused first
+    if given:  # wrong input is refused first
         if config.model.draft:
             try:
                 CausalModel.load(config.model.draft, device, dtype, "model.draft", forward)
@@ -70,9 +70,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 raise
             free_memory()
         (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
-    text = _shipped_text(config) if is_shipped(config.model.target) else _text(config, own)
+    text = _shipped_text(config) if is_shipped(config.model.target) else _text(config, given)
     tokenizer, rows, held_out_rows = text.tokenizer, text.train, text.held_out
-    prompts = encode_prompts(text.prompts, tokenizer, special=own)
+    prompts = encode_prompts(text.prompts, tokenizer, special=given)
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         console.print(
@@ -80,7 +80,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         )
     console.print(f"{rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
-        if not own:
+        if not given:
             _train_pair(config, folder, tokenizer, rows, text.for_draft, tracker)
             (target,) = load_models([str(folder / "target")], device, dtype, forward=forward)
         domains = {name: spread(x, HELD_OUT_ROWS // 4) for name, x in text.domains.items()}
@@ -92,7 +92,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             recorded = Recorded(target, texts.values())
             del target
             free_memory()
-            where = config.model.draft if own else str(folder / "draft")
+            where = config.model.draft if given else str(folder / "draft")
             draft, target = load_draft(where, device, dtype, recorded, forward), recorded
             costs.append(_cost(draft, first, config.evaluation.threads))
         with working("evaluating the models on held-out text"):
@@ -105,13 +105,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             )
             ratio = seconds["target"] / seconds["draft"]
             metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
-        where = (str(config.model.target), config.model.draft) if own else ROLES
+        where = (str(config.model.target), config.model.draft) if given else ROLES
         Pair(folder).write(
             *where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify
         )
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
-        for role in () if own else ROLES:
+        for role in () if given else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _print(metrics)
     return metrics
@@ -321,11 +321,11 @@ def _cost(model: CausalModel, text: list[int], count: int) -> tuple[float, int]:
 
 def _print(metrics: dict[str, Any]) -> None:
     for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
-        said = f"{name}: loss of the target {own['target_nats']:.3f} nats/token"
+        summary = f"{name}: loss of the target {own['target_nats']:.3f} nats/token"
         if "overlap" in own:
             overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
-            said += f", of the draft {own['draft_nats']:.3f}; overlap {overlaps}"
-        console.print(said)
+            summary += f", of the draft {own['draft_nats']:.3f}; overlap {overlaps}"
+        console.print(summary)
     if "cost_ratio" in metrics:
         console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
 

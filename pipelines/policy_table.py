@@ -30,9 +30,9 @@ def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
     )
 
     def of_another_type(given: dict[str, Any]) -> UserError:
-        said = ", ".join(f"{key}={value}" for key, value in given.items())
+        listed = ", ".join(f"{key}={value}" for key, value in given.items())
         takes = str(inspect.signature(made_of)).split(" ->")[0]
-        return UserError(f"options: {said} is of another type than policy={name} takes: {takes}.")
+        return UserError(f"options: {listed} is of another type than policy={name} takes: {takes}.")
 
     for option, value in options.items():
         if option not in known:

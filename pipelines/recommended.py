@@ -75,8 +75,8 @@ def report(config: "RecommendConfig", run: Run) -> None:
         "settings": names,
         "rejection": rule,
         "table": config.table,
-        "paths": {count: asdict(own) for count, own in best.paths.items()},
-        "trees": {name: asdict(own) for name, own in best.trees.items()},
+        "paths": {count: asdict(shape) for count, shape in best.paths.items()},
+        "trees": {name: asdict(shape) for name, shape in best.trees.items()},
         "vllm": vllm,
         "sglang": {"options": options, "adaptive": adaptive},
     }
@@ -138,22 +138,22 @@ def _finished(run: Run, stage: str) -> dict[str, Any]:
 
 def _table(config: "RecommendConfig", run: Run) -> LatencyTable:
     """The prices. Raises UserError for a table of models of other sizes."""
-    own = run.stage("latency") / TABLE
+    measured = run.stage("latency") / TABLE
     if config.table == MEASURED:
         _finished(run, "latency")
-        table = LatencyTable.load(own)
+        table = LatencyTable.load(measured)
         if table.disagreement > AGREE:
             console.print(
-                f"! {own}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
-                " nothing else runs"
+                f"! {measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it"
+                " when nothing else runs"
             )
         return table
-    path = table_file(config.table, own.parent, "table")
+    path = table_file(config.table, measured.parent, "table")
     table = LatencyTable.load(path)
     if (
         table.models
-        and own.exists()
-        and (sizes := LatencyTable.load(own).models)
+        and measured.exists()
+        and (sizes := LatencyTable.load(measured).models)
         and sizes != table.models
     ):
         raise UserError(
@@ -188,15 +188,18 @@ def _shown(title: str, best: Recommendation) -> Table:
     for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
         table.add_column(column, justify="left" if column.startswith("best") else "right")
     named = {
-        f"batch of {count}: {own.tree.depth or 'no'} drafted": own
-        for count, own in best.paths.items()
+        f"batch of {count}: {shape.tree.depth or 'no'} drafted": shape
+        for count, shape in best.paths.items()
     }
     named |= {
-        f"{TITLES[name]}: {tuple(own.tree) if own.tree != NONE else 'plain'}": own
-        for name, own in best.trees.items()
+        f"{TITLES[name]}: {tuple(shape.tree) if shape.tree != NONE else 'plain'}": shape
+        for name, shape in best.trees.items()
     }
-    for name, own in named.items():
+    for name, shape in named.items():
         table.add_row(
-            name, f"{own.block_efficiency:.2f}", shown(own.tokens_per_second, 0), times(own.speedup)
+            name,
+            f"{shape.block_efficiency:.2f}",
+            shown(shape.tokens_per_second, 0),
+            times(shape.speedup),
         )
     return table

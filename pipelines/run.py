@@ -52,7 +52,8 @@ def run(config: Config) -> None:
     if config.verify:
         return traces.verify(locate(traces.STAGE, config))
     stages = {
-        own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate)
+        module.STAGE.name: module.STAGE
+        for module in (pair, latency, traces, selector, draft, evaluate)
     }
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run

@@ -146,8 +146,10 @@ def _draft(config: SmallConfig, text: "Text") -> None:
     if not finished:
         raise UserError("There is no finished anneal yet: run step=anneal first.")
     folder = finished[-1]
-    own = samples(folder / TARGET, folder / "samples.safetensors", text.train, config.samples)
-    rows = torch.cat([own, text.train[-3 * config.samples :]])
+    sampled_rows = samples(
+        folder / TARGET, folder / "samples.safetensors", text.train, config.samples
+    )
+    rows = torch.cat([sampled_rows, text.train[-3 * config.samples :]])
     teacher = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
     )

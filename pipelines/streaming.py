@@ -243,12 +243,12 @@ def compared(
     """
     seeds = range(seed, seed + PASSES + 1)
     pairs = [
-        [own.generate(prompt, count, setting, Rng.seeded(turn)) for own in (decoder, plain)]
+        [run.generate(prompt, count, setting, Rng.seeded(turn)) for run in (decoder, plain)]
         for turn in seeds
     ]
-    if not all(own.steps for pair in pairs[1:] for own in pair):
+    if not all(run.steps for pair in pairs[1:] for run in pair):
         return "compare=true needs more new tokens."
-    rates = [[own.decoded / own.decode_seconds for own in pair] for pair in pairs[1:]]
+    rates = [[run.decoded / run.decode_seconds for run in pair] for pair in pairs[1:]]
     ratios, (ours, theirs) = sorted(a / b for a, b in rates), map(median, zip(*rates, strict=True))
     text = (
         f"{median(ratios):.2f} times as fast as autoregressive decoding ({ratios[0]:.2f} to"
@@ -282,9 +282,9 @@ def statistics(generation: Generation, drafter: Drafter | None = None) -> str:
             ),
         ]
     if sizes := matches(drafter):
-        found = ", ".join(
-            f"{own.accepted} of {own.drafted} at {size}" for size, own in sizes.items()
+        acceptances = ", ".join(
+            f"{tested.accepted} of {tested.drafted} at {size}" for size, tested in sizes.items()
         )
-        parts.append(f"n-grams accepted by tokens matched: {found}")
+        parts.append(f"n-grams accepted by tokens matched: {acceptances}")
     parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
     return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."

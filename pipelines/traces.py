@@ -43,9 +43,9 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Sample trajectories and write the traces; return the figures for the manifest."""
     traces, folder = config.traces, folders["traces"]
-    train, wanted = traces.train_prompts, traces.train_prompts + traces.validation_prompts
+    train, count = traces.train_prompts, traces.train_prompts + traces.validation_prompts
     found = Pair(folders["pair"]).prompts(
-        "trace", wanted, "traces.train_prompts + traces.validation_prompts"
+        "trace", count, "traces.train_prompts + traces.validation_prompts"
     )
     prompts = [
         replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)

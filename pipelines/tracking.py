@@ -170,7 +170,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     """The W&B run of one stage."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    root, own = Path(config.paths.checkpoints) / config.run, config.tracking.samples
+    root, samples = Path(config.paths.checkpoints) / config.run, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project=config.tracking.project,
@@ -179,18 +179,18 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         name=f"{config.run}/{stage}",
         mode=config.tracking.mode,
         dir=str(root),
-        config=asdict(config) if own else without_texts(asdict(config)),
+        config=asdict(config) if samples else without_texts(asdict(config)),
         reinit="finish_previous",
         # Progress bars would be recorded line by line. The metadata are the command, its folder,
         # host and user.
         settings=wandb.Settings(
             console="off",
-            disable_git=not own,
-            x_disable_meta=not own,
-            x_disable_machine_info=not own,
+            disable_git=not samples,
+            x_disable_meta=not samples,
+            x_disable_machine_info=not samples,
         ),
     )
-    tracker = Tracker(run, folder, own)
+    tracker = Tracker(run, folder, samples)
     tracker.uses(f"{config.base or config.run}-{name}" for name in READS.get(stage, ()))
     try:
         yield tracker
@@ -206,7 +206,7 @@ def without_texts(settings: dict[str, Any]) -> dict[str, Any]:
     for group, value in settings.items():
         if isinstance(value, dict) and group not in TEXTS:
             kept[group] = {
-                name: own for name, own in value.items() if f"{group}.{name}" not in TEXTS
+                name: entry for name, entry in value.items() if f"{group}.{name}" not in TEXTS
             }
         elif group not in TEXTS:
             kept[group] = value
