@@ -14,7 +14,7 @@ from nde_talf.decoding.forward.attention import Seen, attend, has_flash, seen_in
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -33,62 +33,27 @@ def pair():
     return [CausalModel(model.module.cuda()) for model in tiny_pair(64, hidden=32, layers=2)]
 
 
-@pytest.mark.parametrize("name", ["specinfer", "traversal", "nss"])
-def test_graphs_write_what_the_target_writes_on_its_own(pair, name):
+FORK, BEAM = Delayed(Action(3, 2, 2)), Beam(3, 3, 9)
+FIXED = {trees: Shaped(fixed_shape(3, 3, 12), trees) for trees in ("iid", "without_replacement")}
+METHODS = [
+    *((name, FORK, False) for name in ("naivetree", "spectr", "khisti", "gbv", "traversal")),
+    *(("specinfer", FORK, graphs) for graphs in (False, True)),
+    *(("nss", BEAM, graphs) for graphs in (False, True)),
+    ("traversal", FIXED["iid"], False),
+    ("without_replacement", FIXED["without_replacement"], False),
+]
+
+
+@pytest.mark.parametrize("name,policy,graphs", METHODS)
+def test_a_step_waits_once_and_writes_what_the_target_does(pair, name, policy, graphs):
     target, draft = pair
-    static, greedy = StaticShapes(256, rows=32), SamplingSetting(0.0)
+    static = StaticShapes(256, rows=32) if graphs else None
+    decoder = SpeculativeDecoder(
+        target, LMDrafter(draft, static), policy, VERIFIERS[name], static=static
+    )
+    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"])
-    warm = SamplingSetting(0.7)
-    fast = SpeculativeDecoder(
-        target, LMDrafter(draft, static), FollowTau(2, 2, 4), VERIFIERS[name], warm, static
-    )
-    for seed in range(3):
-        expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
-        assert fast.generate(PROMPT, 100, greedy, Rng.seeded(seed)).tokens == expected
-
-
-@pytest.mark.parametrize("static", [None, StaticShapes(256, rows=32)], ids=["plain", "graphs"])
-@pytest.mark.parametrize("setting", [SamplingSetting(1.0), SamplingSetting(0.7, 0.9)], ids=str)
-def test_a_step_waits_once(pair, static, setting):
-    target, draft = pair
-    drafter, policy = LMDrafter(draft, static), Delayed(Action(3, 2, 2))
-    one_wait_a_step(
-        SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"], static=static), setting
-    )
-
-
-@pytest.mark.parametrize("name", ["naivetree", "spectr", "khisti", "gbv", "traversal"])
-def test_every_rule_for_delayed_trees_waits_once(pair, name):
-    target, draft = pair
-    decoder = SpeculativeDecoder(
-        target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name]
-    )
-    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
-
-
-@pytest.mark.parametrize(
-    "trees,name",
-    [("iid", "traversal"), ("without_replacement", "without_replacement"), ("top_k", "nss")],
-)
-def test_fixed_shapes_wait_once(pair, trees, name):
-    target, draft = pair
-    decoder = SpeculativeDecoder(
-        target, LMDrafter(draft), Shaped(fixed_shape(3, 3, 12), trees), VERIFIERS[name]
-    )
-    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
-
-
-@pytest.mark.parametrize("static", [None, StaticShapes(256, rows=32)], ids=["plain", "graphs"])
-def test_a_beam_waits_once_and_writes_what_the_target_does(pair, static):
-    target, draft = pair
-    decoder = SpeculativeDecoder(
-        target, LMDrafter(draft, static), Beam(3, 3, 9), VERIFIERS["nss"], static=static
-    )
-    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
-    plain, greedy = (
-        SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"]),
-        SamplingSetting(0.0),
-    )
+    greedy = SamplingSetting(0.0)
     expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
     assert decoder.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens == expected
 
@@ -129,20 +94,6 @@ def test_attention_in_two_parts_is_plain_attention(dtype, size):
     torch.testing.assert_close(
         first.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
     )
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_graphs_on_a_gpu_that_is_not_the_current_one():
-    target, draft = (
-        CausalModel(model.module.to("cuda:1")) for model in tiny_pair(64, hidden=32, layers=2)
-    )
-    found = []
-    for static in (None, StaticShapes(256, rows=32)):
-        decoder = SpeculativeDecoder(
-            target, LMDrafter(draft, static), Delayed(Action(3, 1, 2)), "specinfer", static=static
-        )
-        found.append(decoder.generate(PROMPT, 60, SamplingSetting(0.7), Rng.seeded(0)).tokens)
-    assert found[0] == found[1]
 
 
 def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> None:

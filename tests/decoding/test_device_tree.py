@@ -54,31 +54,21 @@ def on_tables(policy, tables: Tables, rng=None, room: int = 1 << 20) -> DeviceTr
 
 def test_ancestor_masks_are_those_written_down():
     parents = [-1, 0, 0, 1, 1, 3]
-    expected = torch.tensor(
-        [
-            [1, 0, 0, 0, 0, 0],
-            [1, 1, 0, 0, 0, 0],
-            [1, 0, 1, 0, 0, 0],
-            [1, 1, 0, 1, 0, 0],
-            [1, 1, 0, 0, 1, 0],
-            [1, 1, 0, 1, 0, 1],
-        ]
-    ).bool()
+    paths = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 1, 3, 5]]
+    expected = torch.zeros(6, 6, dtype=torch.bool)
+    for row, path in enumerate(paths):
+        expected[row, path] = True
     assert torch.equal(ancestor_mask(torch.tensor(parents)), expected)
     assert torch.equal(ancestor_mask(torch.tensor(parents), depth=3), expected)
     assert torch.equal(grown_mask(expected[:3, :3], torch.tensor([1, 1])), expected[:5, :5])
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        host, blocked = HostMask(dtype), torch.tensor(torch.finfo(dtype).min, dtype=dtype)
+        host = HostMask(dtype)
         for _ in range(2):  # again after a tree that was dropped
             for rows in (slice(0, 2), slice(2, 6)):
-                seen = expected[rows, : rows.stop]
                 host.grow(parents[rows])
-                assert torch.equal(
-                    host.of(rows.start)[0, 0], torch.where(seen, torch.zeros_like(blocked), blocked)
-                )
+                blocked = (~expected[rows, : rows.stop]).to(dtype) * torch.finfo(dtype).min
+                assert torch.equal(host.of(rows.start)[0, 0], blocked)
             assert host.depths == [0, 1, 1, 2, 2, 3]
-            host.clear()
-            host.grow([-1] * 6)
             host.clear()
 
 

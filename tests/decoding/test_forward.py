@@ -272,6 +272,12 @@ def test_a_model_that_became_something_else_is_refused():
 # Which forward
 
 
+def test_quantised_weights_have_no_native_forward():
+    changed = module("llama", {})
+    changed.is_quantized = True
+    assert "its weights are quantised" in CausalModel(changed).forward
+
+
 @pytest.mark.parametrize(
     "name,changes,reason",
     [
@@ -294,19 +300,6 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
         CausalModel(module(name, changes), "its name", "native")
 
 
-def test_a_model_that_computes_something_else_falls_back():
-    """The comparison runs both; it does not go by the family's name."""
-    changed = module("llama", {})
-    changed.model.layers[0].mlp.register_forward_hook(lambda own, args, output: output * 1.01)
-    model = CausalModel(changed)
-    assert model.native is None and "its logits differ from transformers' by" in model.forward
-    same_logits(model)
-    with pytest.raises(UserError, match="its logits differ"):
-        CausalModel(changed, forward="native")
-    with pytest.raises(UserError, match="choose one of auto, native, transformers"):
-        CausalModel(changed, forward="fast")
-
-
 @pytest.mark.parametrize(
     "dtype,factor,allowed", [(torch.float32, 1.001, "0.0001"), (torch.bfloat16, 1.5, "0.05")]
 )
@@ -315,6 +308,9 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     changed.model.layers[0].mlp.register_forward_hook(lambda own, args, output: output * factor)
     model = CausalModel(changed)
     assert model.native is None and f"of the largest, and {allowed} is allowed" in model.forward
+    for forward, words in (("native", "its logits differ"), ("fast", "choose one of auto, native")):
+        with pytest.raises(UserError, match=words):
+            CausalModel(changed, forward=forward)
     assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(
         allowed
     )  # so that a looser bound would take it

@@ -206,15 +206,3 @@ def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
     assert begun + rest == alone("delayed", drafting, device)[1]
-
-
-@pytest.mark.parametrize("drafting", ["lm", "head"])
-def test_threads_that_share_static_shapes_get_a_right_text_or_an_error(restless, drafting):
-    made, expected = (
-        decoder("delayed", drafting, False, StaticShapes(100, rows=16)),
-        alone("delayed", drafting, False),
-    )
-    found = in_threads([made] * len(ASKED))
-    for text, right in zip(found, expected, strict=True):
-        assert text == right or (isinstance(text, UserError) and "another sequence" in str(text))
-    assert in_turn([stream(made, 1)]) == expected[1:2]
