@@ -6,6 +6,8 @@ import importlib.util
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -23,6 +25,16 @@ needs_ray = [
     pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
+
+
+LISTEN = """
+import os, psutil
+from nde_talf.decoding.common.parallel import Workers
+with Workers(dict, 2, None, 0) as workers:
+    assert sorted(workers.map(lambda worker, x: x, [(1,), (2,)])) == [(0, 1), (1, 2)]
+    ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
+    print(*(c.laddr.ip for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN))
+"""
 
 
 class Squares:
@@ -118,6 +130,15 @@ class TestRay:
             with pytest.raises(UserError, match=f"ray.address={address}: no Ray cluster answers"):
                 parallel.start_ray(address)
         assert time.monotonic() - started < 15
+
+    def test_a_cluster_of_ones_own_listens_on_the_loopback_alone(self):
+        done = subprocess.run(
+            [sys.executable, "-c", LISTEN], capture_output=True, text=True, timeout=120
+        )
+        addresses = done.stdout.split()
+        assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {
+            "127.0.0.1"
+        }, done
 
     def test_kills_at_random_moments_leave_the_same_shards(self, tmp_path, ray):
         kills, shards, rng = 3, 30, random.Random(0)

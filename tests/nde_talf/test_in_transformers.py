@@ -110,12 +110,13 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
 
 
 class After(StoppingCriteria):
-    """Stops after a token."""
+    """Stops after a token, and notes the texts that it was asked about."""
 
     def __init__(self, token: int):
-        self.token = token
+        self.token, self.asked = token, []
 
     def __call__(self, input_ids, scores, **_):
+        self.asked += input_ids.tolist()
         return input_ids[:, -1] == self.token
 
 
@@ -134,6 +135,11 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
             for more in ({}, {"custom_generate": ours})
         )
         assert own == other and len(own) < len(full)
+    noting = After(token)
+    pair[0].generate(
+        **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
+    )
+    assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
 
 
 @pytest.mark.parametrize("kind", ["tree", "beam", "ngram"])
@@ -220,6 +226,19 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
     assert torch.equal(texts[0], texts[2]) and not torch.equal(texts[0], texts[1])
 
 
+def test_the_model_is_left_as_it_was(pair):
+    model = module(*FAMILIES["llama"]).eval()
+    before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]
+    model.generation_config.top_k, size = 7, sum(own.numel() for own in model.parameters())
+    model.generate(**batch(1), max_new_tokens=5, custom_generate=speculate(pair[1]))
+    assert (
+        model.generation_config.top_k == 7
+        and sum(own.numel() for own in model.parameters()) == size
+    )
+    for own, (wants, value) in zip(model.parameters(), before, strict=True):
+        assert own.requires_grad == wants and torch.equal(own, value)
+
+
 class Counting(LogitsProcessor):
     def __call__(self, input_ids, scores):
         return scores
@@ -279,6 +298,36 @@ def test_other_faults_are_refused_too(pair, monkeypatch, tmp_path):
     assert "5.2.0 is not supported" in fault("ngram") and __version__ not in fault("ngram")
 
 
+def test_a_model_for_images_continues_a_text_and_refuses_an_image():
+    model, draft = noisy("gemma-3-images")
+    asked, ours = batch(1) | {"max_new_tokens": 4, "do_sample": False}, speculate(draft, TREE)
+    assert torch.equal(model.generate(**asked, custom_generate=ours), model.generate(**asked))
+    for given in (
+        {"pixel_values": torch.zeros(1, 3, 16, 16)},
+        {"mm_encoder_outputs": {"image": torch.zeros(1, 4, 32)}},
+    ):
+        with pytest.raises(UserError, match="mm_encoder_outputs is not possible"):
+            model.generate(**asked, **given, custom_generate=ours)
+
+
+def test_a_processor_that_is_said_to_be_stateless_is_asked_one_text_at_a_time(pair):
+    class Even(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            assert len(input_ids) == len(scores) == 1
+            return scores.index_fill(1, torch.arange(int(input_ids[0, -1]) % 2, V, 2), -1e9)
+
+    asked = batch(1) | {
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "logits_processor": LogitsProcessorList([Even()]),
+    }
+    theirs = pair[0].generate(**asked)
+    assert torch.equal(
+        pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE, stateless=[Even])),
+        theirs,
+    )
+
+
 # The law of what `generate` prepares, over the tiny target's four tokens.
 PREPARED = {
     "temperature": 0.9,
@@ -330,6 +379,29 @@ def test_the_exact_law_is_that_of_the_processed_logits(policy):
         )
         < 1e-6
     )
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_processors_that_see_logits_alone_leave_the_tree_on_the_device(device):
+    decoder = SpeculativeDecoder(
+        TARGET,
+        LMDrafter(DRAFT),
+        Delayed(Action(2, 0, 1)),
+        "specinfer",
+        device=device,
+        process=RowProcess([TopKLogitsWarper(2)], Row(PROMPT, PROMPT), frozenset(), 10),
+    )
+    assert decoder.device == device
+    law = exact_law(
+        lambda rng: tuple(decoder.generate(PROMPT, 2, SamplingSetting(0.9), rng).tokens)
+    )
+    cut = SpeculativeDecoder(
+        TARGET, LMDrafter(DRAFT), Delayed(Action(2, 0, 1)), "specinfer", device=False
+    )
+    same = exact_law(
+        lambda rng: tuple(cut.generate(PROMPT, 2, SamplingSetting(0.9, top_k=2), rng).tokens)
+    )
+    assert distance(law, same) < 1e-6
 
 
 @pytest.mark.law
