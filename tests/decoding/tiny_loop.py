@@ -1,22 +1,27 @@
-"""A target, a draft and a head over four tokens, and the target's exact law."""
+"""A target, a draft and a head over four tokens, the target's exact law, and a chi-square test of a
+decoder against it.
+"""
 
+from collections import Counter
 from itertools import product
 
 import torch
+from scipy import stats
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.memoized import memoized, memoized_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
-VOCABULARY = 4
+VOCABULARY, TOKENS, TRIALS = 4, 3, 800
 SETTING = SamplingSetting(0.9, 0.97)
 PROMPT = [1, 3, 2]
 TARGET, DRAFT = map(memoized_model, tiny_pair(VOCABULARY, noise=0.15))
@@ -49,3 +54,28 @@ def target_law(
         text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
         law[text] = law.get(text, 0.0) + chance
     return law
+
+
+def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
+    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5
+    are merged.
+    """
+    rng = Rng.seeded(12345)
+    counts = Counter(
+        tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials)
+    )
+    law = target_law(TOKENS)
+    assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
+    observed, expected, small = [], [], [0.0, 0.0]
+    for tokens, probability in law.items():
+        if probability * trials >= 5:
+            observed.append(counts[tokens])
+            expected.append(probability * trials)
+        else:
+            small[0] += counts[tokens]
+            small[1] += probability * trials
+    if small[1] > 0:
+        observed.append(small[0])
+        expected.append(small[1])
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    return float(stats.chi2.sf(statistic, len(observed) - 1))
