@@ -114,7 +114,7 @@ def work(file: Path) -> None:
 
 
 def proposals(llm: Any, asked: dict) -> Any:
-    """What our proposer drafts with under the arguments `asked`, in an engine that has one."""
+    """Return what our proposer drafts under the arguments `asked`, in an engine that has one."""
     (proposer,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
     options, most = proposer.options, proposer.max_tokens
     proposer.options = Options.read(asked["additional_config"][KEY])
@@ -133,7 +133,7 @@ def counts(llm: Any) -> list[int]:
 
 
 def run_engine(given: dict, threads: int) -> dict[str, dict[int, dict]]:
-    """What `work` found in a process of its own."""
+    """Return the result of `work`, run in another process."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),

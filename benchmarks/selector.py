@@ -92,7 +92,7 @@ class Decoded:
 
 
 class Campaign(NamedTuple):
-    """What was decoded, by setting and role, and what each role was under each setting."""
+    """Decoded records by setting and role, and the method of each role under each setting."""
 
     records: dict[str, dict[str, list[Record]]]
     titles: dict[str, dict[str, str]]

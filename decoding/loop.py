@@ -55,7 +55,7 @@ class SpeculativeDecoder:
     verifier: Verifier | str
     """A rule, or its name."""
     draft_setting: SamplingSetting | str | float | None = None
-    """What the draft is warped with: a setting, "match" (the target's), "raw", a temperature, or
+    """Warping of the draft: a setting, "match" (the target's), "raw", a temperature, or
     "auto" (None): the policy's, or what fits its trees (`drafted_under`)."""
     static: Any = None
     """Shapes of the target's passes (`nde_talf.decoding.static.StaticShapes`)."""
@@ -68,7 +68,7 @@ class SpeculativeDecoder:
     process: Any = None
     """Changes logits by the text before them (`nde_talf.decoding.processing.LogitsProcess`)."""
     record: Record = ""
-    """What to note of the target at every committed token."""
+    """Record of the target to keep at every committed token."""
 
     def __post_init__(self) -> None:
         target, drafter = self.target, self.drafter

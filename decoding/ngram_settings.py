@@ -25,7 +25,7 @@ class NgramConfig:
     max_size: Annotated[int, Field(ge=1, le=LONGEST)] = 4
     """Longest end of the text that is looked up; the longest that is found counts."""
     matches: Annotated[int, Field(ge=1, le=1_000_000)] = 16
-    """How many of the earlier parts, the latest first, are looked at."""
+    """Number of earlier parts that are looked at, the latest first."""
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Maximum number of drafted tokens in a tree of picked tokens."""
     depth: Annotated[int, Field(ge=1, le=10_000)] = 8

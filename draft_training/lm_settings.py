@@ -36,7 +36,7 @@ class LanguageModelConfig(TrainingConfig):
     """
 
     tied: ClassVar[bool] = False
-    """Whether the embeddings are the output layer too."""
+    """Use the embeddings as the output layer too."""
 
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):

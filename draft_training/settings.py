@@ -52,7 +52,7 @@ class TalfLoss:
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
     objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
-    """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of
+    """Objective at a node: `cross_entropy` with the target's p, as printed, or a loss of
     the rate at which a draw from the head's q is accepted: `total_variation`, `log_acceptance` or
     `lk` (arXiv 2602.23881; `nde_talf.draft_training.losses`).
     """
@@ -89,7 +89,7 @@ class EagleLoss:
     a mean over its numbers.
     """
     objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
-    """What `classification` weighs: see `TalfLoss.objective`."""
+    """Objective that `classification` weighs: see `TalfLoss.objective`."""
     eta: Annotated[float, Field(ge=0, le=1000)] = 3.0
     """See `TalfLoss.eta`."""
 
@@ -125,7 +125,7 @@ class Labels:
     and read from disk.
     """
     dtype: Annotated[str, one_of(DTYPES)] = "float16"
-    """Of the features on disk: float16, bfloat16 or float32."""
+    """Type of the features on disk: float16, bfloat16 or float32."""
 
 
 LOSS_SETTINGS = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
@@ -166,7 +166,7 @@ class TrainingConfig:
     where writing them would take more than 2 % of the time. 0: after every step.
     """
     seed: Seed = 0
-    """Of the initial weights, the order of the rows and the choice of roots."""
+    """Seed of the initial weights, the order of the rows and the choice of roots."""
 
     evaluate_every: ClassVar[int] = 0  # a setting of heads alone
 
@@ -179,7 +179,7 @@ class HeadConfig(TrainingConfig):
     """
 
     loss: Loss = field(default_factory=TalfLoss)
-    """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`.
+    """Loss, by `draft.loss.name`: `talf`, `hass` or `eagle`.
 
     See `TalfLoss`, `HassLoss` and `EagleLoss`.
     """
@@ -189,7 +189,7 @@ class HeadConfig(TrainingConfig):
     `llama`: a Llama layer beside any target, which vLLM can serve.
     """
     features: Annotated[str, one_of(("final", "three"))] = "final"
-    """Of the target, for the head.
+    """Features of the target, for the head.
 
     `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
     lm_head of the head's own (EAGLE-3; with loss talf and labels online).
@@ -213,7 +213,7 @@ class HeadConfig(TrainingConfig):
     chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone."""
     labels: Labels = field(default_factory=Labels)
-    """Where the target's distributions come from: see `Labels`."""
+    """Source of the target's distributions: see `Labels`."""
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Passes whose gradients make one optimiser step."""
     optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"

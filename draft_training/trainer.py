@@ -90,7 +90,7 @@ class RowModule(pl.LightningModule):
     trained: nn.Module
     config: TrainingConfig
     skipped = False
-    """Whether the last step was passed over, as its loss or gradient was not finite."""
+    """True where the last step was passed over, as its loss or gradient was not finite."""
     inputs: str | None = None
     """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
     resumed from.

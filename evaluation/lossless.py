@@ -57,7 +57,7 @@ PROMPT = 8
 
 @settings()
 class LosslessConfig:
-    """What is tested, and how much of it."""
+    """Choose the engine, its draft and the number of samples."""
 
     engine: Text = "nde"
     """nde, transformers, vllm, or module:function."""

@@ -48,7 +48,7 @@ class Corpus:
     template: LongText = "{text}"
     """Format string over a row's columns, such as "{question}\\n{answer}"."""
     characters: Annotated[int, Field(ge=1, le=1e15)] | None = None
-    """How many characters of the corpus to use; null: all."""
+    """Characters of the corpus to use; null: all."""
     draft_fraction: Fraction = 1.0
     """Fraction of the documents that a draft trained here learns from; with less its drafts are
     accepted less often there.

@@ -69,7 +69,7 @@ class TracesConfig:
     dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
     store: Text | None = None
-    """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null:
+    """Store of the shards: an fsspec URL such as s3://bucket/run, which all workers reach; null:
     the run's folder.
     """
     seed: Seed = 0

@@ -37,9 +37,9 @@ class FusedPass(ABC):
     """
 
     added: bool
-    """Whether norms multiply by 1 + w."""
+    """Norms multiply by 1 + w."""
     tables: dict[str, RotaryTable]
-    """Of rotary positions, by kind of layer."""
+    """Rotary positions, by kind of layer."""
 
     def __init__(self, module: nn.Module):
         self._module, self._lock = module, Lock()  # threads may start sequences at the same time
