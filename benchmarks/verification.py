@@ -239,9 +239,7 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
     out = torch.empty_like(logits)
     tasks = {"softmax": lambda: torch.softmax(logits, -1, out=out)}
     for name in LABELLED:
-        tasks[name] = lambda name=name: expected_block_efficiency(
-            p[None], q[None], tokens, name, check=False
-        )
+        tasks[name] = lambda name=name: expected_block_efficiency(p[None], q[None], tokens, name)
     times = interleaved(tasks, repeats)
     return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
 

@@ -52,7 +52,6 @@ class DeviceTree:
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
         self.left: Tensor | None = None
         self.q: list[Tensor | None] = [q]
-        self._filled = [0], q[None]
         self.p = q.new_empty(0)
         self.logits: Tensor | None = None
         self.depth = self.max_draws = 0
@@ -80,14 +79,11 @@ class DeviceTree:
 
     def fill(self, nodes: list[int], rows: Tensor) -> None:
         """See `DraftTree.fill`."""
-        self._filled = nodes, rows
         for node, row in zip(nodes, rows.unbind(), strict=True):
             self.q[node] = row
 
     def q_at(self, nodes: list[int]) -> Tensor:
-        """Q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
-        if self._filled[0] == nodes:
-            return self._filled[1]
+        """Q [n, V] at nodes that have been expanded."""
         return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
 
     @property
@@ -180,9 +176,8 @@ class DeviceTree:
         """
         if self.logits is not None:
             self.logits = self.logits.index_select(0, end)
-        return DeviceAccepted(
-            self, end, token, *path_of(self.tokens, self.sees, self.depth, end, token)
-        )
+        nodes, tokens, root = path_of(self.tokens[None], self.sees[None], self.depth, end, token)
+        return DeviceAccepted(self, end, token, nodes[0], tokens[0], root)
 
     def to_host(self) -> DraftTree:
         """Copy the tree to the host, with repeated draws merged. Waits for the device."""
@@ -208,18 +203,19 @@ class DeviceTree:
 def path_of(
     tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Read the path to `end` [1] from a tree with `tokens` [N] and ancestors `sees` [N, N].
+    """Read the paths to `end` [B] from trees with `tokens` [B, N] and ancestors `sees` [B, N, N].
 
     Returns:
-        `nodes`, `tokens` and `root` of `DeviceAccepted`; the last of `tokens` is `token` [1].
+        `nodes`, `tokens` and `root` of `DeviceAccepted`, of every tree; the last of `tokens` is
+        `token` [B].
     """
-    path = sees.index_select(0, end)[0]
-    nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: depth + 1]
-    root = path.sum(0, keepdim=True) - 1
-    drawn = torch.cat([tokens.index_select(0, nodes[1:]), token])
-    at = torch.arange(len(nodes), device=nodes.device)
+    path = sees[torch.arange(len(end), device=end.device), end]
+    nodes = path.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : depth + 1]
+    root = path.sum(1) - 1
+    drawn = torch.cat([tokens.gather(1, nodes[:, 1:]), token[:, None]], 1)
+    at = torch.arange(nodes.shape[1], device=nodes.device)
     # No model takes a token that says that there is none.
-    return nodes, torch.where(at < root, drawn, token.clamp(min=0)), root
+    return nodes, torch.where(at < root[:, None], drawn, token.clamp(min=0)[:, None]), root
 
 
 class DeviceAccepted(NamedTuple):

@@ -64,18 +64,12 @@ def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
     return torch.cat([F.pad(sees, (0, len(parents))), fresh])
 
 
-_MASKS: dict[tuple, Tensor] = {}
-_MANY, _SMALL = 512, 64
-"""How many masks are held, of trees of up to so many rows: eight megabytes."""
-
-
 class HostMask:
     """Additive mask of a tree that grows on the host: 0 where a row sees, else the dtype's minimum.
 
     It is written through NumPy, as integers of the same bits: one call of torch takes as long as
     ten of these. A row is written when it is asked for, since the rows of a path see all rows
-    before them and need no mask. Masks of small trees are held by shape, level by level, since a
-    policy drafts few shapes.
+    before them and need no mask.
 
     Attributes:
         depths: of each row, how many rows are above it.
@@ -104,19 +98,8 @@ class HostMask:
     def of(self, first: int) -> Tensor:
         """Return the mask [1, 1, n, rows] of the rows from number `first` on over all rows so far.
 
-        With more than `_SMALL` rows it is overwritten after `clear`.
+        It is overwritten after `clear`.
         """
-        if len(self._parents) > _SMALL:
-            return self._written_from(first)
-        shape = self._mask.dtype, first, *self._parents
-        mask = _MASKS.get(shape)
-        if mask is None:
-            if len(_MASKS) >= _MANY:
-                _MASKS.clear()
-            mask = _MASKS[shape] = self._written_from(first).clone()
-        return mask
-
-    def _written_from(self, first: int) -> Tensor:
         rows = len(self._parents)
         if rows > len(self._bits):
             self._reserve(2 * rows)

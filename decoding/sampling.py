@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import asynchronous, number, upload
+from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.setting import RAW, SamplingSetting
 
-__all__ = ["RAW", "Rng", "SamplingSetting", "WarpedRow", "inverse_cdf", "nucleus", "warp"]
+__all__ = ["RAW", "Rng", "SamplingSetting", "inverse_cdf", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
 # CPU): a bias of that size.
@@ -36,68 +36,22 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     (`nucleus`), in transformers' order. Temperature 0 gives the one-hot distribution of the first
     maximum. Logits that are NaN give a row that is NaN somewhere, which `Rng` refuses.
     """
-    probs, total = unnormalised(logits, setting)
-    if total is not None:
-        # In place, since a copy of a large row costs more than the division.
-        probs = probs / total if probs.requires_grad else probs.div_(total)
-    return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
-
-
-def unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Tensor | None]:
-    """Return the distributions [..., V] before top-k, and their sums [..., 1].
-
-    No sums where these are off by no more than their rounding.
-    """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
         top = logits.argmax(-1, keepdim=True)
         one = logits.gather(-1, top) * 0 + 1  # or NaN, which no draw takes
-        return torch.zeros_like(logits).scatter_(-1, top, one), None
+        return torch.zeros_like(logits).scatter_(-1, top, one)
     if setting.temperature < _COLD:
         logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
     elif setting.temperature != 1:
         logits = logits / setting.temperature
     probs = torch.softmax(logits, -1)
-    return probs, (
-        probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None
-    )  # torch's sum adds pairwise
-
-
-class WarpedRow:
-    """Distribution warp(logits) of a row [V], computed as far as it is looked at.
-
-    One token's probability needs no normalised row.
-    """
-
-    def __init__(self, logits: Tensor, setting: SamplingSetting):
-        self._logits, self._setting = logits, setting
-        self._row: Tensor | None = None
-        self._total: float | None = None  # what the row still has to be divided by
-
-    def __getitem__(self, token: int) -> float:
-        if self._row is None:
-            if self._setting.cuts:
-                self._row = warp(self._logits, self._setting)
-            else:
-                self._row, total = unnormalised(self._logits, self._setting)
-                self._total = None if total is None else float(total)
-        return number(self._row, token) / (self._total or 1.0)
-
-    def weights(self) -> tuple[Tensor, float]:
-        """The row [V] as far as it is made, and what it has to be divided by."""
-        if self._row is None:
-            self[0]
-        assert self._row is not None
-        return self._row, self._total or 1.0
-
-    def dense(self) -> Tensor:
-        """The row [V]."""
-        if self._row is None:
-            self._row = warp(self._logits, self._setting)
-        elif self._total is not None:
-            self._row, self._total = self._row.div_(self._total), None
-        return self._row
+    if probs.shape[-1] >= _LARGE:
+        total = probs.sum(-1, keepdim=True)  # torch's sum adds pairwise
+        # In place, since a copy of a large row costs more than the division.
+        probs = probs / total if probs.requires_grad else probs.div_(total)
+    return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
@@ -198,12 +152,7 @@ class Rng:
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
-        self._uniforms: list[
-            float
-        ] = []  # of the block drawn last, those not used yet; the last one is used next
-        self._block: Tensor | None = (
-            None  # the same block in order of use, on the device that asked
-        )
+        self._uniforms: list[float] = []  # of the block drawn last, the last one is used next
 
     @classmethod
     def seeded(cls, seed: int) -> "Rng":
@@ -217,17 +166,7 @@ class Rng:
         """
         if not self._uniforms:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
-            self._block = None
         return self._uniforms.pop()
-
-    def _next(self, count: int) -> list[float]:
-        """The next `count` numbers of `uniform`."""
-        left = len(self._uniforms) - count
-        if left < 0:  # from two blocks
-            return [self.uniform() for _ in range(count)]
-        numbers = self._uniforms[left:]
-        del self._uniforms[left:]
-        return numbers[::-1]
 
     @overload
     def bernoulli(self, probability: float) -> bool: ...
@@ -240,7 +179,7 @@ class Rng:
         For a tensor [n] a tensor of bool [n] on its device, without waiting for it.
         """
         if isinstance(probability, Tensor):
-            return self.uniforms(len(probability), probability.device) < probability
+            return self._uploaded(len(probability), probability.device) < probability
         return self.uniform() < probability
 
     def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
@@ -248,8 +187,6 @@ class Rng:
 
         Weights are float32 or float64, >= 0 and not all 0; they need not sum to 1. An index of
         weight 0 is never returned.
-
-        An index of weight 0 is never returned.
 
         Args:
             weights: [V] gives one index, an int. [n, V] gives a tensor [n] on their device, without
@@ -264,19 +201,15 @@ class Rng:
         if weights.dim() == 1:
             return self.categorical(weights[None], [0])[0]
         if at is None:
-            return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
-        return (search if weights.is_cpu else search_on_device)(weights, at, self._next(len(at)))
+            uniforms = self._uploaded(len(weights), weights.device)
+            return inverse_cdf(weights, uniforms[:, None])[:, 0]
+        uniforms = [self.uniform() for _ in at]
+        return (search if weights.is_cpu else search_on_device)(weights, at, uniforms)
 
-    def uniforms(self, count: int, device: torch.device) -> Tensor:
-        """The next numbers [count] of `uniform`, on a device, without waiting for it."""
-        left = len(self._uniforms) - count
-        if left < 0:
-            return upload(torch.tensor(self._next(count), dtype=torch.float64), device)
-        if self._block is None or self._block.device != device:
-            self._block = upload(torch.tensor(self._uniforms, dtype=torch.float64).flip(0), device)
-        del self._uniforms[left:]
-        end = len(self._block) - left
-        return self._block[end - count : end]
+    def _uploaded(self, count: int, device: torch.device) -> Tensor:
+        """Return the next numbers [count] of `uniform`, on a device, without waiting for it."""
+        uniforms = [self.uniform() for _ in range(count)]
+        return upload(torch.tensor(uniforms, dtype=torch.float64), device)
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -323,15 +256,10 @@ def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float])
     index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
     places = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
     numbers = torch.cat([places.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
-    _with_mass(numbers[len(at) :])
-    return [int(number) for number in numbers[: len(at)]]
-
-
-def _with_mass(totals: list[float]) -> list[float]:
-    for total in totals:
+    for total in numbers[len(at) :]:
         if not 0 < total < _INFINITY:
             raise _massless(total)
-    return totals
+    return [int(number) for number in numbers[: len(at)]]
 
 
 def _massless(total: float) -> ValueError:

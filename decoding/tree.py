@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import integers, upload
-from nde_talf.decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 
 _FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
@@ -52,9 +52,6 @@ class DraftTree:
     _ends: list[int] = field(
         default_factory=lambda: [0], repr=False
     )  # of every path the number of its end among the tips
-    _filled: tuple[list[int], Tensor] | None = field(
-        default=None, repr=False
-    )  # what was given to `fill` last
     tips: list[int] = field(default_factory=lambda: [0], repr=False)
     """The nodes that `draw` grows next."""
 
@@ -89,7 +86,6 @@ class DraftTree:
 
     def fill(self, nodes: list[int], rows: Tensor) -> None:
         """Set q at `nodes` to `rows` [n, V]."""
-        self._filled = nodes, rows
         for node, row in zip(nodes, rows.unbind(), strict=True):
             self.q[node] = row
 
@@ -99,19 +95,9 @@ class DraftTree:
         assert row is not None, f"node {node} has not been expanded"
         return row
 
-    def p_at(self, node: int) -> Tensor | WarpedRow:
-        """P [V] at a node, or what gives it."""
-        return self.p.row(node) if isinstance(self.p, WarpedRows) else self.p[node]
-
     def q_rows(self, nodes: list[int]) -> Tensor:
-        """Return q [n, V] at expanded nodes: as filled, if these were filled last."""
-        if self._filled and self._filled[0] == nodes:
-            return self._filled[1]
-        return (
-            torch.stack([self.q_at(node) for node in nodes])
-            if len(nodes) > 1
-            else self.q_at(nodes[0])[None]
-        )
+        """Return q [n, V] at expanded nodes."""
+        return torch.stack([self.q_at(node) for node in nodes])
 
     def draw(self, count: int, rng: Rng) -> None:
         """Let every path go on with `count` i.i.d. draws from its end's q.
@@ -276,32 +262,18 @@ class WarpedRows:
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self.logits, self.setting = logits, setting
-        self._together = not setting.cuts and logits.numel() <= _FEW
-        self._dense: Tensor | None = None
-        self._all: Sequence[Tensor] = ()
-        self._rows: dict[int, WarpedRow] = {}
+        self._rows: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __getitem__(self, node: int) -> Tensor:
-        row = self.row(node)
-        return row if isinstance(row, Tensor) else row.dense()
-
-    def row(self, node: int) -> Tensor | WarpedRow:
-        """The row, or what gives its numbers before it is made."""
-        if (dense := self.dense()) is not None:
-            self._all = self._all or dense.unbind()
-            return self._all[node]
         if node not in self._rows:
-            self._rows[node] = WarpedRow(self.logits[node], self.setting)
+            if self.logits.numel() <= _FEW and not self.setting.cuts:
+                self._rows = dict(enumerate(warp(self.logits, self.setting).unbind()))
+            else:
+                self._rows[node] = warp(self.logits[node], self.setting)
         return self._rows[node]
-
-    def dense(self) -> Tensor | None:
-        """Return all rows [N, V] where they are computed together, else None."""
-        if self._together and self._dense is None:
-            self._dense = warp(self.logits, self.setting)
-        return self._dense
 
     def seen(self, node: int) -> Tensor:
         """The row as features look at it."""

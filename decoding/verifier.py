@@ -77,16 +77,6 @@ class Verifier:
         end, token = self.on_device(trees_of(tree), rng)
         return Verdict(end, token)
 
-    def checked(self, tree: DraftTree, rng: Rng) -> Verdict:
-        """Verify a tree from elsewhere.
-
-        Raises ValueError naming the node if it is not well-formed.
-        """
-        from nde_talf.decoding.rules.check import check_tree
-
-        check_tree(tree)
-        return self.rule(tree, rng)
-
 
 def _walk_on_device(rule: "Rule", trees: "Trees", rng: Rng) -> Verdict:
     """Walk B trees on a device; what that needs is imported by the first."""

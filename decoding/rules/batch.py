@@ -6,7 +6,6 @@ it goes down all levels with a pointer to the current node of each tree: depth +
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,31 +97,21 @@ def trees_of(tree: "DeviceTree") -> Trees:
     )
 
 
+@dataclass
 class Nodes:
     """A node in each of B trees.
 
-    Args:
-        p, q: [B, V]; q may be a function that makes the rows when they are first asked for.
+    Attributes:
+        p, q: [B, V].
         draws: [B, n] token ids in draft order, of which the first `count` [B] are the node's own.
         left: float64 [B, n], or None for i.i.d. draws.
     """
 
-    def __init__(
-        self,
-        p: Tensor,
-        q: Tensor | Callable[[], Tensor],
-        draws: Tensor,
-        count: Tensor,
-        left: Tensor | None = None,
-    ):
-        self.p, self._q, self.draws, self.count, self.left = p, q, draws, count, left
-
-    @property
-    def q(self) -> Tensor:
-        """Rows of the draft [B, V], made when they are first asked for."""
-        if not isinstance(self._q, Tensor):
-            self._q = self._q()
-        return self._q
+    p: Tensor
+    q: Tensor
+    draws: Tensor
+    count: Tensor
+    left: Tensor | None = None
 
     def px(self, draw: int) -> Tensor:
         """Return p [B] of a draw."""
@@ -151,8 +140,7 @@ def walk_trees(rule: Rule, trees: Trees, rng: Rng) -> Verdict:
         if level == trees.depth:
             drawn = correction(rule.target(p), alive, rng)
         else:
-            draws = trees.children(end) if rule.offered != 0 else (trees.tokens[:, :0], 0 * end)
-            drawn = solve_rows(rule, Nodes(p, partial(trees.q, end), *draws), alive, rng)
+            drawn = solve_rows(rule, Nodes(p, trees.q(end), *trees.children(end)), alive, rng)
         token = torch.where(alive, drawn, token)
         match = (trees.parents == end[:, None]) & (trees.tokens == drawn[:, None]) & alive[:, None]
         alive = match.any(1)

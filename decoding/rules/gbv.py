@@ -5,7 +5,7 @@ position where they differ. The selected branch has a draft law of its own, q~, 
 / q; block verification with q~ in place of q is lossless (Eq. 25 to 29, GBV paper).
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -240,6 +240,6 @@ def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
         node = chosen
         path.add(len(nodes) - 1, tree.tokens[node])
         nodes.append(node)
-    path.p = cast("list[Tensor]", [tree.p_at(node) for node in nodes])
+    path.p = [tree.p[node] for node in nodes]
     end, token = traversal(path, rng)
     return Verdict(nodes[end], token)

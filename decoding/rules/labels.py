@@ -23,7 +23,6 @@ from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, c
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.check import check_pair_of_rows
 from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.rules.traversal import path_weights
 from nde_talf.decoding.rules.walk import Rule
@@ -98,6 +97,14 @@ class Level:
         rows = table[self.node].unsqueeze(1).expand(-1, count.shape[1], -1, -1)
         return rows.gather(-1, count[..., None])[..., 0]
 
+    def states(self, table: Any, count: Tensor) -> Any:
+        """Return a rule's states at every draw after `count` [B, S, K] rejections.
+
+        table: of `Rule.table`.
+        """
+        fields = (self.look_up(field, count.clamp(max=field.shape[1] - 1)) for field in table)
+        return type(table)(*fields)
+
     def at_first(self, alpha: Tensor) -> Tensor:
         """Return acceptance rates [B, S, K], each at its node's first member draw.
 
@@ -160,13 +167,13 @@ class Branching:
         rule, earlier = self.rule, level.earlier
         added = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
         if rule.offered != 0:
-            state = _At(self.states, level, level.draws if rule.by_count else earlier)
+            state = level.states(self.states, level.draws if rule.by_count else earlier)
             accept = rule.chance(level.px, level.qx, state)
             if rule.offered is not None:
                 accept = torch.where(earlier < rule.offered, accept, 0.0)
             added = accept * level.none_before(accept)
         if rule.can_hit_draft or rule.offered is not None:
-            state = _At(self.states, level, level.draws)
+            state = level.states(self.states, level.draws)
             hit = rule.residual(_Points(level.px, level.qx), state) / state.z.clamp(min=1e-30)
             hit = hit.clamp(max=1) * level.fresh
             if rule.offered != 0:
@@ -187,28 +194,12 @@ class _Points:
         return excess(self.p, self.q, c)
 
 
-class _At:
-    """A rule's states at every draw of a level after `count` [B, S, K] rejections.
-
-    A field is looked up when it is asked for.
-    """
-
-    def __init__(self, states: Any, level: Level, count: Tensor):
-        self._states, self._level, self._count = states, level, count
-
-    def __getattr__(self, name: str) -> Tensor:
-        field = getattr(self._states, name)
-        return self._level.look_up(field, self._count.clamp(max=field.shape[1] - 1))
-
-
 def expected_block_efficiency(
     p: Tensor,
     q: Tensor,
     tokens: Tensor,
     verifier: str,
     layout: SuperTreeLayout | None = None,
-    exact_last: bool = True,
-    check: bool = True,
 ) -> Tensor:
     """Estimate E[tau + 1] of all A trees of the action space, one super-tree a row: [T, A].
 
@@ -222,22 +213,10 @@ def expected_block_efficiency(
         verifier: a rule with labels.
         layout: the columns are `nde_talf.decoding.actions.TREES` for the default one,
             `action_space` gives them in general.
-        exact_last: see `top_down_gains`; bottom-up rules do without.
-        check: look at the rows first.
 
-    Raises:
-        UserError: a verifier without an estimator.
-        ValueError: shapes that do not fit, or rows that are no distributions.
+    Raises UserError for a verifier without an estimator.
     """
     layout = layout or super_tree_layout()
-    labels_of(verifier)
-    if p.dim() != 3 or p.shape[1] != layout.inner or tokens.shape != (len(p), len(layout)):
-        raise ValueError(
-            f"p, tokens: their shapes are {tuple(p.shape)} and {tuple(tokens.shape)}; for this"
-            f" layout expected [T, {layout.inner}, V] and [T, {len(layout)}]."
-        )
-    if check:
-        check_pair_of_rows(p.flatten(0, 1), q.flatten(0, 1))
     count, rows, _ = p.shape
     tree = torch.arange(count, device=p.device)[:, None, None, None]
 
@@ -249,8 +228,8 @@ def expected_block_efficiency(
     # The trunk as bundles of one draw: its levels are independent until they are multiplied up.
     trunk = torch.arange(1, layout.l1 + 1, device=p.device).view(-1, 1, 1)
     reach, exact = trunk_reach(bundle(trunk), count, verifier)
-    gains = branch_gains(bundle(layout.paths.to(p.device)), reach.flatten(), verifier, exact_last)
-    return pooled(reach, exact if exact_last else reach.cumsum(-1) - 1, gains, layout)
+    gains = branch_gains(bundle(layout.paths.to(p.device)), reach.flatten(), verifier)
+    return pooled(reach, exact, gains, layout)
 
 
 def labels_of(verifier: str) -> Any:
@@ -289,7 +268,7 @@ def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tenso
     return reach, exact
 
 
-def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: bool = True) -> Tensor:
+def branch_gains(branches: Bundle, start: Tensor, verifier: str) -> Tensor:
     """Return [B, S, L2 + 1]: what the first 0..L2 levels of B bundles add to E[tau + 1].
 
     That is for every subset of their K paths, from the reach probability or weight `start` [B] of
@@ -304,37 +283,32 @@ def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: boo
     if not isinstance(labels, Rule):
         return labels(bundle_levels, start)
     rule = labels.branching(branches.p, branches.q, draws_by_row(bundle_levels))
-    return top_down_gains(rule, bundle_levels, start, exact_last)
+    return top_down_gains(rule, bundle_levels, start)
 
 
-def top_down_gains(
-    branching: Any, levels: list[Level], start: Tensor, exact_last: bool = True
-) -> Tensor:
+def top_down_gains(branching: Any, levels: list[Level], start: Tensor) -> Tensor:
     """Return cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels.
 
     Summing contributions draw by draw equals summing branching probabilities over distinct
-    children.
+    children. The last level counted is taken in expectation over its children. That is unbiased
+    too, with less noise: E[reach of level d] = E[sum over nodes of level d - 1 of reach * alpha].
 
     Args:
         branching: `Branching`, or what has its `parts`.
         levels: the bundle's.
         start: [B], the reach probability of the node that each bundle hangs from.
-        exact_last: take the last level counted in expectation over its children. That is unbiased
-            too, with less noise: E[reach of level d] = E[sum over nodes of level d - 1 of reach *
-            alpha].
     """
     member = levels[0].member
     reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     before = torch.zeros_like(reach[..., 0])
-    sampled, expected = [before], [before]
+    expected = [before]
     parts = branching.parts(_joined(levels))
     each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in parts)
     for level, contributions, rates in zip(levels, each, last, strict=True):
         expected.append(before + (reach * rates).sum(-1))
         before = before + (reach * contributions).sum(-1)
-        sampled.append(before)
         reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)
-    return torch.stack(expected if exact_last else sampled, -1)
+    return torch.stack(expected, -1)
 
 
 def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout) -> Tensor:

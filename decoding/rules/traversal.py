@@ -156,7 +156,7 @@ def _visit(
     """
     children, masses = tree.children[number], tree.masses(number) if without_replacement else None
     drafted = [tree.tokens[child] for child in children]
-    node = Node(tree.p_at(number), tree.q[number], drafted, masses)
+    node = Node(tree.p[number], tree.q[number], drafted, masses)
     state, left = Residual(0.0, w0), None
     for draw, child in enumerate(children):
         if draw:

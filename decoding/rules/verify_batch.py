@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.device_tree import path_of
 from nde_talf.decoding.rules.batch import Rows, Trees
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.verifier import Verifier
@@ -89,7 +90,11 @@ def verify_batch(
         first = trees.first().gather(1, trees.parents.clamp(min=0))
         trees.parents = torch.where(trees.parents >= 0, first, trees.parents)
     end, token = verifier.on_device(trees, rng)
-    return Verified(end, token, *_committed(trees, end, token))
+    _, tokens, tau = path_of(trees.tokens, trees.ancestors(), depth, end, token)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(place < tau[:, None], tokens, -1)
+    tokens = torch.where(place == tau[:, None], token[:, None], tokens)
+    return Verified(end, token, tokens, tau + 1)
 
 
 def rows_of(logits: Tensor | Rows, setting: SamplingSetting) -> Rows:
@@ -124,15 +129,3 @@ def _sizes(parents: Tensor) -> tuple[int, int]:
         deepest = max(deepest, *depth)
         most = max(most, *(depth.count(level) for level in range(1, len(line) + 1)))
     return deepest, most
-
-
-def _committed(trees: Trees, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `tokens` and `length` of `Verified`."""
-    taken = trees.ancestors()[torch.arange(len(end), device=end.device), end]
-    taken[:, :1] = False
-    length = taken.sum(1) + 1
-    order = taken.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    tokens = torch.cat([trees.tokens.gather(1, order), token[:, None]], 1)[:, : trees.depth + 1]
-    place = torch.arange(1, tokens.shape[1] + 1, device=end.device)
-    tokens = torch.where(place == length[:, None], token[:, None], tokens)
-    return torch.where(place <= length[:, None], tokens, -1), length

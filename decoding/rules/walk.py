@@ -132,21 +132,17 @@ class Node:
     """One node on the host.
 
     Args:
-        p, q: rows [V], or what gives a probability by token and the row by `dense()` (`WarpedRow`,
-            `gbv.TiltedRow`).
+        p: row [V].
+        q: row [V], or what gives a probability by token and the row by `dense()`
+            (`gbv.TiltedRow`).
         drafted: its draws in draft order, with repeats.
         left: for draws without replacement, the mass of q that each was drawn from
             (`DraftTree.masses`).
     """
 
-    def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
-        self._p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
-        self._rest: tuple[float, Tensor, float] | None = None
-
-    @property
-    def p(self) -> Tensor:
-        """The target's row [V]."""
-        return self._p if isinstance(self._p, Tensor) else self._p.dense()
+    def __init__(self, p: Tensor, q: Any, drafted: list[int], left: list[float] | None = None):
+        self.p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
+        self._rest: tuple[float, Tensor] | None = None
 
     @property
     def q(self) -> Any:
@@ -155,7 +151,7 @@ class Node:
 
     def px(self, draw: int) -> float:
         """Return p of a draw."""
-        return number(self._p, self.drafted[draw])
+        return number(self.p, self.drafted[draw])
 
     def qx(self, draw: int) -> float:
         """Return q of a draw."""
@@ -163,35 +159,23 @@ class Node:
 
     def mass(self, c: float, w0: float = 1.0) -> float:
         """Return sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
-        _, rest, scale = self._remember(c, w0)
-        return w0 * total(rest) / scale
+        return w0 * total(self.rest(c, w0))
 
     def rest(self, c: float, w0: float = 1.0) -> Tensor:
         """Return weights [V] in proportion to (w0 p - c q)_+.
 
-        Where c / w0 is no float32 number there are none, to its rounding.
-        """
-        return self._remember(c, w0)[1]
-
-    def _remember(self, c: float, w0: float) -> tuple[float, Tensor, float]:
-        """Keep the last weights: a node's mass is asked for before a token is drawn from them.
-
-        A row of p that is not normalised stays so: with sum t it gives t times these weights.
+        Where c / w0 is no float32 number there are none, to its rounding. The last ones are kept:
+        a node's mass is asked for before a token is drawn from them.
         """
         fraction = min(c / w0, 1e37)
         if self._rest is None or self._rest[0] != fraction:
-            row, scale = self._weights()
-            self._rest = fraction, excess(row, self.q, fraction * scale), scale
-        return self._rest
+            self._rest = fraction, excess(self.p, self.q, fraction)
+        return self._rest[1]
 
     def draw(self, weights: Tensor, rng: Rng, w0: float = 1.0) -> int:
         """Draw a token from `weights`, or from p where w0 times these are rounding noise."""
-        noise = weights is not self._weights()[0] and w0 * total(weights) <= EMPTY
+        noise = weights is not self.p and w0 * total(weights) <= EMPTY
         return rng.categorical(self.p if noise else weights)
-
-    def _weights(self) -> tuple[Tensor, float]:
-        """Return p as far as it is made, and what it has to be divided by."""
-        return (self._p, 1.0) if isinstance(self._p, Tensor) else self._p.weights()
 
 
 def solve(rule: Rule, node: Node, rng: Rng) -> int:
@@ -213,7 +197,7 @@ def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = Fals
     while children := tree.children[end]:
         drafted = [tree.tokens[child] for child in children]
         left = tree.masses(end) if without_replacement else None
-        token = solve(rule, Node(tree.p_at(end), tree.q[end], drafted, left), rng)
+        token = solve(rule, Node(tree.p[end], tree.q[end], drafted, left), rng)
         if token not in drafted:
             return Verdict(end, token)
         end = children[drafted.index(token)]

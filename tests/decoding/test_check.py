@@ -14,8 +14,8 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
-from nde_talf.decoding.rules.check import check_policys_tree, check_tree
-from nde_talf.decoding.rules.labels import expected_block_efficiency
+from nde_talf.decoding.rules.check import check_policys_tree
+from nde_talf.decoding.rules.labels import labels_of
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import Verifier, check_compatible
@@ -57,12 +57,9 @@ def spoilt(field: str, node: int, value) -> DraftTree:
 TOPOLOGY = {
     "outside the vocabulary": (spoilt("tokens", 2, 9), "tree.tokens: node 2 is token 9"),
     "a child before its parent": (spoilt("parents", 1, 2), "tree.parents: node 1 has parent 2"),
-    "a child of another node": (spoilt("children", 0, [1, 3]), "tree.children: node 0 lists 3"),
-    "nobody's child": (
-        spoilt("children", 1, []),
-        "node 2 is missing from those of its parent, node 1",
-    ),
-    "masses": (spoilt("left", 0, []), "tree.left: node 0 has 0 masses for 1 children"),
+    "a child of another node": (spoilt("children", 0, [1, 3]), r"node 0 lists \[1, 3\]"),
+    "nobody's child": (spoilt("children", 1, []), r"node 1 lists \[\].*parent of \[2\]"),
+    "masses": (spoilt("left", 0, []), r"node 0 lists \[1\] with 0 masses"),
 }
 DRAWS = {
     "no q": (spoilt("q", 1, None), "tree.q: node 1 has children, but no distribution"),
@@ -71,7 +68,7 @@ DRAWS = {
     "q has no mass": (spoilt("q", 1, torch.eye(V)[0]), "node 1 cannot have drawn token 2"),
 }
 KINDS = {
-    "none": (path(), "none", "node 1 was drafted"),
+    "none": (path(), "none", "node 0 has 1 draws; one of kind 'none'"),
     "path": (made([1], [2]), "path", "node 0 has 2 draws; one of kind 'path'"),
     "distinct": (made([1], [1]), "without_replacement", "node 0 drew a token twice"),
     "delayed, lengths": (made([1, 2], [3]), "delayed", "of one length"),
@@ -90,8 +87,6 @@ def check(tree: DraftTree, trees: str, first: bool = True) -> None:
     "tree,words", [*TOPOLOGY.values(), *DRAWS.values()], ids=[*TOPOLOGY, *DRAWS]
 )
 def test_a_malformed_tree_is_refused_by_its_node(tree, words):
-    with pytest.raises(ValueError, match=words):
-        check_tree(tree)
     with pytest.raises(UserError, match=rf"drafted a tree of kind 'iid'.*{words}"):
         check(tree, "iid")
 
@@ -117,24 +112,6 @@ def test_sound_trees_pass():
         check(tree, "path", first=False)
 
 
-@pytest.mark.parametrize(
-    "p,words",
-    [
-        (spoilt("p", 1, Q[:1]), "tree.p: node 1 has shape"),
-        (spoilt("p", 2, 2 * Q), "tree.p: node 2 does not sum to 1"),
-        (spoilt("p", 2, Q * float("nan")), "tree.p: node 2 holds NaN"),
-        (spoilt("p", 2, torch.tensor([2.0, -1, 0, 0, 0])), "tree.p: node 2 holds negative"),
-    ],
-)
-def test_rows_of_the_target_are_checked(p, words):
-    with pytest.raises(ValueError, match=words):
-        VERIFIERS["specinfer"].checked(p, Rng.seeded(0))
-    tree = path()
-    tree.p = tree.p[:2]
-    with pytest.raises(ValueError, match="it has 2 rows for 4 nodes"):
-        check_tree(tree)
-
-
 def test_the_loop_checks_every_tree():
     class Broken(Delayed):
         drafted = 0
@@ -149,7 +126,7 @@ def test_the_loop_checks_every_tree():
     target, draft = tiny_pair(16)
     policy = Broken(Action(1, 0, 3))
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS["specinfer"])
-    with pytest.raises(UserError, match=r"policy Broken drafted .*node 0 lists 3"):
+    with pytest.raises(UserError, match=r"policy Broken drafted .*node 0 lists "):
         decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0))
     assert policy.drafted == 4
 
@@ -161,7 +138,6 @@ def test_the_loop_checks_every_tree():
         ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 holds negative"),
         ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 holds NaN"),
         ([[0.5, 0.5]], [[1.0]], 2, "q: its shape"),
-        ([[0.5, 0.5]], [[0.5, 0.5]], 0, "k=0"),
     ],
 )
 def test_bad_rows_are_named(p, q, k, words):
@@ -174,10 +150,12 @@ def test_unknown_names_and_kinds_are_named():
     row = torch.full((1, 2), 0.5)
     with pytest.raises(UserError, match="no OTLP solver"):
         acceptance("bv", row, row, 1)
+    with pytest.raises(ValueError, match="k=0"):
+        acceptance("nss", row, row, 0)
     with pytest.raises(ValueError, match="no mass"):
         branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
     with pytest.raises(UserError, match="verifier=bv: it has no labels"):
-        expected_block_efficiency(row, row, row, "bv")
+        labels_of("bv")
     with pytest.raises(ValueError, match="no kind idd"):
         Verifier("mine", len, frozenset({"idd"}))
     with pytest.raises(UserError, match="kind 'idd'"):

@@ -90,7 +90,7 @@ def test_verdicts_stay_on_the_support_of_p(name, kind):
             tree.q[child] = q[2]
             tree.add(child, rng.categorical(q[2]))
         tree.p = [p[min(depth, 3)] for depth in tree.depth]
-        verdict = VERIFIERS[name].checked(tree, Rng.seeded(seed))
+        verdict = VERIFIERS[name](tree, Rng.seeded(seed))
         path = tree.path(verdict.end)
         nodes = [0, *path]
         emitted = [*(tree.tokens[node] for node in path), verdict.token]

@@ -117,15 +117,10 @@ def test_both_searches_find_the_same():
         SamplingSetting(1.0, min_p=0.1),
     ],
 )
-def test_a_row_is_the_same_however_it_is_looked_at(vocabulary, setting):
+def test_a_row_is_the_same_alone_and_together(vocabulary, setting):
     logits = 3 * torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(5))
-    rows, wanted = WarpedRows(logits, setting), warp(logits, setting)
-    tokens = [0, 7, int(logits[0].argmax()), vocabulary - 1]
-    assert [rows.row(0)[token] for token in tokens] == pytest.approx(
-        wanted[0, tokens].tolist(), rel=2e-7
-    )
-    assert rows[0].equal(wanted[0]) and rows[1].equal(wanted[1])
-    assert [rows.row(0)[token] for token in tokens] == wanted[0, tokens].tolist()
+    rows, expected = WarpedRows(logits, setting), warp(logits, setting)
+    assert rows[0].equal(expected[0]) and rows[1].equal(expected[1])
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
