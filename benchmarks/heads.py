@@ -32,7 +32,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import eager_attention
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
@@ -62,7 +62,7 @@ def step_seconds(
     target: CausalModel, rows: TokenRows, configs: dict[str, HeadConfig]
 ) -> dict[str, float]:
     """Measure the median CPU seconds of an optimiser step, by loss."""
-    modules = {n: HeadModule(build_head(target, c), c, None) for n, c in configs.items()}
+    modules = {n: HeadModule(build_head(target, c), c) for n, c in configs.items()}
     optimizers = {name: module.configure_optimizers() for name, module in modules.items()}
     times: dict[str, list[float]] = {name: [] for name in configs}
     numbers = torch.arange(4)
@@ -70,7 +70,7 @@ def step_seconds(
         for step in range(TIMED + 1):
             for name, module in modules.items():
                 started = time.process_time()
-                module.loss(HeadBatch(rows[numbers], numbers), step)[0].backward()
+                module.loss(rows[numbers], step)[0].backward()
                 for optimizer in optimizers[name]:
                     optimizer.step()
                     optimizer.zero_grad()

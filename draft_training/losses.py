@@ -6,20 +6,13 @@ A node is a position where the head predicts the target: the root of a tree, or 
 There q is the head's distribution of the next token and f its feature; p and h are the target's.
 Each loss is a weighted sum of three terms:
 
-- classification: the cross-entropy -sum_v p(v) log q(v), or an objective of acceptance in its
-  place;
+- classification: the cross-entropy -sum_v p(v) log q(v);
 - distillation: the same sum over the target's 10 most likely tokens alone;
 - regression: smooth L1 (or L1) between f and h.
 
-The objectives of acceptance (`draft.loss.objective`) are of a = sum_v min(p(v), q(v)), which is the
-probability that one token drawn from q is accepted: `total_variation` 1 - a, `log_acceptance` -log
-a, and `lk`, which goes from the KL divergence to the total variation as a grows (Samarin et al.
-2026, LK Losses, arXiv 2602.23881). They hold at any node: along the text (EAGLE, HASS) and in the
-target's trees (TALF).
-
-Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read
-that one. The fused form holds a chunk of rows at a time, and computes their gradient together with
-the loss. Tests compare the two.
+The cross-entropies have two forms with the same numbers. `written_out` holds [R, V]: read that
+one. The fused form holds a chunk of rows at a time, and computes their gradient together with the
+loss. Tests compare the two.
 """
 
 from collections.abc import Sequence
@@ -34,9 +27,6 @@ from torch.utils.checkpoint import checkpoint
 from nde_talf.decoding.readout import Readout
 from nde_talf.decoding.registry import LOSSES, loss
 from nde_talf.draft_training.settings import (
-    CROSS_ENTROPY,
-    LOG_ACCEPTANCE,
-    TOTAL_VARIATION,
     EagleLoss,
     HassLoss,
     Loss,
@@ -46,7 +36,7 @@ from nde_talf.draft_training.settings import (
 if TYPE_CHECKING:
     from nde_talf.draft_training.head import EagleHead
 
-_FLOOR = 1e-6  # of an acceptance rate whose logarithm is taken
+_FLOOR = 1e-6  # of the mass of a draft vocabulary
 
 
 @dataclass(frozen=True)
@@ -117,50 +107,13 @@ class NodeLosses(NamedTuple):
     agree: Tensor
 
 
-def total_variation(acceptance: Tensor) -> Tensor:
-    """TV(p, q) = 1/2 sum_v |p(v) - q(v)| = 1 - a, with a = sum_v min(p(v), q(v)).
-
-    >>> p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.6, 0.1, 0.3])
-    >>> a = torch.minimum(p, q).sum()
-    >>> round(total_variation(a).item(), 3)
-    0.2
-    """
-    return 1 - acceptance
-
-
-def log_acceptance(acceptance: Tensor) -> Tensor:
-    """-log a.
-
-    Its gradient is that of the total variation divided by a, so that it does not vanish where a is
-    small.
-
-    >>> round(log_acceptance(torch.tensor(0.8)).item(), 3)
-    0.223
-    """
-    return -acceptance.clamp(min=_FLOOR).log()
-
-
-def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
-    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) without gradient.
-
-    A head that agrees little is led by the KL divergence, whose gradient is large there, and one
-    that agrees well by the total variation. With a = 0.8 and eta = 3, w is 0.091:
-
-    >>> round(lk_loss(torch.tensor(0.8), kl=torch.tensor(0.157)).item(), 3)
-    0.196
-    """
-    weight = torch.exp(-eta * acceptance.detach())
-    return weight * kl + (1 - weight) * total_variation(acceptance)
-
-
 @loss("talf")
 def talf_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
     weights: TalfLoss = TalfLoss(),
-    plain: bool = False,
-):
+) -> NodeLosses:
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
     With the identity as the readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a
@@ -175,9 +128,8 @@ def talf_loss(
         labels: the target's h at the nodes, [R, H].
         readout: of both.
         weights: of the terms.
-        plain: see `distribution_loss`.
     """
-    return distribution_loss(features, labels, readout, weights, plain)
+    return distribution_loss(features, labels, readout, weights)
 
 
 @loss("eagle")
@@ -186,8 +138,7 @@ def eagle_loss(
     labels: Tensor,
     readout: HeadReadout,
     weights: EagleLoss = EagleLoss(),
-    plain: bool = False,
-):
+) -> NodeLosses:
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
 
     The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405
@@ -201,7 +152,7 @@ def eagle_loss(
 
     Args: as `talf_loss` has them.
     """
-    loss, agree = distribution_loss(features, labels, readout, weights, plain)
+    loss, agree = distribution_loss(features, labels, readout, weights)
     return NodeLosses(
         loss + weights.regression * regression(features, labels, weights.regression_norm), agree
     )
@@ -213,8 +164,7 @@ def hass_loss(
     labels: Tensor,
     readout: HeadReadout,
     weights: HassLoss = HassLoss(),
-    plain: bool = False,
-):
+) -> NodeLosses:
     """HASS (Zhang et al. 2025): EAGLE's loss - w_dis sum_{v in top-10 of p} p(v) log q(v).
 
     q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that
@@ -227,7 +177,7 @@ def hass_loss(
 
     Args: as `talf_loss` has them.
     """
-    return eagle_loss(features, labels, readout, weights, plain)
+    return eagle_loss(features, labels, readout, weights)
 
 
 def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Tensor:
@@ -245,99 +195,68 @@ def distribution_loss(
     labels: Tensor,
     readout: HeadReadout,
     weights: Loss = TalfLoss(),
-    plain: bool = False,
 ) -> NodeLosses:
-    """Compare q with p at R nodes: classification times `weights.objective`, plus distillation.
+    """-sum_v y(v) log q(v) at R nodes, with y = classification p + distillation p[top].
 
-    With cross-entropy this is -sum_v y(v) log q(v) with y = classification p + distillation p[top],
-    by the `weights` of those names.
-
-    With a draft vocabulary, as in EAGLE-3's code, cross-entropy and KL divergence take p restricted
-    to it and renormalised, and are 0 at nodes whose most likely token is outside. a takes p as it
-    is there: the true acceptance rate.
+    With a draft vocabulary, as in EAGLE-3's code, p is restricted to it and renormalised, and the
+    loss is 0 at nodes whose most likely token is outside.
 
     Args:
         features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
         labels: the target's h, [R, H].
         readout: of both.
         weights: of the terms.
-        plain: write it out, and hold [R, V] at once.
     """
     with torch.autocast(features.device.type, enabled=False):
-        if plain:
-            return _plain(features, labels, readout, weights)
         if readout.own is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, weights))
         # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
+        chunks = zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True)
         parts = [
-            slice(start, start + readout.chunk)
-            for start in range(0, max(1, len(features)), readout.chunk)
+            checkpoint(written_out, guess, truth, readout, weights, use_reentrant=False)
+            for guess, truth in chunks
         ]
-        found = [
-            checkpoint(_plain, features[part], labels[part], readout, weights, use_reentrant=False)
-            for part in parts
-        ]
-    return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
+    return NodeLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _plain(features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss) -> NodeLosses:
+def written_out(
+    features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
+) -> NodeLosses:
+    """`distribution_loss`, of all rows at once."""
     log_q = readout.of_head(features).log_softmax(-1)
-    p, inside, best = _target_law(labels, readout)
-    y = _weighted_labels(p, inside, weights)
-    loss = -(y * log_q).sum(-1)
-    if weights.objective != CROSS_ENTROPY:
-        acceptance, known = torch.minimum(p, log_q.exp()).sum(-1), _restricted(p, inside)
-        if weights.objective == TOTAL_VARIATION:
-            of_acceptance = total_variation(acceptance)
-        elif weights.objective == LOG_ACCEPTANCE:
-            of_acceptance = log_acceptance(acceptance)
-        else:
-            kl = (torch.xlogy(known, known) - known * log_q).sum(-1)
-            of_acceptance = lk_loss(acceptance, kl, weights.eta)
-        loss = loss + weights.classification * of_acceptance
-    return NodeLosses(loss, log_q.argmax(-1) == best)
+    p, best = _target_law(labels, readout)
+    y = _weighted_labels(p, weights)
+    return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W.
+    """`written_out` for a head without a matrix of its own, chunk by chunk.
 
-    g is the derivative by the logits, and z' the slope of these by the products W f.
-
-    Of a cross-entropy with labels y it is g = |y| q - y, with |y| = sum_v y(v).
+    d loss / d f = (g z') @ W, where g = |y| q - y is the derivative by the logits, with
+    |y| = sum_v y(v), and z' the slope of these by the products W f.
     """
 
     @staticmethod
     def forward(
         ctx, features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
     ) -> tuple[Tensor, Tensor]:
-        losses, agrees = (
-            features.new_empty(len(features), dtype=torch.float32),
-            [features.new_empty(0, dtype=torch.bool)],
-        )
+        losses = features.new_empty(len(features), dtype=torch.float32)
+        agree = features.new_empty(len(features), dtype=torch.bool)
         slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
-            p, inside, best = _target_law(labels[part], readout)
+            p, best = _target_law(labels[part], readout)
+            y = _weighted_labels(p, weights)
             logits = readout.of_target(features[part])
-            agrees.append(best == logits.argmax(-1))
-            normaliser, by_logits = logits.logsumexp(-1)[:, None], None
-            by_product = None if slope is None else readout.slope(logits)
-            if weights.objective != CROSS_ENTROPY:
-                losses[part], by_logits = _acceptance_terms(p, logits - normaliser, weights)
-            if by_logits is None or weights.distillation:
-                y = _weighted_labels(p, inside, weights)
-                total = y.sum(-1, keepdim=True)
-                cross = (total * normaliser)[:, 0] - (y * logits).sum(-1)
-                losses[part] = cross if by_logits is None else losses[part] + cross
-                if slope is not None:
-                    by_cross = logits.sub_(normaliser).exp_().mul_(total).sub_(y)
-                    by_logits = by_cross if by_logits is None else by_logits.add_(by_cross)
+            agree[part] = best == logits.argmax(-1)
+            normaliser, total = logits.logsumexp(-1, keepdim=True), y.sum(-1, keepdim=True)
+            losses[part] = (total * normaliser)[:, 0] - (y * logits).sum(-1)
             if slope is not None:
-                slope[part] = (
-                    by_logits.mul_(by_product).to(readout.weight.dtype) @ readout.weight
-                ).to(slope.dtype)
+                by_product = readout.slope(logits)
+                by_logits = logits.sub_(normaliser).exp_().mul_(total).sub_(y)
+                by_product = by_logits.mul_(by_product).to(readout.weight.dtype)
+                slope[part] = (by_product @ readout.weight).to(slope.dtype)
         ctx.save_for_backward(slope)
-        agree = torch.cat(agrees)
         ctx.mark_non_differentiable(agree)
         return losses, agree
 
@@ -347,72 +266,30 @@ class _Fused(torch.autograd.Function):
         return slope * upstream[:, None].to(slope.dtype), None, None, None
 
 
-def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, Tensor]:
-    """Classification times the objective [R] and its derivative by the logits [R, V].
+def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
+    """Return p [R, V] at R nodes, and the index [R] of its most likely token.
 
-    That of a is q (b - m), with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as
-    autograd has it) and m = sum_v b(v) q(v). That of the KL divergence is |p| q - p. So the
-    derivative is q (c - s b) - w p, with s, w and c = s m + w |p| a number for each row.
-    """
-    q = log_q.exp()
-    acceptance = torch.minimum(p, q).sum(-1)
-    below = torch.heaviside(p - q, q.new_tensor(0.5))
-    w = torch.zeros_like(acceptance)
-    if weights.objective == TOTAL_VARIATION:
-        loss, s = total_variation(acceptance), torch.ones_like(acceptance)
-    elif weights.objective == LOG_ACCEPTANCE:
-        loss, s = log_acceptance(acceptance), (acceptance > _FLOOR) / acceptance
-    else:
-        w = torch.exp(-weights.eta * acceptance)
-        s = 1 - w
-        loss = lk_loss(
-            acceptance, torch.xlogy(p, p).sum(-1) - torch.linalg.vecdot(p, log_q), weights.eta
-        )
-    c = s * torch.linalg.vecdot(below, q) + w * p.sum(-1)
-    slope = below.mul_(-s[:, None]).add_(c[:, None]).mul_(q).addcmul_(p, w[:, None], value=-1)
-    return weights.classification * loss, (
-        slope if weights.classification == 1 else slope.mul_(weights.classification)
-    )
-
-
-def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return p [R, V] at R nodes, or [R, D] of the tokens of a draft vocabulary.
-
-    Then, with a vocabulary, whether the target's most likely token is in it, [R, 1]; and the index
-    [R] of that token in p, -1 for one outside.
+    With a draft vocabulary p [R, D] is renormalised in it, and 0 at nodes whose most likely token
+    is outside: its index is -1.
     """
     p = readout.of_target(labels).softmax(-1)
     best = p.argmax(-1)
     if readout.vocabulary is None:
-        return p, None, best
+        return p, best
     index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
     inside = readout.vocabulary[index] == best
-    return p[:, readout.vocabulary], inside[:, None], index.where(inside, -1)
+    p = p[:, readout.vocabulary]
+    p = p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside[:, None]
+    return p, index.where(inside, -1)
 
 
-def _restricted(p: Tensor, inside: Tensor | None) -> Tensor:
-    """Return p, or with a draft vocabulary p renormalised in it.
-
-    It is 0 at nodes whose most likely token is outside.
-    """
-    return p if inside is None else p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside
-
-
-def _weighted_labels(p: Tensor, inside: Tensor | None, weights: Loss) -> Tensor:
-    """Return y [R, V] of the cross-entropy -sum_v y(v) log q(v).
-
-    It is classification, where that is the objective, and distillation.
-    """
-    y = known = _restricted(p, inside)
-    classification = weights.classification if weights.objective == CROSS_ENTROPY else 0
-    if classification != 1:
-        y = known * classification
-    if weights.distillation:
-        top = known.topk(min(weights.top, known.shape[-1]), -1)
-        y = (y if y is not known else known.clone()).scatter_add_(
-            1, top.indices, weights.distillation * top.values
-        )
-    return y
+def _weighted_labels(p: Tensor, weights: Loss) -> Tensor:
+    """Return y [R, V] of the cross-entropy -sum_v y(v) log q(v)."""
+    y = p if weights.classification == 1 else p * weights.classification
+    if not weights.distillation:
+        return y
+    top = p.topk(min(weights.top, p.shape[-1]), -1)
+    return y.scatter_add(1, top.indices, weights.distillation * top.values)
 
 
 def tree_loss(

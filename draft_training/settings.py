@@ -2,9 +2,9 @@
 
 Imports no torch.
 
-Settings that mean something for one loss alone are in a small dataclass of that loss, and likewise
-for labels. On the command line the name chooses the dataclass, and its other keys follow:
-`draft.loss.name=hass draft.loss.distillation=5`.
+Settings that mean something for one loss alone are in a small dataclass of that loss. On the command
+line the name chooses the dataclass, and its other keys follow: `draft.loss.name=hass
+draft.loss.distillation=5`.
 """
 
 from dataclasses import field
@@ -25,15 +25,8 @@ from nde_talf.decoding.common.settings import (
 )
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
-DTYPES = ("float16", "bfloat16", "float32")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 """Lightning's names of precisions, or what the machine is asked for."""
-CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = (
-    "cross_entropy",
-    "total_variation",
-    "log_acceptance",
-    "lk",
-)
 
 OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass")
 """Keys of a training that may differ where it is resumed."""
@@ -51,15 +44,6 @@ class TalfLoss:
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
-    objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
-    """Objective at a node: `cross_entropy` with the target's p, as printed, or a loss of
-    the rate at which a draw from the head's q is accepted: `total_variation`, `log_acceptance` or
-    `lk` (arXiv 2602.23881; `nde_talf.draft_training.losses`).
-    """
-    eta: Annotated[float, Field(ge=0, le=1000)] = 3.0
-    """With objective=lk, how fast the total variation takes the place of the KL divergence as the
-    acceptance rate grows.
-    """
 
     # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along
     # the text. regresses: compares the head's features with the target's, and not distributions
@@ -88,10 +72,6 @@ class EagleLoss:
     """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it;
     a mean over its numbers.
     """
-    objective: Annotated[str, one_of(OBJECTIVES)] = CROSS_ENTROPY
-    """Objective that `classification` weighs: see `TalfLoss.objective`."""
-    eta: Annotated[float, Field(ge=0, le=1000)] = 3.0
-    """See `TalfLoss.eta`."""
 
     # Fixed: see `TalfLoss`.
     target_trees, regresses = False, True
@@ -114,18 +94,6 @@ class HassLoss(EagleLoss):
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
     top: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Tokens that distillation takes (HASS's K)."""
-
-
-@settings("draft.labels", frozen=True)
-class Labels:
-    """The source of the target's trees and features."""
-
-    name: Annotated[str, one_of(("online", "features"))] = "online"
-    """`online`: the target runs over the trees in every step. `features`: they are computed once
-    and read from disk.
-    """
-    dtype: Annotated[str, one_of(DTYPES)] = "float16"
-    """Type of the features on disk: float16, bfloat16 or float32."""
 
 
 LOSS_SETTINGS = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
@@ -212,8 +180,6 @@ class HeadConfig(TrainingConfig):
     """
     chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone."""
-    labels: Labels = field(default_factory=Labels)
-    """Source of the target's distributions: see `Labels`."""
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Passes whose gradients make one optimiser step."""
     optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"
@@ -240,13 +206,10 @@ class HeadConfig(TrainingConfig):
     """
 
     def __post_init__(self) -> None:
-        loss, labels = self.loss.name, self.labels.name
-        if self.features == "three" and (self.loss.regresses or labels != "online"):
+        if self.features == "three" and self.loss.regresses:
             raise UserError(
-                f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}:"
-                " such a head's output is no feature of the target's to be regressed to, and"
-                " labels on disk hold features after the final norm alone. Use"
-                " draft.loss.name=talf and draft.labels.name=online."
+                f"draft.features=three with draft.loss.name={self.loss.name}: such a head's output"
+                " is no feature of the target's to be regressed to. Use draft.loss.name=talf."
             )
         if self.draft_vocab is not None and self.features != "three":
             raise UserError(

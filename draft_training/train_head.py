@@ -8,7 +8,6 @@ what a head has to learn, and the cheapest to teach. Nothing here knows text or 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,17 @@ from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.label_source import (
-    LabelSource,
-    OnlineSource,
-    StoredSource,
-    stored_labels,
-)
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.target_trees import (
+    TargetTrees,
+    TreeSpec,
+    chains,
+    target_beam,
+    target_features,
+)
 from nde_talf.draft_training.trainer import (
-    RowBatches,
     RowModule,
     load_best,
     train_rows,
@@ -83,35 +82,8 @@ def build_head(
         return HEADS[config.features](target, config.layer, dtype=masters, **part)
 
 
-@dataclass
-class HeadBatch:
-    """Some rows, and their numbers [B] among all rows."""
-
-    rows: TokenRows
-    numbers: Tensor
-
-    @classmethod
-    def numbered(cls, rows: TokenRows) -> "HeadBatch":
-        """Return all of `rows`."""
-        return cls(rows, torch.arange(len(rows)))
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: Tensor | slice) -> "HeadBatch":
-        return HeadBatch(self.rows[index], self.numbers[index])
-
-    def to(self, device: torch.device) -> "HeadBatch":
-        """Move the rows."""
-        return HeadBatch(self.rows.to(device), self.numbers)
-
-    def numel(self) -> int:
-        """Count the tokens."""
-        return self.rows.tokens.numel()
-
-
 class HeadModule(RowModule):
-    """Trains `head` on batches of rows, with labels from `source`.
+    """Trains `head` on batches of rows.
 
     Only the head's weights are in the checkpoint; the target is never trained, and autocast does
     not cast its weights anew on every pass (`cast_once`).
@@ -120,11 +92,9 @@ class HeadModule(RowModule):
     config: HeadConfig
     title = "training the head"
 
-    def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
+    def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
         self.head = head
-        self.online = OnlineSource(head.target, config, head.feature_layers)
-        self.source = source or self.online
         self.models = [head.target.module]
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
         self.gpu = head.target.device.index
@@ -153,26 +123,24 @@ class HeadModule(RowModule):
         if self.head.target.device != self.device:
             self.head.target.to(self.device)
 
-    def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass.
 
         It is a pure function of (batch, step, part, seed).
         """
-        config, rows, loss = self.config, batch.rows, self.config.loss
-        document = rows.document if rows.packed else None
+        config, loss = self.config, self.config.loss
+        document = batch.document if batch.packed else None
         depth = 1 if step < config.chain_fraction * config.steps else loss.depth
         # 1. Roots: all that count at depth 0, and some of them with trees.
-        counts = counted_roots(rows.loss, rows.document)
+        counts = counted_roots(batch.loss, batch.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
         complete = counts.clone()  # roots whose full tree counts: along the text every token has to
         for ahead in range(1, 1 if loss.target_trees else depth):
-            complete &= counted_roots(rows.loss, rows.document, ahead)
+            complete &= counted_roots(batch.loss, batch.document, ahead)
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)
         # 2. The target's trees and labels, and the head along them.
-        # Labels on disk are those of the training rows.
-        source = self.source if self.training else self.online
-        trees = source.trees(rows.tokens, document, batch.numbers, roots, depth)
+        trees = self._trees(batch.tokens, document, roots, depth)
         detach = loss.detach_features
         outputs = self.head.tree_features(
             trees.tokens, trees.features, trees.roots, trees.levels, detach, document
@@ -183,6 +151,16 @@ class HeadModule(RowModule):
         labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
         readout = HeadReadout.of(self.head, 4 * config.nodes_in_pass)
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
+
+    def _trees(
+        self, tokens: Tensor, document: Tensor | None, roots: Tensor, depth: int
+    ) -> TargetTrees:
+        """Build the trees after `roots` [B, R] of the rows `tokens` [B, L], with their labels."""
+        config, target = self.config, self.head.target
+        if config.loss.target_trees:
+            tree = TreeSpec(config.loss.k, depth, config.nodes_in_pass)
+            return target_beam(target, tokens, tree, roots, document, self.head.feature_layers)
+        return chains(tokens, target_features(target, tokens, document)[0], roots, depth)
 
 
 def fit_head(
@@ -199,16 +177,16 @@ def fit_head(
     Its weights are float32, whatever the target's dtype.
 
     A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have
-    seen, and ends with the weights it would have had. A finished run trains no further. Labels on
-    disk are made in `folder/labels` first. The precision, such as what `draft.precision=auto`
-    chose, is printed, and is the head's `trained_in`.
+    seen, and ends with the weights it would have had. A finished run trains no further. The
+    precision, such as what `draft.precision=auto` chose, is printed, and is the head's
+    `trained_in`.
 
     Args:
         target: stays as it is.
         rows: with loss masks and documents, or plain token ids [rows, length], of which every token
             counts.
         config: how it is trained.
-        folder: of checkpoints and labels.
+        folder: of checkpoints.
         logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms),
             `agreement_depth_d` (top-1, of a node), `lr`, `tokens_per_second` and `held_out_loss`.
         callbacks: of Lightning.
@@ -216,8 +194,8 @@ def fit_head(
             them.
 
     Raises:
-        UserError: the loss diverges, the checkpoint is of other settings or another precision, the
-            disk is too small for the labels, or rows and trees do not fit the target.
+        UserError: the loss diverges, the checkpoint is of other settings or another precision, or
+            rows and trees do not fit the target.
     """
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
         raise UserError(
@@ -226,17 +204,14 @@ def fit_head(
         )
     rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     rows = training_rows(rows, target, config)
-    source = prepared_labels(target, rows, folder, config)
-    module = HeadModule(
-        build_head(target, config, _vocabulary(rows, target, config)), config, source
-    )
+    module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
     if held_out is not None:
-        held_out = HeadBatch.numbered(training_rows(held_out, target, config))
+        held_out = training_rows(held_out, target, config)
     options: dict[str, Any] = {"devices": config.devices} if config.devices > 1 else {}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
-            HeadBatch.numbered(rows),
+            rows,
             folder,
             logger,
             callbacks,
@@ -276,29 +251,6 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
     finally:
         if native:
             target.native = native_forward(target.module, target.body, target.config)
-
-
-def prepared_labels(
-    target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig
-) -> StoredSource | None:
-    """Return the labels on disk that `fit_head` trains with, made now unless they are there.
-
-    They lie in `folder/labels`; None where labels are computed online. rows: of `training_rows`.
-    """
-    if config.labels.name == "online":
-        return None
-    numbers = rows_seen(len(rows), config).tolist()
-    return stored_labels(target, rows, numbers, folder / "labels", config)
-
-
-def rows_seen(count: int, config: HeadConfig) -> Tensor:
-    """Numbers of the rows, of `count`, that a training comes across; ascending."""
-    batch = config.batch * config.accumulate * config.devices
-    if batch * config.steps >= count:
-        return torch.arange(count)
-    return torch.cat(
-        list(RowBatches(torch.arange(count), batch, config.steps, config.seed))
-    ).unique()
 
 
 def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:

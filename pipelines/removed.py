@@ -16,8 +16,11 @@ REMOVED: dict[str, str] = {
     "draft.regression_weight": "it is draft.loss.regression.",
     "draft.classification_weight": "it is draft.loss.classification.",
     "draft.distillation_weight": "it is draft.loss.distillation.",
-    "draft.top_m": "labels on disk are features: draft.labels.name=features.",
-    "draft.label_dtype": "it is draft.labels.dtype.",
+    "draft.labels*": "the target makes the labels in every step.",
+    "draft.top_m": "the target makes the labels in every step.",
+    "draft.label_dtype": "the target makes the labels in every step.",
+    "draft.loss.objective": "the loss at a node is the cross-entropy with the target's p.",
+    "draft.loss.eta": "the loss at a node is the cross-entropy with the target's p.",
     "draft.ema_decay": (
         "training ends with the last weights, or the best with draft.evaluate_every."
     ),

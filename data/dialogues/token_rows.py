@@ -60,6 +60,10 @@ class TokenRows:
         """Return the rows on `device`."""
         return TokenRows(self.tokens.to(device), self.loss.to(device), self.document.to(device))
 
+    def numel(self) -> int:
+        """Count the tokens."""
+        return self.tokens.numel()
+
     @property
     def packed(self) -> bool:
         """Tell whether any row holds more than one document, or padding."""

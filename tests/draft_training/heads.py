@@ -26,7 +26,6 @@ from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.train_head import HeadBatch
 
 
 def tiny_target(
@@ -144,7 +143,6 @@ def check_law(decoder: SpeculativeDecoder) -> None:
             )
 
 
-def batch_of(rows, *places: int) -> HeadBatch:
+def batch_of(rows, *places: int) -> TokenRows:
     rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
-    places = torch.tensor(places or range(len(rows)))
-    return HeadBatch(rows[places], places)
+    return rows[torch.tensor(places or range(len(rows)))]

@@ -11,7 +11,7 @@ from nde_talf.draft_training.document_masks import (
     same_document,
 )
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadBatch, HeadModule
+from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.documents import apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 
@@ -82,7 +82,7 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
     module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
     found = []
     for rows in (packed(), apart()):
-        value, _ = module.loss(HeadBatch(rows, torch.arange(len(rows))), 0)
+        value, _ = module.loss(rows, 0)
         found.append((value, torch.autograd.grad(value, list(head.parameters()))))
     (one, ours), (two, theirs) = found
     assert one > 0

@@ -11,8 +11,8 @@ import torch
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.losses import HeadReadout, talf_loss
-from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, Labels, TalfLoss
+from nde_talf.draft_training.losses import HeadReadout, written_out
+from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT
@@ -47,7 +47,7 @@ def close(one, two) -> bool:
 
 def plain(features, labels, lm_head):
     """The loss of TALF, written out."""
-    return talf_loss(features, labels, HeadReadout(lm_head), plain=True).loss
+    return written_out(features, labels, HeadReadout(lm_head), TalfLoss()).loss
 
 
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
@@ -162,12 +162,9 @@ def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
 
 
-@pytest.mark.parametrize("labels", [Labels(), Labels("features")])
-def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path, labels):
+def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     """At a rate at which it gets worse again, also after a kill."""
-    config = replace(
-        TINY, steps=8, batch=2, evaluate_every=2, lr_muon=0.3, lr_adam=0.3, labels=labels
-    )
+    config = replace(TINY, steps=8, batch=2, evaluate_every=2, lr_muon=0.3, lr_adam=0.3)
     held_out, losses = TokenRows.plain(predictable_rows(target, 12, 30)[24:]), {}
 
     class Losses(pl.Callback):
