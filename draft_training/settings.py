@@ -2,9 +2,9 @@
 
 Imports no torch.
 
-Settings that mean something for one loss alone are in a small dataclass of that loss. On the command
-line the name chooses the dataclass, and its other keys follow: `draft.loss.name=hass
-draft.loss.distillation=5`.
+Settings that mean something for one loss alone are in a small dataclass of that loss. On the
+command line the name chooses the dataclass, and its other keys follow:
+`draft.loss.name=hass draft.loss.distillation=5`.
 """
 
 from dataclasses import field
