@@ -34,7 +34,7 @@ from nde_talf.pipelines.removed import removed
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
-_OPEN = ("evaluation.policies", "options", "draft.loss", "draft.labels", "data.mix", "data.sets")
+_OPEN = ("evaluation.policies", "options", "draft.loss", "data.mix", "data.sets")
 """Groups whose keys depend on a name in them."""
 _FILES = (
     errno.EROFS,
@@ -53,9 +53,8 @@ T = TypeVar("T")
 def register(name: str, schema: type) -> None:
     """Make the keys of a settings class, with their defaults, known to Hydra under `name`."""
     content = asdict(schema())
-    for union in ("loss", "labels"):  # their other keys follow from their name
-        if "draft" in content:
-            content["draft"][union] = {"name": content["draft"][union]["name"]}
+    if "draft" in content:  # the loss's other keys follow from its name
+        content["draft"]["loss"] = {"name": content["draft"]["loss"]["name"]}
     ConfigStore.instance().store(name=name, node=content)
 
 
