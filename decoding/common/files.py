@@ -2,10 +2,9 @@
 
 A file is written under a temporary name, synchronised to the disk, and then renamed atomically.
 Each writer has its own temporary names, so that two processes never share one. `remove_temporaries`
-removes what killed processes left.
+removes what killed processes left, and follows no link.
 """
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -31,6 +30,8 @@ SEAL = "sha256"
 """The key of a JSON file that holds the checksum of all its other keys."""
 
 _TEMPORARY, _OLD = ".tmp", ".tmp.old"
+_MADE = re.compile(r"\.(?P<name>.+)\.[0-9]+-[0-9a-f]+\.tmp(?P<old>\.old)?")
+"""Names that `_beside` makes, and nobody else."""
 _SHORT = (
     "cannot allocate memory",
     "can't allocate memory",
@@ -66,7 +67,7 @@ def write_atomically(
         UserError: the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
+    temporary = _beside(path, _TEMPORARY)
     try:
         write(temporary)
         for part in [temporary, *(temporary.rglob("*") if temporary.is_dir() else ())]:
@@ -88,31 +89,22 @@ def write_atomically(
 def replace(new: Path, path: Path) -> None:
     """Put the file or folder `new` in the place of `path`.
 
-    A folder that was there is removed afterwards.
+    A folder that was there is moved away, and removed afterwards. A kill between the two leaves it
+    to `remove_temporaries`.
     """
-    if not path.is_dir() or path.is_symlink():
-        os.replace(new, path)
-    elif exchange(new, path):
-        remove(new)
-    else:
-        old = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_OLD}")
+    old = None
+    if path.is_dir() and not path.is_symlink():
+        old = _beside(path, _OLD)
         os.rename(path, old)
-        os.rename(new, path)
+    os.replace(new, path)
+    if old:
         remove(old)
     _to_disk(path.parent)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names atomically.
-
-    Where the system cannot do that, nothing is done and the result is False.
-    """
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+def _beside(path: Path, ending: str) -> Path:
+    """Return a hidden name beside `path` that no other writer uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{ending}")
 
 
 def _to_disk(path: Path) -> None:
@@ -131,20 +123,20 @@ def _to_disk(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in `folder`.
+    """Remove what killed writers left in `folder`, and follow no link.
 
     Call it only where no writer is at work.
 
     A folder that was about to be replaced when its writer was killed gets its name back.
     """
-    for old in sorted(folder.rglob(f".*{_OLD}")):
-        path = old.with_name(old.name[1:].removesuffix(_OLD).rpartition(".")[0])
-        if path.exists():
-            remove(old)
-        else:
-            os.rename(old, path)
-    for temporary in sorted(folder.rglob(f".*{_TEMPORARY}")):
-        remove(temporary)
+    for place, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            if made := _MADE.fullmatch(name):
+                left, path = Path(place, name), Path(place, made["name"])
+                if made["old"] and not path.exists():
+                    os.rename(left, path)
+                else:
+                    remove(left)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-import nde_talf.decoding.common.files
 from nde_talf.decoding.common.files import (
     remove_temporaries,
     write_atomically,
@@ -20,10 +19,7 @@ def write_folder(path, text: str) -> None:
     (path / "inside").chmod(0o600)  # as safetensors leaves its files
 
 
-@pytest.mark.parametrize("swap", [True, False])
-def test_a_folder_is_replaced_whole(tmp_path, monkeypatch, swap):
-    if not swap:
-        monkeypatch.setattr(nde_talf.decoding.common.files, "exchange", lambda one, other: False)
+def test_a_folder_is_replaced_whole(tmp_path):
     for text in ("first", "second"):
         write_atomically(tmp_path / "folder", lambda path, text=text: write_folder(path, text))
     assert (tmp_path / "folder/inside").read_text() == "second" and os.listdir(tmp_path) == [

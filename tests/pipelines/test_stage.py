@@ -142,11 +142,8 @@ def test_later_stages_are_made_again_beside_and_the_old_ones_are_kept(chain, cap
     assert chain.run() == []
 
 
-@pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("killed", ["before the swap", "in the swap", "after the swap"])
-def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed, exchange):
-    if not exchange:
-        monkeypatch.setattr("nde_talf.decoding.common.files.exchange", lambda one, other: False)
+def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed):
     chain.text = "again"
     before = chain.made()["selector"]
     with monkeypatch.context() as patch:
