@@ -270,7 +270,7 @@ def train_rows(
         callbacks = [*callbacks, best]
     trainer = _lightning(module, folder, logger or False, callbacks, options)
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
-    resumed = resumable(folder, module.state_dict())
+    resumed = resumable(folder)
     frozen = [model for model in module.models if model is not module.trained]
     module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
     module.train()

@@ -62,7 +62,34 @@ class PathsConfig:
 
 
 @settings("model")
-class ModelConfig:
+class LoadingConfig:
+    """Loading and running of models."""
+
+    device: Device = "cpu"
+    """cpu, cuda or cuda:N."""
+    device_map: Annotated[str, one_of(("auto",))] | None = None
+    """auto: lay the target over all GPUs, layer by layer; null: on model.device alone."""
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"
+    """Type of the models, in a run in every stage but traces (traces.dtype): float32, bfloat16,
+    float16 or float64.
+    """
+    forward: Annotated[str, one_of(FORWARDS)] = "auto"
+    """Whose forward passes run: native, transformers, or auto, native where possible
+    (docs/models.md).
+    """
+    static_shapes: bool = False
+    """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    """CPU threads of training and tracing; 0: torch's own choice."""
+
+    @property
+    def placed(self) -> tuple[str, str, str | None, str]:
+        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
+        return self.device, self.dtype, self.device_map, self.forward
+
+
+@settings("model")
+class ModelConfig(LoadingConfig):
     """The pair: a target and a draft with one tokenizer.
 
     A target alone is decoded with a draft head.
@@ -74,30 +101,6 @@ class ModelConfig:
     """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and
     evaluates a head.
     """
-    device: Device = "cpu"
-    """cpu, cuda or cuda:N."""
-    device_map: Annotated[str, one_of(("auto",))] | None = None
-    """auto: lay the target over all GPUs, layer by layer (docs/large_targets.md); null: on
-    model.device alone.
-    """
-    dtype: Annotated[str, one_of(DTYPES)] = "float32"
-    """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or
-    float64.
-    """
-    forward: Annotated[str, one_of(FORWARDS)] = "auto"
-    """Whose forward passes run: native, transformers, or auto, native where possible
-    (docs/models.md).
-    """
-    static_shapes: bool = False
-    """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them
-    (docs/decoding.md).
-    """
-    verify: bool = False
-    """Before every stage, compare all bytes of your own models with those that the pair was made
-    from.
-    """
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0
-    """CPU threads of training and tracing; 0: torch's own choice."""
     vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
     length: Annotated[int, Field(ge=2, le=10_000_000)] = 256
@@ -113,11 +116,6 @@ class ModelConfig:
                 "model.draft is given and model.target is not: give both, or neither to train a"
                 " small pair."
             )
-
-    @property
-    def placed(self) -> tuple[str, str, str | None, str]:
-        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
-        return self.device, self.dtype, self.device_map, self.forward
 
     @property
     def has_draft(self) -> bool:
@@ -240,8 +238,6 @@ class Config:
     """all, pair, latency, traces, selector, draft or evaluate."""
     force: bool = False
     """Redo a finished stage."""
-    verify: bool = False
-    """With stage=traces: only check the traces that are there."""
     dry_run: bool = False
     """Print what the run would need (memory, GPUs, disk, hours) and stop."""
     base: Text | None = None
@@ -280,8 +276,6 @@ class Config:
     def __post_init__(self) -> None:
         check_name("run", self.run)
         check_name("base", self.base)
-        if self.verify and self.stage != "traces":
-            raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:
             raise UserError(
                 f"base={self.base} is this run itself: name another run, or leave base out."

@@ -3,26 +3,25 @@
 Accepted drafts and the target's own tokens are coloured differently; a line of statistics follows.
 """
 
-from nde_talf.pipelines.signals import (
-    leave_at_once,
-)  # isort: skip (before what takes time to import)
+from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
 
 if __name__ == "__main__":
     leave_at_once()
 
 import sys
 from dataclasses import field
-from typing import Annotated, Any
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 from pydantic import Field
+from rich.text import Text as Styled
 
-from nde_talf.data.traces.settings import DTYPES
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import (
-    Device,
     Fraction,
     LongText,
     Natural,
@@ -31,51 +30,40 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
-from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
-from nde_talf.pipelines.config import PathsConfig
+from nde_talf.pipelines.config import TABLE, LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.machine import check_device
+from nde_talf.pipelines.machine import check_device, threads
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from nde_talf.data.text.pair import Pair
+    from nde_talf.decoding.drafter import Drafter
+    from nde_talf.decoding.loop import SpeculativeDecoder
+    from nde_talf.decoding.model import CausalModel
+    from nde_talf.decoding.policies.base import TreePolicy
+    from nde_talf.decoding.static import StaticShapes
+    from nde_talf.decoding.stats import Generation
+    from nde_talf.decoding.verifier import Verifier
+    from nde_talf.selector.policy import NeuralPolicy
+
+PASSES = 3  # of each side of a comparison, in turn
+WARM_UP = 8  # tokens decoded before the text that is shown
 DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
 
 
 @settings("model")
-class LoadingConfig:
-    """Settings of loading the models."""
-
-    device: Device = "cpu"
-    """cpu, cuda or cuda:N."""
-    device_map: Annotated[str, one_of(("auto",))] | None = None
-    """auto: lay the target over all GPUs, layer by layer (docs/large_targets.md); null: on
-    model.device alone.
-    """
-    dtype: Annotated[str, one_of(DTYPES)] = "float32"
-    """Type of the models: float32, bfloat16, float16 or float64."""
-    forward: Annotated[str, one_of(FORWARDS)] = "auto"
-    """Whose forward passes run: native, transformers, or auto, native where possible
-    (docs/models.md).
-    """
-    threads: Annotated[int, Field(ge=0, le=4096)] = 1
-    """CPU threads; 0: torch's own choice."""
-
-    @property
-    def placed(self) -> tuple[str, str, str | None, str]:
-        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
-        return self.device, self.dtype, self.device_map, self.forward
-
-
-@settings("model")
 class InferenceConfig(LoadingConfig):
     """Settings of running the models."""
 
-    static_shapes: bool = False
-    """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
+    threads: Annotated[int, Field(ge=0, le=4096)] = 1
+    """CPU threads; 0: torch's own choice."""
 
 
 @settings()
@@ -132,6 +120,11 @@ class GenerateConfig:
     model: InferenceConfig = field(default_factory=InferenceConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
 
+    @property
+    def setting(self) -> SamplingSetting:
+        """Sampling setting of the text."""
+        return SamplingSetting(self.temperature, self.top_p, self.top_k, self.min_p)
+
     def __post_init__(self) -> None:
         read_draft_temperature(self.draft_temperature)
         if self.policy == "autoregressive" and self.draft_temperature != "auto":
@@ -154,7 +147,6 @@ def generate(config: GenerateConfig) -> None:
 
     Raises UserError for what the user can fix.
     """
-    setting = SamplingSetting(config.temperature, config.top_p, config.top_k, config.min_p)
     if not config.prompt:
         raise UserError(
             "prompt: it is empty, and the target has to begin somewhere. Give at least one word."
@@ -165,9 +157,240 @@ def generate(config: GenerateConfig) -> None:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_device(config.model.device)
     quiet()
-    from nde_talf.pipelines.streaming import stream_text  # imports torch
+    import torch
 
-    stream_text(config, setting, run)
+    from nde_talf.data.text.pair import Pair
+
+    with threads(config.model.threads), torch.inference_mode():
+        _stream(config, run, Pair(run.stage("pair")))
+
+
+def _stream(config: GenerateConfig, run: Run, pair: "Pair") -> None:
+    """Decode, and print the text as it comes, then the figures."""
+    from transformers import AutoTokenizer
+
+    from nde_talf.decoding.sampling import Rng
+    from nde_talf.decoding.static import MARGIN, StaticShapes
+    from nde_talf.evaluation.sample import pieces
+
+    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    prompt, setting = encoded(config, tokenizer), config.setting
+    static = None
+    if config.model.static_shapes:
+        static = StaticShapes(len(prompt) + config.new_tokens + MARGIN)
+    decoder = make_decoder(config, run, pair, static)
+    stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    # Warmed up, so that times are true.
+    decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Rng.seeded(config.seed))
+    stream = decoder.blocks(prompt, config.new_tokens, setting, Rng.seeded(config.seed), stop)
+    console.print(Styled(config.prompt, style="dim"), end="")
+    tokens = prompt
+    for block in stream:
+        for i, text in enumerate(pieces(tokenizer, tokens, block.tokens)):
+            style = "green" if i < block.accepted else "bold yellow"
+            console.print(Styled(text, style=style), end="", soft_wrap=True)
+        tokens = [*tokens, *block.tokens]
+    console.print("\n")
+    if len(stream.generation.tokens) < config.new_tokens and tokens[-1] not in stop:
+        console.print(
+            f"! the context of {decoder.max_context} tokens is full, so the text ends here."
+        )
+    console.print(statistics(stream.generation, decoder.drafting), soft_wrap=True)
+    if config.compare:
+        console.print(compared(decoder, prompt, config), soft_wrap=True)
+
+
+def encoded(config: GenerateConfig, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the prompt's token ids, in the chat template where there is one and `chat` allows."""
+    if config.chat and not tokenizer.chat_template:
+        raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
+    if tokenizer.chat_template and config.chat is not False:
+        turn = [{"role": "user", "content": config.prompt}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer(config.prompt)["input_ids"]
+
+
+def make_decoder(
+    config: GenerateConfig, run: Run, pair: "Pair", static: "StaticShapes | None"
+) -> "SpeculativeDecoder":
+    """Load what the configuration asks for: models, policy, rule and drafter.
+
+    Raises:
+        UserError: the run has none of these, or they do not go together.
+    """
+    from nde_talf.decoding.loop import SpeculativeDecoder
+    from nde_talf.decoding.mixed import Mixed, MixedDrafter
+    from nde_talf.decoding.ngram import NgramDrafter
+    from nde_talf.decoding.policies.ngram import NgramTree
+    from nde_talf.selector.policy import NeuralPolicy
+
+    policy, rule = choose_policy(config, run)
+    console.quiet = True  # the text is all that is printed before the figures
+    try:
+        placed = config.model.placed
+        target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
+    finally:
+        console.quiet = False
+    ngram, mixed = (
+        NgramDrafter(target.vocab_size, config.ngram),
+        config.drafter.startswith("ngram+"),
+    )
+    drafter: Drafter | None = None
+    if mixed or policy.trees != "none":
+        alone = config.drafter == "ngram"
+        drafter = ngram if alone else _draft_of_run(config, run, target, draft, static)
+        if isinstance(policy, NeuralPolicy):
+            _check_trained_for(config, policy, drafter)
+    if mixed and drafter:
+        policy = Mixed(policy, rule, NgramTree(config.ngram))
+        rule, drafter = policy.verifier, MixedDrafter(ngram, drafter)
+    return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
+
+
+def choose_policy(config: GenerateConfig, run: Run) -> "tuple[TreePolicy, Verifier]":
+    """Return the policy asked for, and its verifier. Raises UserError for options it lacks."""
+    from nde_talf.decoding.policies.delayed import Delayed
+    from nde_talf.decoding.policies.ngram import NgramTree
+    from nde_talf.pipelines.policy_table import default_verifier, make_policy
+    from nde_talf.selector.latency import LatencyTable
+    from nde_talf.selector.network import Selector
+    from nde_talf.selector.policy import NeuralPolicy
+
+    name, selectors = config.policy, run.selectors()
+    policy: TreePolicy
+    # A run may have a selector for the verifier gbv, which is a policy's name too.
+    if name in POLICIES and name not in selectors:
+        policy = make_policy(name, config.options)
+        return policy, VERIFIERS[config.verifier or default_verifier(name, config.temperature)]
+    if config.options:
+        raise UserError(
+            "options: they are those of a policy, such as policy=salf. A selector takes none, and"
+            " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
+        )
+    if name is None and config.drafter == "ngram":
+        policy, rule = NgramTree(config.ngram), "nss" if config.temperature else "greedy"
+    elif name is None and (config.drafter.endswith("head") or not selectors):
+        policy, rule = Delayed(run.head_action(config.temperature)), "traversal"
+    else:
+        export = run.stage("selector") / "export" / (name or selectors[0])
+        selector = Selector.from_pretrained(export)
+        table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
+        policy = NeuralPolicy(selector, table)
+        return policy, VERIFIERS[config.verifier] if config.verifier else policy.verifier
+    return policy, VERIFIERS[config.verifier or rule]
+
+
+def _draft_of_run(
+    config: GenerateConfig,
+    run: Run,
+    target: "CausalModel",
+    draft: "CausalModel | None",
+    static: "StaticShapes | None",
+) -> "Drafter":
+    from nde_talf.decoding.drafter import LMDrafter
+    from nde_talf.pipelines.drafted import load_head_draft
+
+    if config.drafter.endswith("lm"):
+        if draft is None:
+            raise UserError(
+                f"drafter={config.drafter}: this run has no draft model. Use drafter=head,"
+                " drafter=ngram, or policy=autoregressive."
+            )
+        return LMDrafter(draft, static)
+    export = run.stage("draft") / "export"
+    if not export.is_dir():
+        raise UserError(
+            f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or"
+            f" use drafter={'ngram' if draft is None else 'lm'}."
+        )
+    return load_head_draft(export, target).drafter(static)
+
+
+def _check_trained_for(config: GenerateConfig, policy: "NeuralPolicy", drafter: "Drafter") -> None:
+    """Raise UserError for a selector with n-grams, or with a head it was not trained for."""
+    from nde_talf.draft_training.head_drafter import EagleDrafter
+    from nde_talf.selector.fingerprint import fingerprint, same_model
+
+    if config.drafter == "ngram":
+        raise UserError(
+            f"policy={config.policy} with drafter=ngram: a selector looks at the draft's hidden"
+            " states, and n-grams have none. Leave policy out, or use drafter=ngram+lm, or one of"
+            f" {', '.join(POLICIES)}."
+        )
+    if not isinstance(drafter, EagleDrafter):
+        return
+    trained = policy.selector.schema.pair.get("draft")
+    if trained is None or not same_model(trained, fingerprint(drafter.model)):
+        raise UserError(
+            f"policy={config.policy} with drafter={config.drafter}: this run's selector was not"
+            " trained for its head, but for the LM draft, or a head of before. Train one for it"
+            f" (python -m pipelines.run run=with_head base={config.run} traces.drafter=head), or"
+            f" use drafter=lm, or one of {', '.join(POLICIES)}."
+        )
+
+
+def compared(decoder: "SpeculativeDecoder", prompt: list[int], config: GenerateConfig) -> str:
+    """Compare the speed with and without a draft on one prompt, in words.
+
+    Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
+    not stop either, so that both decode as many tokens.
+    """
+    from nde_talf.decoding.loop import SpeculativeDecoder
+    from nde_talf.decoding.policies.delayed import Autoregressive
+    from nde_talf.decoding.sampling import Rng
+
+    plain = SpeculativeDecoder(
+        decoder.target, None, Autoregressive(), VERIFIERS["naive"], static=decoder.static
+    )
+    _, *pairs = (
+        [
+            each.generate(prompt, config.new_tokens, config.setting, Rng.seeded(seed))
+            for each in (decoder, plain)
+        ]
+        for seed in range(config.seed, config.seed + PASSES + 1)
+    )
+    if not all(generation.steps for pair in pairs for generation in pair):
+        return "compare=true needs more new tokens."
+    rates = [[each.decoded / each.decode_seconds for each in pair] for pair in pairs]
+    ratios, (ours, theirs) = sorted(a / b for a, b in rates), map(median, zip(*rates, strict=True))
+    text = (
+        f"{median(ratios):.2f} times as fast as autoregressive decoding ({ratios[0]:.2f} to"
+        f" {ratios[-1]:.2f} in {PASSES} pairs of passes over this prompt, in turn; {ours:.0f}"
+        f" against {theirs:.0f} tokens/s, batch size 1, prefill left out)."
+    )
+    if config.temperature:
+        return text
+    if pairs[-1][0].tokens == pairs[-1][1].tokens:
+        return f"{text} The two texts are equal."
+    return f"{text} The two texts differ: see docs/decoding.md."
+
+
+def statistics(generation: "Generation", drafter: "Drafter | None" = None) -> str:
+    """Format one line of figures of a generation.
+
+    They are speed, tokens a target pass, tree size, fractions of the time, memory, and what n-grams
+    drafted.
+    """
+    from nde_talf.decoding.ngram import statistics as matches
+
+    stats, decode = generation.stats, generation.decode_seconds
+    parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
+    if generation.steps:
+        phases = stats.seconds.items()
+        parts += [
+            f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)",
+            f"{stats.block_efficiency:.2f} tokens a target pass",
+            f"{stats.mean_nodes:.1f} nodes a tree",
+            ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in phases),
+        ]
+    if sizes := matches(drafter):
+        acceptances = ", ".join(
+            f"{tested.accepted} of {tested.drafted} at {size}" for size, tested in sizes.items()
+        )
+        parts.append(f"n-grams accepted by tokens matched: {acceptances}")
+    parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
+    return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")

@@ -54,8 +54,9 @@ def locked(run: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked and not nested and os.listdir(path.parent) == [LOCK]:  # nothing was done
-            path.unlink()
-            path.parent.rmdir()
+            with suppress(OSError):  # another process comes in between
+                path.unlink()
+                path.parent.rmdir()
         lock.release()
 
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from nde_talf.data.traces.store import INDEX
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, write_sealed
 from nde_talf.decoding.common.formats import Format
 
@@ -109,6 +110,15 @@ def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
         elif digest(folder / name) != expected:
             problems[name] = "it is not as it was written: its checksum is another"
     return problems
+
+
+def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
+    """Raise UserError that names the files of a finished stage that are not as they were."""
+    if broken := faults(folder, manifest):
+        listed = "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items())
+        raise UserError(
+            f"{listed}. Put a good copy in its place, or redo it with stage={stage} force=true."
+        )
 
 
 def plain(value: Any) -> Any:

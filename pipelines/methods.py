@@ -29,7 +29,10 @@ def benches(
     """Make the parts of the methods of every sampling setting, by the setting's name."""
     evaluation, wanted, (target, draft) = config.evaluation, methods(config), models
     texts = [prompt.tokens for prompt in tuning]
-    roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
+    roots = None
+    if draft:
+        run = Path(config.paths.checkpoints) / config.run
+        roots = roots_of(folders["traces"], config.traces.verifiers, run, lambda text: None)[0]
     table = LatencyTable.load(folders["latency"] / TABLE) if draft else None
     head = None
     if "head" in wanted:

@@ -49,7 +49,7 @@ def settings(config: Config) -> dict[str, Any]:
         "forward",
         "static_shapes",
     )
-    for name in (*where_and_how, "threads", "verify"):
+    for name in (*where_and_how, "threads"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 
@@ -106,9 +106,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             ratio = seconds["target"] / seconds["draft"]
             metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
         where = (str(config.model.target), config.model.draft) if given else ROLES
-        Pair(folder).write(
-            *where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify
-        )
+        Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows)
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
         for role in () if given else ROLES:

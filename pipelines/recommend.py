@@ -6,26 +6,42 @@ It prints a table, and writes the configurations of vLLM and SGLang into the run
 `recommend`.
 """
 
-from nde_talf.pipelines.signals import (
-    leave_at_once,
-)  # isort: skip (before what takes time to import)
+from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
 
 if __name__ == "__main__":
     leave_at_once()
 
-from dataclasses import field
-from typing import Annotated
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 from omegaconf import DictConfig
+from rich.box import SIMPLE
+from rich.table import Table
 
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.bootstrap import shown, times
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import remove, write_json
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Text, one_of, settings
 from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
-from nde_talf.pipelines.config import MEASURED, PathsConfig
+from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
+
+if TYPE_CHECKING:
+    from nde_talf.evaluation.recommend import Recommendation
+    from nde_talf.selector.latency import LatencyTable
+
+FOLDER = "recommend"
+ONE_SEQUENCE = (
+    "This latency table knows batches of one sequence only, so there is no schedule by batch size. "
+    "Tables that stage=latency measures know up to 16."
+)
 
 
 @settings()
@@ -57,12 +73,142 @@ register("recommend_schema", RecommendConfig)
 
 
 def recommend(config: RecommendConfig) -> None:
-    """Print and write what is recommended. Raises UserError for what the user can fix."""
+    """Print and write what is recommended.
+
+    Raises UserError where traces or a table are missing, damaged, or of another pair.
+    """
     run = Run(config.run, config.paths.checkpoints, config.base)
     quiet()
-    from nde_talf.pipelines.recommended import report  # imports torch
+    from nde_talf.data.engines.vllm_speculation import draft_method, head_method
+    from nde_talf.data.text.pair import Pair
+    from nde_talf.evaluation import recommend as choices
+    from nde_talf.pipelines.selector import roots_of
 
-    report(config, run)
+    made = check_stage(run, "traces")["traces"]
+    names, rule = [config.setting] if config.setting else made["settings"], config.rejection
+    if made["draft_temperature"] == "raw":
+        console.print(
+            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
+            " it like the target"
+        )
+    table = _table(config, run)
+    splits = roots_of(run.stage("traces"), made["verifiers"], run.folders[0], _warn)
+    training, others = (choices.one_traffic(roots, names) for roots in splits)
+    best = choices.recommend(training, others, table, rule)
+    head, pair = made["drafter"] == "head", Pair(run.stage("pair"))
+    folder = str(run.stage("draft") / "export") if head else pair.where("draft")
+    if Path(folder).is_dir():  # else a name on the hub
+        folder = str(Path(folder).resolve())
+    method = head_method(folder, 1) if head else draft_method(folder, 1)
+    settings = [SETTINGS[name] for name in names]
+    vllm = choices.vllm_config(method, best.lengths, rule, settings)
+    options, adaptive = choices.sglang_config(method, best.lengths, best.candidates, rule, settings)
+    out = run.folders[0] / FOLDER
+    figures = {
+        "settings": names,
+        "rejection": rule,
+        "table": config.table,
+        "paths": {count: asdict(shape) for count, shape in best.paths.items()},
+        "trees": {name: asdict(shape) for name, shape in best.trees.items()},
+        "vllm": vllm,
+        "sglang": {"options": options, "adaptive": adaptive},
+    }
+    files = {"vllm.json": vllm, "sglang.json": adaptive, "recommend.json": figures}
+    for name, content in files.items():
+        if content is None:
+            remove(out / name)  # what an earlier command recommended
+        else:
+            write_json(out / name, content)
+    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
+    if len(best.lengths) == 1:
+        console.print(ONE_SEQUENCE)
+    lines = [
+        "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch"
+        " size."
+    ]
+    if vllm is not None:
+        options += [f"--speculative-adaptive-config {out}/sglang.json"] if adaptive else []
+        serve = f"vllm serve {pair.where('target')}"
+        lines = [
+            f'vLLM: {serve} --speculative-config "$(cat {out}/vllm.json)"',
+            f"SGLang: {' '.join(options)}",
+        ]
+    for line in (*lines, f"Figures: {out}/recommend.json"):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _warn(text: str) -> None:
+    console.print(f"! {text}")
+
+
+def check_stage(run: Run, stage: str) -> dict:
+    """Return the settings that a stage was made with.
+
+    Raises UserError if it is not there, damaged, or of another pair than the run's.
+    """
+    folder, pair = run.stage(stage), run.stage("pair")
+    if not (folder / MANIFEST).exists():
+        raise UserError(
+            f"{folder}: stage={stage} is not finished, and recommend reads it; run stage={stage}."
+        )
+    manifest = read_manifest(folder)
+    check_files(folder, manifest, stage)
+    known = identity(read_manifest(pair)) if (pair / MANIFEST).exists() else None
+    if known and manifest["inputs"].get("pair") != known:
+        raise UserError(
+            f"{folder}: it is of another pair than {pair}; make it again with stage={stage}"
+            " force=true."
+        )
+    return manifest["settings"]
+
+
+def _table(config: RecommendConfig, run: Run) -> "LatencyTable":
+    """The prices. Raises UserError for a table of models of other sizes."""
+    from nde_talf.selector.latency import AGREE, LatencyTable
+
+    measured = run.stage("latency") / TABLE
+    if config.table == MEASURED:
+        check_stage(run, "latency")
+    table = LatencyTable.load(table_file(config.table, measured.parent, "table"))
+    if config.table == MEASURED and table.disagreement > AGREE:
+        _warn(
+            f"{measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
+            " nothing else runs"
+        )
+    sizes = LatencyTable.load(measured).models if measured.exists() else {}
+    if table.models and sizes and sizes != table.models:
+        raise UserError(
+            f"table={config.table}: its models have the sizes {table.models}, and this run's"
+            f" {sizes}. Give a table of this pair, or leave table out."
+        )
+    return table
+
+
+def _shown(title: str, best: "Recommendation") -> Table:
+    """Tabulate the figures of held-out roots."""
+    from nde_talf.evaluation.loops import TITLES
+    from nde_talf.evaluation.recommend import NONE
+
+    table = Table(
+        title=f"{title}: held-out prompts, by labels and prices",
+        title_style="bold",
+        title_justify="left",
+        box=SIMPLE,
+    )
+    for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
+        table.add_column(column, justify="left" if column.startswith("best") else "right")
+    shapes = {
+        f"batch of {count}: {shape.tree.depth or 'no'} drafted": shape
+        for count, shape in best.paths.items()
+    }
+    shapes |= {
+        f"{TITLES[name]}: {tuple(shape.tree) if shape.tree != NONE else 'plain'}": shape
+        for name, shape in best.trees.items()
+    }
+    for name, shape in shapes.items():
+        speed, gain = shown(shape.tokens_per_second, 0), times(shape.speedup)
+        table.add_row(name, f"{shape.block_efficiency:.2f}", speed, gain)
+    return table
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="recommend")

@@ -5,6 +5,8 @@ from fnmatch import fnmatchcase
 REMOVED: dict[str, str] = {
     "model.tensor_parallel": "model.device_map=auto lays the target over all GPUs.",
     "model.tensor_parallel_draft": "the draft is on model.device.",
+    "model.verify": "weights are compared by their headers and sizes before every stage.",
+    "verify": "stage=traces checks every shard, and makes again those that are broken.",
     "model.draft_device": "the draft is on model.device.",
     "data.test_share": "it is data.test_fraction.",
     "data.mix.*.draft_share": "it is data.mix.NAME.draft_fraction.",

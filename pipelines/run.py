@@ -47,10 +47,8 @@ def run(config: Config) -> None:
     from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
     from nde_talf.pipelines.machine import threads
-    from nde_talf.pipelines.stage import locate, run_stage
+    from nde_talf.pipelines.stage import run_stage
 
-    if config.verify:
-        return traces.verify(locate(traces.STAGE, config))
     stages = {
         module.STAGE.name: module.STAGE
         for module in (pair, latency, traces, selector, draft, evaluate)

@@ -3,6 +3,7 @@
 They are evaluated under every latency table.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             for role, model in zip(("target", "draft"), models, strict=True)
         },
     }
-    splits = roots_of(config, folders["traces"])
+    run = Path(config.paths.checkpoints) / config.run
+    splits = roots_of(folders["traces"], config.traces.verifiers, run, _warn)
+    if config.selector.features == "draft":
+        splits = draft_only(splits[0]), draft_only(splits[1])
     console.print(f"{len(splits[0])} training roots, {len(splits[1])} held out")
     report = {}
 
@@ -102,6 +106,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return report
 
 
+def _warn(text: str) -> None:
+    console.print(f"! {text}")
+
+
 def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> str:
     value, low, high = gain
     return (
@@ -122,27 +130,24 @@ def selectors(config: Config) -> dict[str, list[str]]:
     )
 
 
-def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, Roots]:
-    """Load training and validation roots with the labels of all traced verifiers.
+def roots_of(
+    traces: Path, verifiers: Sequence[str], run: Path, say: Callable[[str], object]
+) -> tuple[Roots, Roots]:
+    """Load training and validation roots with the labels of `verifiers`.
 
-    quiet: no warnings of settings with few roots.
+    Args:
+        traces: folder of the stage.
+        verifiers: traced rules.
+        run: folder that what is laid out anew goes to.
+        say: receives a warning for every setting with few roots.
     """
-
-    def say(text: str) -> None:
-        if not quiet:
-            console.print(f"! {text}")
-
-    store, found = TraceStore(traces), []
+    store, splits = TraceStore(traces), []
     for split in ("train", "validation"):
-        small, large = columns(store, split, Path(config.paths.checkpoints) / config.run)
+        small, large = columns(store, split, run)
         if not small:
-            raise UserError(
-                f"{traces}: it holds no {split} roots: raise traces.train_prompts /"
-                " validation_prompts."
-            )
-        roots = roots_from_traces(small, config.traces.verifiers, say, large)
-        found.append(draft_only(roots) if config.selector.features == "draft" else roots)
-    return found[0], found[1]
+            raise UserError(f"{traces}: it holds no {split} roots: raise traces.{split}_prompts.")
+        splits.append(roots_from_traces(small, verifiers, say, large))
+    return splits[0], splits[1]
 
 
 def table_digests(config: Config) -> dict[str, str]:

@@ -22,7 +22,6 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, remove, replace, write_json
 from nde_talf.decoding.common.progress import console
@@ -31,6 +30,7 @@ from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.manifest import (
     BEGUN,
     MANIFEST,
+    check_files,
     faults,
     identity,
     plain,
@@ -73,7 +73,7 @@ class Stage:
     settings: Callable[[Config], dict[str, Any]]
     work: Callable[[Config, dict[str, Path]], dict[str, Any]]
     whole: Callable[[Path], bool] = lambda folder: True
-    show: Callable[[Path], None] | None = None
+    show: Callable[[Path], None] = lambda folder: None
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
@@ -106,38 +106,30 @@ class _Attempt:
         stage, own, successor = self.stage, self.own, self.successor
         folder, mended = locate(stage, self.config), None
         target = successor if (own / MANIFEST).exists() else own  # where it is made, or made again
-        finished = (folder / MANIFEST).exists()
         if force:
             remove(target)
-        elif finished and not (
-            (successor / BEGUN).exists() and self._fits(_begin(successor))
-        ):  # else that is gone on with
-            found = read_manifest(folder)
-            self._same_settings(folder, "finished", found)
-            if found["inputs"] != self.inputs:
+        elif (successor / BEGUN).exists() and self._fits(_begin(successor)):
+            pass  # it goes on
+        elif (folder / MANIFEST).exists():
+            manifest = read_manifest(folder)
+            self._same_settings(folder, "finished", manifest)
+            if manifest["inputs"] != self.inputs:
                 console.print(
                     f"↻ {stage.name}: an earlier stage was made again, so this one is too"
                 )
                 if successor.exists():
                     _set_aside(successor, own)
-            elif broken := faults(folder, found):
-                raise UserError(
-                    f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}"
-                )
-            elif not stage.whole(folder):
-                console.print(f"↻ {stage.name}: part of it is missing and is made again")
-                target, mended = own, found if folder == own else None
             else:
-                console.print(f"✓ {stage.name}: finished ({folder}); force=true redoes it")
-                if stage.show:
-                    stage.show(folder)
-                return
-        elif (
-            not finished and (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]
-        ):  # begun, and something made
-            found = _begin(own)
-            self._same_settings(own, "begun", found)
-            if found["inputs"] != self.inputs:
+                check_files(folder, manifest, stage.name)
+                if stage.whole(folder):
+                    console.print(f"✓ {stage.name}: finished ({folder}); force=true redoes it")
+                    return stage.show(folder)
+                console.print(f"↻ {stage.name}: part of it is missing and is made again")
+                target, mended = own, manifest if folder == own else None
+        elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # something is made
+            begun = _begin(own)
+            self._same_settings(own, "begun", begun)
+            if begun["inputs"] != self.inputs:
                 console.print(
                     f"↻ {stage.name}: an earlier stage was made again, so this one begins again"
                 )
@@ -145,8 +137,7 @@ class _Attempt:
         seconds = self._work(target, mended)
         if target == successor:
             _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
-        if stage.show:
-            stage.show(own)
+        stage.show(own)
         console.print(f"✓ {stage.name}: {seconds:.0f} s, {own}")
 
     def _fits(self, found: dict[str, Any]) -> bool:
@@ -219,16 +210,8 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
             f" {'; '.join(other)}. Give the settings it was made with, or redo it with"
             f" stage={needed.name} force=true, or make a new run with run=NAME."
         )
-    if broken := faults(folder, manifest):
-        raise UserError(f"stage={stage.name} would use {_remedy(folder, broken, needed)}")
-    if needed.name == "pair" and config.model.verify:
-        Pair(folder).check_models(whole=True)
+    check_files(folder, manifest, needed.name)
     return identity(manifest)
-
-
-def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
-    listed = "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items())
-    return f"{listed}. Put a good copy in its place, or redo it with stage={stage.name} force=true."
 
 
 def _begin(folder: Path) -> Begun | Any:

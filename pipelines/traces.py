@@ -204,23 +204,6 @@ def chosen_engine(config: Config, max_length: int) -> EngineConfig:
     return replace(config.engine, name=name, max_length=max_length)
 
 
-def verify(folder: Path) -> None:
-    """Check the rows and the checksum of every shard.
-
-    Raises UserError that names what is damaged.
-    """
-    store = TraceStore(folder)
-    if not store.shards:
-        raise UserError(f"{folder}: it holds no traces; run stage=traces first.")
-    if faults := store.faults():
-        broken = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-        raise UserError(
-            f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run"
-            " stage=traces again: only these are made anew."
-        )
-    console.print(f"✓ {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
-
-
 STAGE = Stage(
     "traces", "traces", needs, settings, work, lambda folder: not TraceStore(folder).faults()
 )

@@ -244,7 +244,7 @@ def fit_selector(
         plugins=[WholeFile()],
     )
     folder.mkdir(parents=True, exist_ok=True)
-    resumed = resumable(folder, module.state_dict())
+    resumed = resumable(folder)
     if resumed:
         check_inputs(torch.load(resumed, weights_only=True), module.inputs, "training the selector")
     if not (resumed and best.stored(resumed)["ended"]):

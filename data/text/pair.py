@@ -58,7 +58,6 @@ class Pair:
         test: int,
         train: Tensor,
         held_out: Tensor,
-        whole: bool = False,
     ) -> None:
         """Write everything but the models that the run trained itself.
 
@@ -70,7 +69,6 @@ class Pair:
             test: how many prompts go to the test split.
             train: rows of token ids [rows, length].
             held_out: likewise.
-            whole: record all bytes of your own models, however large.
         """
         lines = [
             {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": p.tokens}
@@ -84,9 +82,7 @@ class Pair:
         )
         where = {"target": target, "draft": draft}
         foreign = {
-            role: recorded(place, whole)
-            for role, place in where.items()
-            if place not in (None, role)
+            role: recorded(place) for role, place in where.items() if place not in (None, role)
         }
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(
@@ -115,20 +111,16 @@ class Pair:
         """Tell whether there is a draft model."""
         return self._content()["draft"] is not None
 
-    def check_models(self, whole: bool = False) -> None:
+    def check_models(self) -> None:
         """Check that your own models are those that the pair was made from.
 
         The run's own models carry checksums, which are checked when they are loaded.
-
-        Args:
-            whole: compare all bytes, and not only the JSON files and the weights' names, shapes and
-                sizes.
 
         Raises:
             UserError: a model has changed.
         """
         for role, record in self._content()["models"].items():
-            if fault := changed(self.where(role), record, whole):
+            if fault := changed(self.where(role), record):
                 raise UserError(
                     f"model.{role}={self.where(role)}: {fault} since this run's pair was made from"
                     f" it ({self._index}). Put the model back as it was, or make the pair again"

@@ -96,65 +96,28 @@ class ResumableCheckpoint(pl.Callback):
             )
 
 
-def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path | None:
+def resumable(folder: Path) -> Path | None:
     """Return the checkpoint in `folder` that a training resumes from.
 
     This is the last intact one, or None to start anew. Damaged ones are named on the console and
     removed.
 
-    Args:
-        folder: the training's folder of checkpoints.
-        weights: state dict of the module that is trained.
-
     Raises:
-        UserError: the memory is short, or the checkpoint is one of another training.
+        UserError: the memory is short, or the file is no checkpoint of a training.
     """
     for name in (CHECKPOINT, BEFORE):
         path = folder / name
         if not path.exists():
             continue
         if (fault := damage(path)) is None:
-            return _own(path, weights or {})
-        following = (
-            "the one before it"
-            if name == CHECKPOINT and (folder / BEFORE).exists()
-            else "the start"
-        )
+            return path
+        before = name == CHECKPOINT and (folder / BEFORE).exists()
+        following = "the one before it" if before else "the start"
         console.print(
             f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True
         )
         remove(path)
     return None
-
-
-def _own(path: Path, weights: Mapping[str, Tensor]) -> Path:
-    """`path`.
-
-    Raises UserError if it holds no checkpoint of Lightning, or one of other weights than these.
-    """
-    stored_training = torch.load(path, map_location="meta", weights_only=True)
-    missing = {"state_dict", "global_step", "epoch", "loops"} - set(
-        stored_training if isinstance(stored_training, dict) else ()
-    )
-    fault = f"it has no {min(missing)}" if missing else None
-    if not missing:
-        stored = {
-            name: x for name, x in stored_training["state_dict"].items() if isinstance(x, Tensor)
-        }
-        other = [
-            name for name, x in stored.items() if name in weights and x.shape != weights[name].shape
-        ]
-        if other or (weights and stored and not stored.keys() & weights.keys()):
-            name = other[0] if other else min(stored)
-            fault = f"its {name} is {list(stored[name].shape)}" + (
-                f", not {list(weights[name].shape)}" if other else ""
-            )
-    if fault:
-        raise UserError(
-            f"{path}: it is no checkpoint of this training: {fault}. Put the right one in its"
-            " place, or delete it."
-        )
-    return path
 
 
 def fingerprint(*inputs: object) -> str:
@@ -181,24 +144,14 @@ def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> 
 
 def sampled(count: int) -> Tensor:
     """Return at most `SAMPLED` evenly spaced indices below `count`."""
-    return (
-        torch.arange(min(count, SAMPLED)) * count // min(count, SAMPLED)
-        if count
-        else torch.arange(0)
-    )
+    most = min(count, SAMPLED)
+    return torch.arange(most) * count // max(most, 1)
 
 
 def _plain(value: Any) -> Any:
     """`value` as a JSON value, with hashes in place of tensors."""
     if isinstance(value, Tensor):
-        value = (
-            value.to_local() if hasattr(value, "to_local") else value
-        )  # of a tensor that processes share: this one's part
-        rows = (
-            value.detach().reshape(len(value) if value.ndim else 1, -1)
-            if value.numel()
-            else value.detach().new_empty(0, 1)
-        )
+        rows = value.detach().reshape(len(value) if value.ndim else 1, -1 if value.numel() else 0)
         sample = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
         return [
             list(value.shape),
@@ -217,15 +170,20 @@ def _plain(value: Any) -> Any:
 def damage(path: Path) -> str | None:
     """Describe in words what is wrong with a checkpoint; None if it is intact.
 
-    Records have checksums, which torch does not check.
+    Records have checksums, which torch does not check. Raises UserError for another kind of file.
     """
     try:
         with zipfile.ZipFile(path) as file:
             if (record := file.testzip()) is not None:
                 return f"{record} is not as it was written"
-        torch.load(path, map_location="meta", weights_only=True)
+        content = torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # whatever a flipped bit makes of an archive
         if memory_is_short(error):
             raise unreadable(path, error, "") from error
         return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    if not isinstance(content, dict) or not {"state_dict", "global_step", "loops"} <= set(content):
+        raise UserError(
+            f"{path}: it is no checkpoint of a training. Put the right one in its place, or delete"
+            " it."
+        )
     return None

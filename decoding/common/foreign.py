@@ -1,10 +1,9 @@
 """Models of others: record what they are, and notice later if they have changed.
 
-JSON files are compared byte by byte, weights by their headers and sizes, or by all of their bytes.
-Reading the header of a safetensors file takes no time however large the file is. It names every
-tensor with its type, shape and offset, so that a model of another architecture, a revision with
-other tensors or a truncated file is noticed. Other numbers in the same tensors are not, unless the
-full file is read.
+JSON files are compared byte by byte, weights by their sizes and headers. Reading the header of a
+safetensors file takes no time however large the file is. It names every tensor with its type, shape
+and offset, so that a model of another architecture, a revision with other tensors or a truncated
+file is noticed. Other numbers in the same tensors are not.
 """
 
 import json
@@ -12,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.decoding.common.checksums import CHECKSUMS
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import checksum, content_digest
 
 SMALL = 64 << 20
 """Size in bytes up to which a JSON file or a header is read."""
-WHOLE = 2 << 30
-"""Size in bytes of all weights up to which all of them is read when they are recorded."""
 UNREAD = ("generation_config.json", CHECKSUMS)
 
 
@@ -35,57 +31,34 @@ def place_of(where: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def recorded(where: str, whole: bool = False) -> dict[str, Any]:
-    """Record a model, for a later comparison by `changed`.
-
-    whole: read all weights, which is done up to 2 GiB anyway.
-    """
+def recorded(where: str) -> dict[str, Any]:
+    """Record a model, for a later comparison by `changed`."""
     folder = place_of(where)
     if folder is None:
         return {}
     # The JSON files that every load reads: config.json, indices, the tokenizer.
-    small = [
-        p
-        for p in sorted(folder.glob("*.json"))
-        if p.stat().st_size <= SMALL and p.name not in UNREAD
-    ]
-    record: dict[str, Any] = {path.name: {"sha256": checksum(path)} for path in small}
-    weights = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
-    whole = whole or sum(path.stat().st_size for path in weights) <= WHOLE
-    for path in weights:
-        record[path.name] = _outside(path) | ({"sha256": checksum(path)} if whole else {})
-    return record
+    files = [path for path in sorted(folder.glob("*.json")) if path.name not in UNREAD]
+    files += sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
+    return {path.name: _outside(path) for path in files}
 
 
-def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | None:
-    """Describe in words how the model at `where` differs from its record; None if it does not.
-
-    Raises:
-        UserError: whole is asked of a record that does not hold the checksums of all bytes.
-    """
+def changed(where: str, record: dict[str, Any]) -> str | None:
+    """Name what has changed in the model at `where` since its record; None if nothing has."""
     folder = place_of(where)
-    if folder is None or not record:
+    if folder is None:
         return None
     for name, expected in record.items():
-        path = folder / name
-        if not path.is_file():
+        if not (folder / name).is_file():
             return f"{name} is gone"
-        if whole and "sha256" not in expected:
-            raise UserError(
-                f"model.verify=true: of {path} only header and size are known, because it is large."
-                " Make the pair again with stage=pair force=true model.verify=true, then all of"
-                " its bytes are."
-            )
-        if "bytes" in expected and not whole:
-            if not _outside(path).items() <= expected.items():
-                return f"{name} has changed (its header or size)"
-        elif checksum(path) != expected["sha256"]:
+        if _outside(folder / name) != expected:
             return f"{name} has changed"
     return None
 
 
 def _outside(path: Path) -> dict[str, Any]:
-    """A weight file's size, and its header if it is of safetensors."""
+    """Return a JSON file's checksum, or a weight file's size and its header if it has one."""
+    if path.suffix == ".json":
+        return {"sha256": checksum(path)}
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         return {"bytes": size}

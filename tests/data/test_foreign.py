@@ -1,4 +1,4 @@
-"""A pair knows the models it was made of: by what is cheap to read, by all bytes where asked."""
+"""A pair knows the models it was made of by what is cheap to read."""
 
 import shutil
 from pathlib import Path
@@ -28,19 +28,15 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
         rows,
     )
     pair.models("cpu", "float32")
-    pair.check_models(whole=True)
     weights = tmp_path / "draft/model.safetensors"
-    save_file(
-        {name: weight + 1 for name, weight in load_file(weights).items()},
-        weights,
-        metadata={"format": "pt"},
-    )
-    pair.models("cpu", "float32")
+    tensors = load_file(weights)
+    name = min(tensors)
+    save_file({**tensors, name: tensors[name].half()}, weights, metadata={"format": "pt"})
     with pytest.raises(
-        UserError,
-        match=r"model\.draft=.*model\.safetensors has changed since this run's pair was made",
+        UserError, match=r"model\.draft=.*model\.safetensors has changed since this"
     ):
-        pair.check_models(whole=True)
+        pair.models("cpu", "float32")
+    save_file(tensors, weights, metadata={"format": "pt"})
     config = tmp_path / "target/config.json"
     config.write_text(config.read_text().replace("1e-06", "1e-05"))
     for load in (pair.models, pair.target):
