@@ -68,10 +68,6 @@ def check_machine(config: Config) -> None:
     from nde_talf.selector.network import selectable
 
     check_device(config.model.device)
-    if config.traces.store and config.stage in ("all", "traces"):
-        from nde_talf.data.traces.store import RemotePath
-
-        RemotePath(config.traces.store)
     selectable(config.selector.verifiers, "selector.verifiers")
     sources = {source for _, source in _sources(config) if source and source not in BUILT_IN}
     given = [

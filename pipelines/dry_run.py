@@ -12,7 +12,6 @@ import torch
 from rich.filesize import decimal
 from rich.table import Table
 
-from nde_talf.data.traces.budget import cache_bytes
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
@@ -115,6 +114,14 @@ def plan(config: Config) -> dict[str, str]:
     return entries
 
 
+def cache_bytes(model: ModelSizes) -> int:
+    """Count the bytes of one token's keys and values in all layers."""
+    config, heads = model.config, model.config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * size
+    return 2 * config.num_hidden_layers * keys * model.dtype.itemsize
+
+
 def dry_run(config: Config) -> None:
     """Print what a run needs and does."""
     models = pair_sizes(config)
@@ -122,7 +129,7 @@ def dry_run(config: Config) -> None:
     for role, model in models.items():
         weights = decimal(model.parameters * model.dtype.itemsize)
         table.add_row(f"{role}: {model.name}", f"{model.parameters:,} parameters, {weights}")
-        table.add_row(f"{role}: 1,000 tokens of context", decimal(int(1000 * cache_bytes(model))))
+        table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * cache_bytes(model)))
     if "draft" in models:
         roots = f"at most {root_count(config.traces):,} roots"
         table.add_row("traces on disk", f"{decimal(trace_bytes(config.traces, models))}, {roots}")

@@ -11,6 +11,7 @@ REMOVED: dict[str, str] = {
     "data.test_share": "it is data.test_fraction.",
     "data.mix.*.draft_share": "it is data.mix.NAME.draft_fraction.",
     "data.sets.*.longest": "it is data.sets.NAME.max_tokens.",
+    "traces.store": "paths.checkpoints names a folder that all workers share.",
     "selector.least_gain": "it is selector.min_gain.",
     "draft.k": "it is draft.loss.k.",
     "draft.depth": "it is draft.loss.depth.",

@@ -15,15 +15,14 @@ from rich.filesize import decimal as size
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.store import ELSEWHERE, TraceStore, elsewhere
+from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.worker import Tracer, Unit, units
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import content_digest, write_json
 from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_head_draft, needs
-from nde_talf.pipelines.stage import SUCCESSOR, Stage
+from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
 SUPER_TREE_DEPTH = 17
@@ -35,7 +34,7 @@ def settings(config: Config) -> dict[str, Any]:
     traces = {
         name: value
         for name, value in asdict(config.traces).items()
-        if name not in ("micro_batch", "node_chunk", "store")
+        if name not in ("micro_batch", "node_chunk")
     }
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
@@ -55,10 +54,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         chosen_engine(config, config.engine.max_length or longest),
         units(prompts, traces),
     )
-    place = _place(config, folder)
-    elsewhere, stores = place != str(folder), {"traces": place}
+    stores = {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
-        stores = {"trajectories": f"{place}/trajectories", **stores}
+        stores = {"trajectories": folder / "trajectories", **stores}
     model = config.model
     placed = model.device, traces.dtype, model.device_map, model.forward
     head = (
@@ -80,7 +78,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 make, workers, config.ray.address, _gpus_of_a_worker(config, engine)
             ) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
-                of = prompts, [everything[i] for i in todo], None if elsewhere else folder
+                of = prompts, [everything[i] for i in todo], folder
                 ((_, needs),) = pool.map(_check_needs, [of], 1)
                 console.print(f"{engine.name}: {needs}")
                 for kind in stores:
@@ -97,8 +95,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         for kind, where in stores.items():
             _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
         store = TraceStore(folder)
-        if elsewhere:  # so that the stage's identity changes with the shards
-            write_json(folder / ELSEWHERE, {"url": place, "index": content_digest(store.shards)})
         if not store.roots:
             raise UserError(
                 f"the target ended its text at once after every one of {len(prompts)} prompts:"
@@ -109,32 +105,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
     console.print(f"{store.roots} roots in {len(everything)} shards: {store.folder}/*.parquet")
     return metrics
-
-
-def _place(config: Config, folder: Path) -> str:
-    """Return where the shards go: the stage's folder, or traces.store, which the folder then names.
-
-    Without it, a stage that was begun elsewhere goes on there. With force=true the shards that this
-    stage wrote there before are deleted.
-
-    Raises:
-        UserError: traces.store holds the shards of something else.
-    """
-    url, begun = config.traces.store, elsewhere(folder)
-    if url is None:
-        return begun or str(folder)
-    store = TraceStore(url)
-    if url != begun and store.shards:
-        finished = folder.with_name(folder.name.removesuffix(SUCCESSOR))
-        if not config.force or elsewhere(finished) != url:
-            raise UserError(
-                f"traces.store={url}: there are traces in it that this stage did not begin. Give"
-                " another URL, or delete them."
-            )
-        for each in (store, TraceStore(f"{url}/trajectories", "trajectories")):
-            each.clear()
-    write_json(folder / ELSEWHERE, {"url": url})
-    return url
 
 
 def _missing(store: TraceStore, count: int) -> list[int]:
@@ -149,15 +119,13 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     ]
 
 
-def _check_needs(
-    tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path | None
-) -> str:
+def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path) -> str:
     """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
     roots, most = tracer.most_roots(work)
-    if folder is not None and most > (free := shutil.disk_usage(folder).free):
+    if most > (free := shutil.disk_usage(folder).free):
         raise UserError(
             f"{folder}: the traces need about {size(most)} and its disk has {size(free)} left. Free"
             " some space, set paths.checkpoints to another disk, or ask for less"
@@ -178,7 +146,7 @@ def _finish(store: TraceStore, count: int) -> None:
         raise UserError(
             f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
             f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
-            " shared file system, or traces.store to a URL."
+            " shared file system."
         )
 
 

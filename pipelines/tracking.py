@@ -40,7 +40,6 @@ TEXTS = (
 TEXTS += (
     "data.mix",
     "data.sets",
-    "traces.store",
     "draft.warm_start",
     "selector.tables",
 )

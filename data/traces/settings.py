@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Natural, Seed, Text, one_of, settings
+from nde_talf.decoding.common.settings import Count, Natural, Seed, one_of, settings
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -68,10 +68,6 @@ class TracesConfig:
     """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
     dtype: Annotated[str, one_of(DTYPES)] = "float32"
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
-    store: Text | None = None
-    """Store of the shards: an fsspec URL such as s3://bucket/run, which all workers reach; null:
-    the run's folder.
-    """
     seed: Seed = 0
     """Seed of the trajectories and of the super-trees."""
 
@@ -84,11 +80,6 @@ class TracesConfig:
                     f"traces.settings: {other} and {name} have the same temperature and top-p, by"
                     " which a selector tells settings apart. Trace one of them in a run."
                 )
-        if self.store is not None and "://" not in self.store:
-            raise UserError(
-                f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or"
-                " file:///folder."
-            )
         if self.validation_samples == 1:
             raise UserError(
                 "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"

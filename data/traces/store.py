@@ -1,4 +1,4 @@
-"""The trace store: Parquet shards and an index, in a folder or at an fsspec URL.
+"""The trace store: a folder of Parquet shards and an index.
 
 Several processes may write shards of one store at the same time. Each shard gets an entry, a small
 JSON file beside it with its rows, split and checksum, so that nothing is rewritten as the store
@@ -18,12 +18,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.core import url_to_fs
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -31,7 +29,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
     SEAL,
     content_digest,
-    read_json,
     reading,
     write_atomically,
 )
@@ -55,63 +52,6 @@ class Index(TypedDict):
 
 
 FORMAT = Format("trace store", "make the traces again with stage=traces force=true", Index)
-ELSEWHERE = "store.json"
-"""The file of a folder whose shards are at a URL: {"url": ...}."""
-
-
-class RemotePath:
-    """The part of `Path` that a store needs, on an fsspec file system.
-
-    Raises UserError for a URL of an unknown kind, or of one whose library is not installed.
-    """
-
-    def __init__(self, url: str):
-        self.url = url.rstrip("/")
-        local = {"auto_mkdir": True} if self.url.startswith(("file://", "local://")) else {}
-        try:
-            self.fs, self.path = url_to_fs(self.url, **local)
-        except (ImportError, ValueError) as error:
-            raise UserError(
-                f"traces.store={self.url}: it cannot be opened here ({error}). Install what it"
-                " needs, or give another URL."
-            ) from error
-
-    def __str__(self) -> str:
-        return self.url
-
-    def __truediv__(self, name: str) -> "RemotePath":
-        return RemotePath(f"{self.url}/{name}")
-
-    @property
-    def name(self) -> str:
-        """Return the last part of the URL."""
-        return self.url.rpartition("/")[2]
-
-    def exists(self) -> bool:
-        """Tell whether there is such a file."""
-        return self.fs.exists(self.path)
-
-    def glob(self, pattern: str) -> Iterator["RemotePath"]:
-        """List files of a folder."""
-        self.fs.invalidate_cache()
-        return (self / path.rpartition("/")[2] for path in self.fs.glob(f"{self.path}/{pattern}"))
-
-    def open(self, mode: str) -> Any:
-        """Open a file."""
-        return self.fs.open(self.path, mode)
-
-    def read_bytes(self) -> bytes:
-        """Read all of a file."""
-        return self.fs.cat_file(self.path)
-
-    def write_bytes(self, data: bytes) -> None:
-        """Write all of a file."""
-        self.fs.pipe_file(self.path, data)
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Delete a file."""
-        if not missing_ok or self.exists():
-            self.fs.rm_file(self.path)
 
 
 class TraceStore:
@@ -120,15 +60,12 @@ class TraceStore:
     Entries that other processes write after this was made are not seen by it.
 
     Args:
-        folder: a folder, or an fsspec URL such as "s3://bucket/traces". A folder with a
-            `store.json` stands for the URL in it.
+        folder: of the shards.
         kind: how the names of shards begin.
     """
 
     def __init__(self, folder: Path | str, kind: str = "traces"):
-        folder = (elsewhere(folder) if isinstance(folder, Path) else None) or folder
-        self.folder = RemotePath(folder) if "://" in str(folder) else Path(folder)
-        self.kind = kind
+        self.folder, self.kind = Path(folder), kind
         self.shards: dict[str, Shard] = self._entries()
         self._intact: set[str] = set()
 
@@ -192,12 +129,6 @@ class TraceStore:
         for name in self.shards:
             (self.folder / _entry_name(name)).unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        """Delete all shards."""
-        for name in (INDEX, *self.shards, *map(_entry_name, self.shards)):
-            (self.folder / name).unlink(missing_ok=True)
-        self.shards = {}
-
     def lists(self, name: str) -> dict[str, list]:
         """Read one shard as plain lists."""
         return self._table(name).to_pydict()
@@ -231,8 +162,8 @@ class TraceStore:
                 " made anew."
             )
         path = self.folder / name
-        with reading(path, "delete it and run stage=traces"), path.open("rb") as file:
-            return pq.read_table(file, columns=columns and list(columns))
+        with reading(path, "delete it and run stage=traces"):
+            return pq.read_table(path, columns=columns and list(columns))
 
     def _entries(self) -> dict[str, Shard]:
         """Read the entries of `shards.json`, and those written since."""
@@ -254,27 +185,7 @@ class TraceStore:
         self._put(name, (json.dumps(sealed, indent=2) + "\n").encode())
 
     def _put(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        if isinstance(path, Path):
-            write_atomically(path, lambda temporary: temporary.write_bytes(data))
-        else:
-            path.write_bytes(data)
-
-
-def elsewhere(folder: Path) -> str | None:
-    """Return the URL that a folder stands for; None if its shards are its own.
-
-    Raises UserError if its `store.json` names none.
-    """
-    if not (folder / ELSEWHERE).exists():
-        return None
-    url = read_json(folder / ELSEWHERE, dict[str, str], FORMAT.again).get("url", "")
-    if "://" not in url:
-        raise UserError(
-            f"{folder / ELSEWHERE}: it names no URL of a trace store. Take a good copy, or"
-            f" {FORMAT.again}."
-        )
-    return url
+        write_atomically(self.folder / name, lambda temporary: temporary.write_bytes(data))
 
 
 def _entry_name(name: str) -> str:

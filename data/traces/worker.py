@@ -96,7 +96,7 @@ class Tracer:
     def __init__(
         self,
         pair: Path,
-        stores: dict[str, Path | str],
+        stores: dict[str, Path],
         config: TracesConfig,
         placed: tuple[str, str, str | None, str],
         engine: EngineConfig,

@@ -2,7 +2,6 @@
 processes write at once.
 """
 
-import json
 import subprocess
 import sys
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.store import INDEX, TraceStore
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.traces import _place
 
 
 def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
@@ -134,50 +130,3 @@ def test_a_read_opens_only_what_it_returns(tmp_path):
     second.write_bytes(second.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match=r"00001-of-00003.*checksum"):
         TraceStore(tmp_path).read("train", ["context"])
-
-
-def test_a_store_may_lie_on_another_file_system(tmp_path):
-    url, shard = "memory://bucket/traces", columns(4)
-    store = TraceStore(url)
-    store.write(store.name(0, 2), shard)
-    store.write(store.name(1, 2), {})
-    again = TraceStore(url)
-    assert again.holds(store.name(0, 2)) and not again.faults()
-    again.finish()
-    (tmp_path / "store.json").write_text(json.dumps({"url": url}))
-    for place in (url, tmp_path):  # a folder that names the URL stands for it
-        found = TraceStore(place).read("train")
-        assert np.array_equal(found["specinfer"], shard["specinfer"].numpy())
-        assert TraceStore(place).shards == again.shards and TraceStore(place).lists(
-            store.name(0, 2)
-        )["context"] == [0, 1, 2, 3]
-    fs = again.folder.fs
-    assert sorted(name.rpartition("/")[2] for name in fs.ls("/bucket/traces", detail=False)) == [
-        INDEX,
-        store.name(0, 2),
-    ]
-
-
-def test_a_url_that_cannot_be_opened_is_refused():
-    with pytest.raises(UserError, match=r"traces\.store=nosuch://x: .*nosuch"):
-        TraceStore("nosuch://x")
-    with pytest.raises(UserError, match=r"traces\.store=run: it is no URL"):
-        TracesConfig(store="run")
-
-
-def test_a_stage_that_was_begun_at_a_url_goes_on_there_and_nowhere_else(tmp_path):
-    own, other, folder = f"file://{tmp_path}/own", f"file://{tmp_path}/other", tmp_path / "traces"
-    folder.mkdir()
-
-    def place(url: str | None, force: bool = False) -> str:
-        return _place(Config(traces=TracesConfig(store=url), force=force), folder)
-
-    assert place(None) == str(folder)
-    assert place(own) == own == place(None)
-    TraceStore(own).write("traces-00000-of-00002.parquet", columns(3))
-    assert place(own) == own
-    TraceStore(other).write("traces-00000-of-00002.parquet", columns(3))
-    for force in (False, True):
-        with pytest.raises(UserError, match="did not begin"):
-            place(other, force=force)
-    assert TraceStore(folder).roots == 3
