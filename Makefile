@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 STAMP := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; echo '$(EXTRAS)') | cksum | cut -d' ' -f1)
 
 FAST := not (slow or pipeline or law or nightly or vllm or ray or cuda)
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: run check test test-vllm test-transformers nightly setup lint types docs constraints check-constraints clean
 

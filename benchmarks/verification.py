@@ -1,4 +1,4 @@
-"""Verification, labels and `warp`: times as ratios to one softmax over the tree's rows.
+"""Verification and `warp`: times as ratios to one softmax over the tree's rows.
 
 Every rule is timed twice. "from probabilities": on rows of the target that are warped already,
 which is where published ratios start the clock. "from logits": as the decode loop runs it, which
@@ -9,7 +9,7 @@ vLLM's rejection sampler where vLLM is installed (run this in `.venv-vllm`).
 
 `warp` is timed on one peaked row, one flat one, and 32 peaked rows of which one is flat.
 
-`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000]`
+`python -m benchmarks.verification [--parts rules warp] [--vocabulary 4096 32000]`
 """
 
 import argparse
@@ -26,13 +26,10 @@ from transformers.generation.utils import _speculative_sampling
 from benchmarks.timing import Timings, interleaved, report
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
-from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree
 
 PATH = Action(1, 0, 8)
@@ -50,7 +47,7 @@ CUTS = (
 )
 """Settings that `warp` is timed with."""
 WARPED = 32_000, 150_000
-PARTS = ("rules", "labels", "warp")
+PARTS = ("rules", "warp")
 LOGITS = ", from logits"
 
 
@@ -222,28 +219,6 @@ def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
     }
 
 
-def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]:
-    """Divide times of labels of all 324 actions by that of a softmax; add the control's line."""
-    layout, rows = super_tree_layout(), Rows(vocabulary, 1)
-    logits, draft_logits = rows(layout.inner)
-    # Branches that continue alike share their rows, as real ones do: the first path's row counts.
-    rng, tokens = Rng.seeded(0), torch.zeros(1, len(layout), dtype=torch.long)
-    p, q = warp(logits, SETTING), warp(draft_logits, SETTING)
-    seen: dict[tuple[int, int], int] = {}
-    for row in range(1, len(layout)):
-        parent = int(layout.parents[row])
-        tokens[0, row] = token = rng.categorical(q[parent])
-        if row < layout.inner:
-            first = seen.setdefault((parent, token), row)
-            p[row], q[row] = p[first], q[first]
-    out = torch.empty_like(logits)
-    tasks = {"softmax": lambda: torch.softmax(logits, -1, out=out)}
-    for name in LABELLED:
-        tasks[name] = lambda name=name: expected_block_efficiency(p[None], q[None], tokens, name)
-    times = interleaved(tasks, repeats)
-    return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
-
-
 def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
     """Divide times of `warp` by those of a softmax; add the control's line.
 
@@ -280,8 +255,6 @@ def main() -> None:
     torch.set_num_threads(1)
     if "rules" in options.parts:
         rules(options)
-    if "labels" in options.parts:
-        labels(options)
     if "warp" in options.parts:
         found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
         columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time"]
@@ -322,21 +295,6 @@ def rules(options: argparse.Namespace) -> None:
     if not find_spec("vllm"):
         notes.append("vLLM is not installed here.")
     report("verification", columns, rows, notes)
-
-
-def labels(options: argparse.Namespace) -> None:
-    """The table of labels."""
-    found, said = label_ratios(options.vocabulary[-1], options.repeats)
-    columns = [
-        "method",
-        *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")),
-    ]
-    report(
-        "verification_labels",
-        columns,
-        [[name, *own] for name, own in found.items()],
-        [said],
-    )
 
 
 if __name__ == "__main__":
