@@ -50,11 +50,7 @@ def methods_table(
 
 def render_offline(report: dict[str, dict]) -> Table:
     """Held-out tokens/s of selectors against the best static trees."""
-    columns = {
-        "static_domain": "by domain",
-        "entropy_rule": "entropy",
-        "traversal_static": "traversal",
-    }
+    columns = {"static_domain": "by domain", "entropy_rule": "entropy"}
     title = "held-out tokens/s against the selector's own best static trees"
     table = Table(title=title, **STYLE)
     for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):

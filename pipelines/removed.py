@@ -13,6 +13,7 @@ REMOVED: dict[str, str] = {
     "data.sets.*.longest": "it is data.sets.NAME.max_tokens.",
     "traces.store": "paths.checkpoints names a folder that all workers share.",
     "selector.least_gain": "it is selector.min_gain.",
+    "selector.devices": "a selector is trained by one process.",
     "draft.k": "it is draft.loss.k.",
     "draft.depth": "it is draft.loss.depth.",
     "draft.detach_features": "it is draft.loss.detach_features.",

@@ -28,7 +28,6 @@ from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_t
 from nde_talf.selector.rows import columns
 from nde_talf.selector.train import train_selector
 
-REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"
 
 
@@ -70,11 +69,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     ):  # more of them only get into each other's way
         for name, verifiers in selectors(config).items():
             ours = priced(verifiers)
-            reference = (
-                priced([REFERENCE])
-                if REFERENCE in splits[0].samples and verifiers != [REFERENCE]
-                else None
-            )
             selector, crossed = train_selector(
                 *ours, config.selector, folder / "training" / name, tracker.loggers(name), name
             )
@@ -87,8 +81,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 if not learned:
                     console.print(f"· {_nothing_won(name, setting, gain)}")
             report[name] = {
-                table: evaluate_offline(selector, *ours, i, reference)
-                for i, table in enumerate(tables)
+                table: evaluate_offline(selector, *ours, i) for i, table in enumerate(tables)
             }
             facts = {
                 "roots": f"{len(splits[0])} training, {len(splits[1])} held out",

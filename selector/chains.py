@@ -147,13 +147,12 @@ def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> Late
     As `LatencyTable.batched`, but for the drafts, and with `overhead` seconds once. A table without
     the axis of sequences prices a step of one sequence.
     """
-    drafts = sequences if table.sequences else 1
-
-    together = table.batched(drafts)
+    count = sequences if table.sequences else 1
+    together = table.batched(count)
     return replace(
         together,
-        target=[[overhead + one for one in row] for row in together.target],
-        draft=[[drafts * one for one in row] for row in table.draft],
-        first=[drafts * one for one in table.first],
-        second=[drafts * one for one in table.second],
+        target=[[overhead + seconds for seconds in row] for row in together.target],
+        draft=[[count * seconds for seconds in row] for row in table.draft],
+        first=[count * seconds for seconds in table.first],
+        second=[count * seconds for seconds in table.second],
     )

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -20,7 +18,7 @@ from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.objective import best_static, split_half_choice
-from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, setting_title
+from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, setting_title, throughput_gain
 
 ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 BINS = 6
@@ -99,19 +97,17 @@ def static_by_domain(training: PricedRoots, validation: PricedRoots, table: int)
 
 
 @torch.inference_mode()
-def probabilities(selector: Selector, roots: PricedRoots, table: int) -> Tensor:
-    """Policy [R, C] of a selector, in evaluation mode, under one latency table.
+def chosen_actions(selector: Selector, roots: PricedRoots, table: int) -> Tensor:
+    """[R]: a selector's choices, in evaluation mode, under one latency table.
 
-    The softmax of its logits, or all on the best static action under settings for which that was
-    exported.
+    The most probable actions, or the best static one under settings for which that was exported.
     """
-    policy = roots.logits(selector, table).softmax(-1)
+    actions = roots.logits(selector, table).argmax(-1)
     for index, setting in enumerate(roots.roots.settings):
-        action = selector.static_action(*setting, roots.costs[table])
-        if action is not None:
-            certain = one_hot(torch.tensor(action), policy.shape[-1]).to(policy)
-            policy[roots.roots.setting == index] = certain
-    return policy
+        static = selector.static_action(*setting, roots.costs[table])
+        if static is not None:
+            actions[roots.roots.setting == index] = static
+    return actions
 
 
 def evaluate_offline(
@@ -119,7 +115,6 @@ def evaluate_offline(
     training: PricedRoots,
     validation: PricedRoots,
     table: int,
-    reference: tuple[PricedRoots, PricedRoots] | None = None,
 ) -> dict:
     """Compute held-out figures under one latency table, by sampling setting and over all of them.
 
@@ -134,21 +129,19 @@ def evaluate_offline(
     - split_half: chooses root by root on one half of the super-trees and scores on the other, an
       underestimate of what choosing can win, since labels are noisy; same_half: chooses and scores
       on the same labels, an overestimate.
-    - traversal_static: the `reference`'s best static action.
 
     Args:
         selector: in evaluation mode.
         training: the roots that the baselines are fitted on.
         validation: the roots that count.
         table: index of the latency table.
-        reference: Traversal's training and validation roots.
     """
     roots, static = validation.roots, training.static()[table]
     without_trunk = torch.tensor([tree.l1 == 0 for tree in TREES]).repeat(len(training.verifiers))
     efficiency, seconds = validation.efficiency, validation.priced(table)[1]
     actions = {
         "static": static[roots.setting],
-        "selector": probabilities(selector, validation, table).argmax(-1),
+        "selector": chosen_actions(selector, validation, table),
         "static_l1_0": training.static(without_trunk)[table][roots.setting],
         "static_domain": static_by_domain(training, validation, table),
         "same_half": (efficiency / seconds).argmax(-1),
@@ -158,9 +151,14 @@ def evaluate_offline(
     paces = {name: validation.pace(action, table) for name, action in actions.items()}
     tokens, times = split_half_choice(validation.samples, seconds)
     paces["split_half"] = (times / tokens).view(2, -1).mean(0)
-    if reference is not None:
-        best = reference[0].static()[table][roots.setting]
-        paces["traversal_static"] = reference[1].pace(best, table)
+
+    def gains(here: Tensor) -> dict[str, list[float]]:
+        return {
+            name: throughput_gain(pace[here], paces["static"][here], roots.prompt[here])
+            for name, pace in paces.items()
+            if name != "static"
+        }
+
     settings = {}
     for index, setting in enumerate(roots.settings):
         here = roots.setting == index
@@ -169,29 +167,11 @@ def evaluate_offline(
                 "roots": int(here.sum()),
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
-                **_ratios(paces, roots.prompt, here),
+                **gains(here),
             }
-    every = torch.ones(len(roots), dtype=torch.bool)
-    return {"settings": settings, "all": _ratios(paces, roots.prompt, every)}
+    return {"settings": settings, "all": gains(torch.ones(len(roots), dtype=torch.bool))}
 
 
 def _named(index: int, roots: PricedRoots) -> list:
     name, tree = action_at(index, roots.verifiers)
     return [*tree] if len(roots.verifiers) == 1 else [name, *tree]
-
-
-def _ratios(paces: dict[str, Tensor], prompt: Tensor, here: Tensor) -> dict[str, list[float]]:
-    """Total throughput of the roots `here` [R] over the static action's, with intervals.
-
-    Args:
-        paces: by method, seconds per token [R].
-        prompt: [R].
-        here: [R], bool.
-    """
-    prompts, static = prompt[here].numpy(), paces["static"][here]
-    one, ratios = torch.ones_like(static), {}
-    for name, pace in paces.items():
-        if name != "static":
-            columns = torch.stack([one, pace[here], one, static], -1).double()
-            ratios[name] = ratio_of_totals(sums_by_prompt(columns.numpy(), prompts))
-    return ratios

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from nde_talf.decoding.actions import TREES
@@ -14,7 +13,7 @@ from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
 from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
+from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector, SelectorSchema, selectable
@@ -103,30 +102,24 @@ def load_selector(folder: Path) -> Selector:
         )
     config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
     inputs = {"scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
-    for key, value in {"format": FORMAT.number, **inputs}.items():
-        if config.pop(key, None) != value:
+    for key, value in inputs.items():
+        if config.get(key) != value:
             raise UserError(
                 f"{folder}: its selector was exported with other {key} than this version reads:"
                 " retrain it."
             )
     with reading(path, FORMAT.again):
         selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
-        schema: SelectorSchema = typed(config, SelectorSchema)
-        schema.check()
-        with torch.device("meta"):  # sizes only: what the file does not hold is never allocated
-            declared = likes(Selector(schema).state_dict())
-    # One column for every context that was counted, however many that were.
-    declared["static_contexts"] = Like((len(schema.settings), None), INTEGER)
+        selector = Selector(typed(config, SelectorSchema))
     tensors = read_tensors(weights, FORMAT.again)
-    fault, counts = mismatch(likes(tensors), declared), tensors.get("static_contexts")
-    if not fault and counts is not None and (counts.min() < 0 or not counts.any(-1).all()):
-        fault = "its tensor static_contexts counts nothing"
-    if fault:
+    if (counts := tensors.get("static_contexts")) is not None:  # a column for every context seen
+        selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
+    try:
+        selector.load_state_dict(tensors)
+    except RuntimeError as error:
+        fault = str(error).splitlines()[-1].strip()
         raise UserError(
-            f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}."
-        )
-    selector = Selector(schema)
-    selector.static_contexts = tensors["static_contexts"]
-    selector.load_state_dict(tensors)
+            f"{weights}: it does not fit its config.json ({fault}): {FORMAT.again}."
+        ) from error
     selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
     return selector.eval()

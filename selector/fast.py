@@ -46,17 +46,6 @@ class FastSelector:
         prices = costs.seconds.log() if schema.sharpness else torch.zeros_like(costs.seconds)
         self._prices, self._passes = prices.numpy(), costs.passes.tolist()
 
-    def choose(
-        self,
-        states: Sequence[Tensor],
-        rows: Sequence[Tensor],
-        context: int,
-        temperature: float,
-        top_p: float,
-    ) -> int:
-        """Return the action's index: see `logits`."""
-        return int(self.logits(states, rows, context, temperature, top_p).argmax())
-
     def logits(
         self,
         states: Sequence[Tensor],

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,6 +37,9 @@ LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 Context = TypeVar("Context", Tensor, int)
+Axis = list[Annotated[int, Field(ge=0)]]
+Line = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+Grid = list[Line]
 
 
 @dataclass(frozen=True)
@@ -66,27 +70,25 @@ class LatencyTable:
         target_batch: [sequences, contexts, nodes], a pass over one tree of each sequence, padded to
             so many nodes. For engines that decode in batches; the loop decodes one sequence.
         draft_batch: [sequences, contexts, widths], likewise.
-        spread: interquartile range of a step's time over its median, at a typical tree.
         disagreement: the largest relative difference of prices between the last two repeats of the
             measurement.
     """
 
-    contexts: list[int]
-    nodes: list[int]
-    widths: list[int]
-    target: list[list[float]]
-    draft: list[list[float]]
-    verify: dict[str, list[float]] = field(default_factory=dict)
+    contexts: Axis
+    nodes: Axis
+    widths: Axis
+    target: Grid
+    draft: Grid
+    verify: dict[str, Line] = field(default_factory=dict)
     models: dict[str, list[int]] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
-    first: list[float] = field(default_factory=list)
-    second: list[float] = field(default_factory=list)
-    autoregressive: list[float] = field(default_factory=list)
-    branches: list[list[float]] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    target_batch: list[list[list[float]]] = field(default_factory=list)
-    draft_batch: list[list[list[float]]] = field(default_factory=list)
-    spread: float = 0.0
+    first: Line = field(default_factory=list)
+    second: Line = field(default_factory=list)
+    autoregressive: Line = field(default_factory=list)
+    branches: Grid = field(default_factory=list)
+    sequences: Axis = field(default_factory=list)
+    target_batch: list[Grid] = field(default_factory=list)
+    draft_batch: list[Grid] = field(default_factory=list)
     disagreement: float = 0.0
 
     def save(self, path: Path) -> None:
@@ -112,55 +114,35 @@ class LatencyTable:
         return table
 
     def _check(self) -> None:
-        """Raise ValueError, naming it, for an axis that does not rise or a hole in a grid."""
-        for name in ("contexts", "nodes", "widths", "sequences"):
-            axis = getattr(self, name)
-            if axis != sorted(set(axis)) or min(axis, default=0) < 0:
-                raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
-        contexts, nodes, widths = len(self.contexts), len(self.nodes), len(self.widths)
+        """Raise ValueError, naming it, for an axis that does not rise or a grid of another size."""
+        axes = (self.sequences, self.contexts, self.nodes, self.widths)
+        for axis in axes:
+            if axis != sorted(set(axis)):
+                raise ValueError(f"the axis {axis} does not rise")
+        sequences, contexts, nodes, widths = map(len, axes)
         if not contexts or not nodes or not widths:
             raise ValueError("one of 'contexts', 'nodes' and 'widths' is empty")
         _check_grid("target", self.target, contexts, nodes)
         _check_grid("draft", self.draft, contexts, widths)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
-        optional = {
-            "first": (contexts,),
-            "second": (contexts,),
-            "autoregressive": (contexts,),
-            "branches": (K_MAX, L2_MAX),
-        }
-        for name, shape in optional.items():
+        optional = {"first": (contexts,), "second": (contexts,), "autoregressive": (contexts,)}
+        for name, shape in {**optional, "branches": (K_MAX, L2_MAX)}.items():
             if getattr(self, name):
                 _check_grid(name, getattr(self, name), *shape)
-        if self.sequences:
-            batches = len(self.sequences)
-            _check_grid("target_batch", self.target_batch, batches, contexts, nodes)
-            _check_grid("draft_batch", self.draft_batch, batches, contexts, widths)
+        if sequences:
+            _check_grid("target_batch", self.target_batch, sequences, contexts, nodes)
+            _check_grid("draft_batch", self.draft_batch, sequences, contexts, widths)
 
-    def check_quiet(self, path: str | Path, key: str = "latency.accept_noise=true") -> None:
-        """Raise UserError if two repeats of the measurement disagreed.
-
-        Args:
-            path: names the table.
-            key: what accepts the table as it is.
-        """
+    def check_quiet(self, path: str | Path) -> None:
+        """Raise UserError, naming `path`, if two repeats of the measurement disagreed."""
         if self.disagreement > AGREE:
             raise UserError(
                 f"{path}: the latency table was measured on a machine under load: two repeats of it"
                 f" disagree by {self.disagreement:.0%}, and a selector would learn that noise."
                 " Measure it again when nothing else runs (stage=latency force=true), or take it"
-                f" as it is with {key}."
+                " as it is with latency.accept_noise=true."
             )
-
-    def disagreement_with(self, other: "LatencyTable") -> float:
-        """Largest relative difference between two tables' prices of a tree, means over contexts."""
-        at = torch.tensor(self.contexts)
-        pairs = [
-            [table.steps(at, name).mean(0) for table in (self, other)]
-            for name in self.verify or (None,)
-        ]
-        return max(float(((one - two).abs() / torch.minimum(one, two)).max()) for one, two in pairs)
 
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
         """Raise UserError if the table was measured on a pair of other sizes.
@@ -213,12 +195,10 @@ class LatencyTable:
         wide_by_k = F.pad(merged, (0, deepest - L2_MAX), value=1.0)  # a path is 1 wide
         width = wide_by_k[shapes[:, 0] - 1]  # [A, depth after the trunk]
         rows = F.pad(width.cumsum(-1), (1, 0))
-        first = (
-            self._line(self.first, context)
-            if self.first
-            else self._draft(context, torch.ones_like(context))
-        )
-        draft = first + (l1 + l2 > 1) * (self._line(self.second, context) if self.second else 0.0)
+        one = torch.ones_like(context)
+        first = self._line(self.first, context) if self.first else self._draft(context, one)
+        second = self._line(self.second, context) if self.second else 0.0
+        draft = first + (l1 + l2 > 1) * second
         for step in range(1, deepest):
             # Pass number `step` runs a trunk token (up to L1), or a level of branches.
             below = (step - l1).clamp(min=0).long()[:, None]
@@ -277,28 +257,28 @@ class LatencyTable:
             return self
         at = float(np.interp(sequences, measured, range(len(measured))))
         low, high = int(at), min(int(at) + 1, len(measured) - 1)
-        grids = [np.array(grid) for grid in (self.target_batch, self.draft_batch)]
-        target, draft = (grid[low] + (at - low) * (grid[high] - grid[low]) for grid in grids)
-        of_target, of_draft = (
-            (new / np.array(old))[:, 0] for new, old in ((target, self.target), (draft, self.draft))
-        )
-        lines = {"first": of_draft, "second": of_draft, "autoregressive": of_target}
+
+        def between(batches: list[Grid]) -> np.ndarray:
+            grid = np.array(batches)
+            return grid[low] + (at - low) * (grid[high] - grid[low])
+
+        target, draft = between(self.target_batch), between(self.draft_batch)
+        growth_of_target = target[:, 0] / np.array(self.target)[:, 0]
+        growth_of_draft = draft[:, 0] / np.array(self.draft)[:, 0]
         return replace(
             self,
             target=target.tolist(),
             draft=draft.tolist(),
             verify={
-                rule: (of_target.mean() * np.array(seconds)).tolist()
+                rule: _scaled(seconds, growth_of_target.mean())
                 for rule, seconds in self.verify.items()
             },
+            first=_scaled(self.first, growth_of_draft),
+            second=_scaled(self.second, growth_of_draft),
+            autoregressive=_scaled(self.autoregressive, growth_of_target),
             sequences=[],
             target_batch=[],
             draft_batch=[],
-            **{
-                name: (factor * np.array(getattr(self, name))).tolist()
-                for name, factor in lines.items()
-                if getattr(self, name)
-            },
         )
 
     def _line(self, values: list[float], context: Tensor) -> Tensor:
@@ -369,17 +349,17 @@ def context_counts(context: Tensor) -> Tensor:
 
 
 def _check_grid(name: str, values: list[Any], *shape: int) -> None:
-    """Raise ValueError unless `values` are positive numbers of this shape."""
+    """Raise ValueError unless `values` are nested lists of this shape."""
     try:
-        grid = np.array(values, dtype=float)
+        fits = np.shape(values) == shape
     except ValueError:  # rows of several lengths
-        grid = np.empty(0)
-    if grid.shape != shape:
+        fits = False
+    if not fits:
         raise ValueError(f"'{name}' has to be a grid of {' x '.join(map(str, shape))} numbers")
-    holes = np.argwhere(~((grid > 0) & np.isfinite(grid)))
-    if len(holes):
-        where = "".join(f"[{at}]" for at in holes[0])
-        raise ValueError(f"'{name}{where}' is not a positive number: a hole in the table")
+
+
+def _scaled(seconds: Line, factor: np.ndarray) -> Line:
+    return (factor * np.array(seconds)).tolist() if seconds else []
 
 
 def bilinear(

@@ -3,17 +3,7 @@
 Steps are run as the loop runs them: real drafter, target, caches and verification, warping
 included. Each of `PROBES` is drafted in every round, in random order, at every context, twice in a
 row, since a step's time also depends on the tree before it: the loop times the phases of the second
-one. `fit_table` splits these times into the parts of a `LatencyTable` by least squares and isotonic
-fits:
-
-draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target
-                                                      ran before it, so the draft's weights are
-                                                      cold.
-what deeper trees take more                       ->  draft: a later pass, warm, by the width of its
-                                                      level, and second: what the first of them
-                                                      takes more than the others
-target phase                                      ->  target: a pass over n nodes
-all else                                          ->  verify: warping, the rule, commits
+one. `nde_talf.selector.fit` splits these times into the parts of a `LatencyTable`.
 
 Plain decoding, whose steps are quicker than those that draft no token, is timed apart. Rounds come
 in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
@@ -31,7 +21,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from nde_talf.decoding.actions import L2_MAX, Action
+from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import asynchronous
@@ -45,165 +35,11 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
+from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
 from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, forward_of
 from nde_talf.selector.policy import OfTheStep
-
-PROBES = tuple(
-    Action(*action)
-    for action in (
-        *((1, 0, 0), (1, 0, 1), (4, 0, 1), (1, 0, 2), (1, 0, 4), (1, 0, 7), (1, 0, 11), (1, 0, 16)),
-        *((2, 0, 2), (2, 2, 8), (3, 4, 4), (3, 0, 8), (4, 0, 2), (4, 0, 4), (4, 0, 8), (4, 8, 8)),
-    )
-)
-"""The trees that are measured."""
-
-
-class Probed(NamedTuple):
-    """One step.
-
-    context: index of its context. seconds: of the phases draft, target and all else.
-    """
-
-    context: int
-    action: Action
-    verifier: str
-    nodes: int
-    seconds: tuple[float, float, float]
-
-
-def fit_table(
-    steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]
-) -> LatencyTable:
-    """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
-
-    Args:
-        steps: as measured.
-        contexts: committed tokens by index.
-        verifiers: rules to price.
-        levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
-            branches; empty where equal draws are not merged.
-    """
-    cells: dict[tuple, list[Probed]] = defaultdict(list)
-    for step in steps:
-        cells[step.context, step.action].append(step)
-    means = {key: _middle([step.seconds for step in cell]) for key, cell in cells.items()}
-    nodes = {
-        action: float(np.mean([step.nodes for step in steps if step.action == action]))
-        for action in PROBES
-    }
-    branches = _branches(levels)
-    parts: dict[str, list] = {"first": [], "second": [], "draft": [], "target": []}
-    for index in range(len(contexts)):
-        phases = {action: means[index, action] for action in PROBES}
-        drafts = _draft_passes({action: phase[0] for action, phase in phases.items()}, branches)
-        for name, part in zip(("first", "second", "draft"), drafts, strict=True):
-            parts[name].append(part)
-        seconds = [phase[1] for phase in phases.values()]
-        parts["target"].append(_at([*nodes.values()], seconds, NODES))
-    return LatencyTable(
-        contexts,
-        list(NODES),
-        list(WIDTHS),
-        verify={name: _rest(steps, name, nodes).tolist() for name in verifiers},
-        branches=branches if levels else [],
-        spread=_spread(cells, means),
-        **{name: np.maximum(rising(np.array(part)), 1e-9).tolist() for name, part in parts.items()},
-    )
-
-
-def _branches(levels: dict[int, list]) -> list[list[float]]:
-    """[K][depth]: mean number of distinct nodes; K where no tree was so deep."""
-    return [
-        [_mean([tree[d] for tree in levels.get(k, ()) if len(tree) > d], k) for d in range(L2_MAX)]
-        for k in WIDTHS
-    ]
-
-
-def _spread(cells: dict[tuple, list[Probed]], means: dict[tuple, np.ndarray]) -> float:
-    """Interquartile range of a step's time over its mean, the median over contexts and trees."""
-    ranges = []
-    for key, cell in cells.items():
-        upper, lower = np.percentile([sum(step.seconds) for step in cell], [75, 25])
-        ranges.append((upper - lower) / means[key].sum())
-    return float(np.median(ranges))
-
-
-def _draft_passes(
-    seconds: dict[Action, float], branches: list[list[float]]
-) -> tuple[float, float, np.ndarray]:
-    """Split draft phases: the first pass, what the second takes more, later ones by width."""
-    shallow = [time for action, time in seconds.items() if action.depth <= 1]
-    deep = {action: time for action, time in seconds.items() if action.depth > 1}
-    rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
-    first = float(np.mean(shallow))
-    rest = np.array([*deep.values()]) - first
-    scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
-    passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
-    if passes[0] < 0:
-        passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
-    return first, max(0.0, float(passes[0])), rising(passes[1:])
-
-
-def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) -> np.ndarray:
-    """Seconds of all else in a step under a verifier, by number of nodes."""
-    took: dict[Action, list[float]] = defaultdict(list)
-    for step in steps:
-        if step.verifier == verifier:
-            took[step.action].append(step.seconds[2])
-    seconds = [float(_middle(times)) for times in took.values()]
-    return _at([nodes[action] for action in took], seconds, NODES)
-
-
-def rising(values: np.ndarray) -> np.ndarray:
-    """Isotonic regression: the closest sequence, in least squares, that does not fall.
-
-    Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
-    Rows that rise on their own still do afterwards.
-    """
-    if values.ndim > 1:
-        return np.stack([rising(column) for column in values.T], -1)
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = float(value), 1
-        while blocks and blocks[-1][0] > mean:
-            before, count = blocks.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        blocks.append((mean, size))
-    return np.concatenate([np.full(size, mean) for mean, size in blocks])
-
-
-def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
-    """Seconds at `knots`, from an isotonic fit to the points.
-
-    Beyond the largest point they go on along the fit's overall slope.
-    """
-    order = np.argsort(nodes, kind="stable")
-    x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
-    slope = (y[-1] - y[0]) / max(1.0, x[-1] - x[0])
-    return np.interp(knots, x, y) + slope * np.maximum(0, np.array(knots) - x[-1])
-
-
-def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
-    """[widths]: how many later draft passes of each width an action takes.
-
-    Those between two widths are shared out.
-    """
-    trunk = min(action.l1, action.depth - 1)
-    below = action.depth - 1 - trunk
-    levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
-    return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
-
-
-def _middle(values: Sequence) -> np.ndarray:
-    """Mean along the first axis without the smallest and the largest tenth."""
-    cut = len(values) // 10
-    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
-
-
-def _mean(values: list[float], otherwise: float) -> float:
-    return float(np.mean(values)) if values else float(otherwise)
-
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
@@ -212,10 +48,8 @@ ROOM = 96
 """Tokens of context after the longest one that profiling needs: as far as a stream may go before it
 starts again.
 """
-BATCH_ROUNDS, BATCH_TOKENS = (
-    4,
-    1 << 15,
-)  # passes over many sequences are timed up to so many tokens of context together
+BATCH_ROUNDS = 4
+BATCH_TOKENS = 1 << 15  # of context, up to which passes over many sequences are timed together
 
 Clock = Callable[[], float]
 
@@ -238,7 +72,7 @@ def measure_latency(
     draft: CausalModel,
     text: Sequence[int],
     contexts: Sequence[int],
-    verifiers: Sequence[str] = (),
+    verifiers: Sequence[str],
     repeats: int = 9,
     conditions: Conditions | None = None,
 ) -> LatencyTable:
@@ -252,7 +86,7 @@ def measure_latency(
         draft: the small one.
         text: tokens that sequences start with, repeated as needed.
         contexts: committed tokens at which steps are timed; cut to what both models can take.
-        verifiers: rules to time; with none the table prices no verification.
+        verifiers: rules to time.
         repeats: rounds in a batch.
         conditions: settings and shapes.
     """
@@ -297,22 +131,33 @@ def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
     """Fit the two batches of rounds that agree best, once two agree or enough were run."""
     batches: list[list[Probed]] = []
     tables: list[LatencyTable] = []
-    disagreement, one, other = float("inf"), 0, 0
 
     def fit(steps: list[Probed]) -> LatencyTable:
-        return fit_table(steps, bench.contexts, bench.rules, bench.probe.levels)
+        return fit_table(steps, bench.contexts, bench.verifiers, bench.probe.levels)
 
+    disagreement, one, other = float("inf"), 0, 0
     while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
-        first = len(batches) * repeats
-        numbers = range(first, first + repeats)
-        batches.append([step for number in numbers for step in bench.round(number)])
+        rounds = range(len(batches) * repeats, (len(batches) + 1) * repeats)
+        batches.append([step for number in rounds for step in bench.round(number)])
         tables.append(fit(batches[-1]))
-        if len(tables) > 1:
-            disagreement, one, other = min(
-                (tables[i].disagreement_with(tables[j]), i, j)
+        disagreement, one, other = min(
+            (
+                (disagreement_of(tables[i], tables[j]), i, j)
                 for i, j in combinations(range(len(tables)), 2)
-            )
+            ),
+            default=(disagreement, 0, 0),
+        )
     return replace(fit(batches[one] + batches[other]), disagreement=disagreement)
+
+
+def disagreement_of(one: LatencyTable, other: LatencyTable) -> float:
+    """Largest relative difference between two tables' prices of a tree, means over contexts."""
+    contexts = torch.tensor(one.contexts)
+    worst = 0.0
+    for rule in one.verify:
+        first, second = (table.steps(contexts, rule).mean(0) for table in (one, other))
+        worst = max(worst, float(((first - second).abs() / torch.minimum(first, second)).max()))
+    return worst
 
 
 class _Probe(TreePolicy):
@@ -323,9 +168,8 @@ class _Probe(TreePolicy):
 
     trees, shapes = "delayed", PROBES
 
-    def __init__(self, rules: Sequence[str]) -> None:
-        self.rules = [VERIFIERS[name] for name in rules]
-        self.action, self.rule, self.context = PROBES[0], self.rules[0], 0
+    def __init__(self, rule: Verifier) -> None:
+        self.action, self.rule, self.context = PROBES[0], rule, 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
@@ -364,10 +208,9 @@ class _Bench:
         if not on_device and torch.get_num_threads() == 1:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
-        self.random, self.rules = random.Random(0), verifiers
-        self.verifiers = verifiers or ("specinfer",)
-        self.probe = _Probe(self.verifiers)
-        drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
+        self.random, self.verifiers = random.Random(0), verifiers
+        self.probe = _Probe(VERIFIERS[verifiers[0]])
+        drafter, rule = drafter_of(draft, static), OfTheStep(self.probe.rule)
         self.drafting = SpeculativeDecoder(
             target,
             drafter,

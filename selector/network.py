@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from nde_talf.decoding.actions import TREES, Action
@@ -29,17 +31,16 @@ def selectable(names: Sequence[str], where: str) -> list[Verifier]:
     if not names:
         raise UserError(f"{where}: it names no verifier; choose from {', '.join(fitting)}.")
     for name in names:
-        if name in fitting:
-            continue
-        why = "there is none of that name"
-        if name == "greedy":
-            why = "it is lossless at temperature 0 only, where every rule decodes greedily"
-        elif name in VERIFIERS:
-            kinds = ", ".join(sorted(VERIFIERS[name].trees))
-            why = f"it takes trees of kind {kinds}, but a selector drafts 'delayed' trees"
-        raise UserError(
-            f"{where}: a selector cannot choose {name}: {why}. Choose from {', '.join(fitting)}."
-        )
+        if name not in fitting:
+            why = "it does not take the 'delayed' trees that a selector drafts"
+            if name not in VERIFIERS:
+                why = "there is none of that name"
+            elif name == "greedy":
+                why = "it is lossless at temperature 0 only, where every rule decodes greedily"
+            raise UserError(
+                f"{where}: a selector cannot choose {name}: {why}."
+                f" Choose from {', '.join(fitting)}."
+            )
     return [VERIFIERS[name] for name in names]
 
 
@@ -48,11 +49,16 @@ def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
     return verifiers[index // len(TREES)], TREES[index % len(TREES)]
 
 
+Setting = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]]
+"""Temperature and top-p."""
+
+
 @dataclass(frozen=True)
 class SelectorSchema:
     """Models, rules and settings that a selector was made for.
 
-    Raises UserError for a verifier that does not take delayed trees.
+    Raises UserError for a verifier that does not take delayed trees. The ranges are checked where
+    an export is read.
 
     Attributes:
         target_hidden: size of the target's hidden states; 0: it looks at the draft's features
@@ -72,44 +78,23 @@ class SelectorSchema:
         pair: fingerprints of the models, "target" and "draft"; empty: not known.
     """
 
-    target_hidden: int
-    draft_hidden: int
+    target_hidden: Annotated[int, Field(ge=0)]
+    draft_hidden: Annotated[int, Field(ge=1)]
     verifiers: tuple[str, ...]
-    settings: tuple[tuple[float, float], ...]
+    settings: tuple[Setting, ...]
     learned: tuple[bool, ...]
-    sharpness: float = 20.0
-    width: int = 128
-    hidden: tuple[int, int] = (512, 32)
-    dropout: float = 0.1
-    pricing: str = "table"
-    draft_setting: tuple[float, ...] | None = ()
+    sharpness: Annotated[float, Field(ge=0)] = 20.0
+    width: Annotated[int, Field(ge=1)] = 128
+    hidden: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (512, 32)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    pricing: Literal["table", "eq11"] = "table"
+    draft_setting: Setting | tuple[()] | None = ()
     pair: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
-
-    def check(self) -> None:
-        """Raise ValueError for numbers that no training gives, as a file may hold."""
-        smallest = {"target_hidden": 0, "draft_hidden": 1, "width": 1}
-        for name, size in smallest.items():
-            if vars(self)[name] < size:
-                raise ValueError(f"'{name}' is {vars(self)[name]}, and has to be at least {size}")
-        if min(self.hidden) < 1:
-            raise ValueError(f"'hidden' is {self.hidden}, and each has to be at least 1")
-        if not self.settings or len(self.learned) != len(self.settings):
-            raise ValueError(
-                f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}"
-            )
-        settings = [*self.settings, *filter(None, [self.draft_setting])]
-        for setting in settings:
-            if setting[0] < 0 or not 0 < setting[1] <= 1:
-                raise ValueError(f"{setting} is no pair of temperature and top-p")
-        if any(len(numbers) <= 3 for numbers in self.pair.values()):
-            raise ValueError("'pair' holds a fingerprint without numbers")
-        if self.pricing not in ("table", "eq11") or self.sharpness < 0 or not 0 <= self.dropout < 1:
-            raise ValueError(
-                "'pricing', 'sharpness' or 'dropout' is none that a selector is trained with"
-            )
+        if not 0 < len(self.settings) == len(self.learned):
+            raise ValueError("'settings' and 'learned' are not of one length, above 0")
 
     @property
     def actions(self) -> int:
@@ -127,11 +112,8 @@ class SelectorNetwork(nn.Module):
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         width, (first, second) = schema.width, schema.hidden
-        sizes = [
-            size
-            for size in (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
-            if size
-        ]
+        hidden_sizes = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+        sizes = [size for size in hidden_sizes if size]
         self.projections = nn.ModuleList(
             nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes
         )

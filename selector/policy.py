@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections import Counter
-from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +63,6 @@ class NeuralPolicy(TreePolicy):
         self.selector, schema = selector.eval(), selector.schema
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
-        self._counting = Lock()
         self._costs = StepCosts(table, schema.verifiers, LONGEST, schema.pricing)
         self._fast: FastSelector | None = None
         if any(schema.learned) and not asynchronous(selector.mean.device):
@@ -119,8 +117,7 @@ class NeuralPolicy(TreePolicy):
         """Draft the chosen tree, which carries the chosen rule to the verifier."""
         started = time.perf_counter()
         index = self.choose(state, drafter)
-        with self._counting:
-            self.counts[index] += 1
+        self.counts[index] += 1
         self.seconds = time.perf_counter() - started
         tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
         tree.rule = self.rules[index // len(TREES)]
@@ -144,7 +141,7 @@ class NeuralPolicy(TreePolicy):
         rows, setting = (state.p_previous, *drafter.seen()), state.setting
         inputs = states, rows, state.context, setting.temperature, setting.top_p
         if self._fast is not None and not asynchronous(state.p_previous.device):
-            return self._fast.choose(*inputs)
+            return int(self._fast.logits(*inputs).argmax())
         return self._by_module(inputs, opening)
 
     def _by_module(self, inputs: Inputs, opening: "Opening") -> int:

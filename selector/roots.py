@@ -6,14 +6,14 @@ action. Pure tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
@@ -79,18 +79,19 @@ class Roots:
         """The roots with `chosen` [R] True, or at these indices."""
         index = _indices(chosen)
 
-        def part(value: Any) -> Any:
-            return (
-                value[index]
-                if isinstance(value, Tensor)
-                else value.where(index)
-                if isinstance(value, Rows)
-                else value
-            )
+        def part(values: Tensor | Rows) -> Tensor | Rows:
+            return values.where(index) if isinstance(values, Rows) else values[index]
 
-        values = {f.name: part(getattr(self, f.name)) for f in fields(self)}
-        values["samples"] = {name: part(labels) for name, labels in self.samples.items()}
-        return Roots(**{**values, "kind": [self.kind[i] for i in index.tolist()]})
+        return Roots(
+            *(part(states) for states in self.states),
+            self.scalars[index],
+            self.context[index],
+            self.setting[index],
+            self.prompt[index],
+            {name: part(labels) for name, labels in self.samples.items()},
+            self.settings,
+            [self.kind[i] for i in index.tolist()],
+        )
 
 
 @dataclass
@@ -148,8 +149,8 @@ class PricedRoots:
         """[B, C]: `efficiency` of the roots `index`."""
         if self.origin is None:
             return self._means[index]
-        others, own = self.origin
-        return others.labels(own[index])
+        others, places = self.origin
+        return others.labels(places[index])
 
     @cached_property
     def samples(self) -> Tensor:
@@ -195,9 +196,8 @@ class PricedRoots:
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        return len(index) / torch.stack(
-            [(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]
-        ).sum(0)
+        sums = [(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]
+        return len(index) / torch.stack(sums).sum(0)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""
@@ -222,6 +222,19 @@ class PricedRoots:
                 seconds = self.costs[table].mean(context_counts(self.roots.context[index]))
                 best[table, setting] = best_static(tokens, seconds[None], allowed)
         return best
+
+
+def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[float]:
+    """[ratio, low, high] of tokens/s over a baseline's, with a 95 % bootstrap interval.
+
+    Args:
+        pace: seconds per token [R].
+        baseline: the same of the baseline.
+        prompt: [R], resampled as units.
+    """
+    one = torch.ones_like(pace)
+    columns = torch.stack([one, pace, one, baseline], -1).double()
+    return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt.numpy()))
 
 
 def setting_title(setting: tuple[float, float]) -> str:
@@ -256,31 +269,29 @@ def roots_from_traces(
         large: columns that are not in `traces` but in files.
 
     Raises:
-        UserError: labels are missing or not finite (those of a file: when they are read).
+        UserError: labels are missing, or, when those of a file are read, not finite.
     """
     every = torch.arange(len(traces["context"]))
 
     def column(name: str) -> Tensor | Rows:
+        if name not in large and name not in traces:
+            raise UserError(
+                f"the traces hold no labels for {name}: add it to traces.verifiers and run"
+                " stage=traces force=true."
+            )
         return Rows(large[name], every) if name in large else torch.from_numpy(traces[name].copy())
 
-    missing = [name for name in verifiers if name not in traces and name not in large]
-    if missing:
-        raise UserError(
-            f"the traces hold no labels for {missing[0]}: add it to traces.verifiers and run"
-            " stage=traces force=true."
-        )
-    samples = {verifier: column(verifier) for verifier in verifiers}
-    for verifier, labels in samples.items():
-        if isinstance(labels, Tensor) and not torch.isfinite(labels).all():
-            raise UserError(
-                f"the labels of {verifier} hold NaN or infinite values; make the traces again"
-                " (force=true)."
-            )
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
     settings, prompts = sorted(set(pairs)), traces["prompt_id"].tolist()
     ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     scalars = [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS]
-    _tell_few(pairs, traces["split"], say)
+    for pair in settings:
+        if (count := pairs.count(pair)) < FEW_ROOTS:
+            say(
+                f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than"
+                f" {FEW_ROOTS}: its best static tree and its figures are mostly noise. Raise"
+                " traces.train_prompts / validation_prompts, or lower traces.stride."
+            )
     return Roots(
         column("h_p_previous"),
         column("h_q_previous"),
@@ -289,20 +300,7 @@ def roots_from_traces(
         context=torch.from_numpy(traces["context"].copy()),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in prompts]),
-        samples=samples,
+        samples={verifier: column(verifier) for verifier in verifiers},
         settings=settings,
         kind=traces["kind"].tolist(),
     )
-
-
-def _tell_few(
-    pairs: list[tuple[float, float]], split: np.ndarray, say: Callable[[str], object]
-) -> None:
-    """Warn of every sampling setting with few roots."""
-    for pair in sorted(set(pairs)):
-        if (count := pairs.count(pair)) < FEW_ROOTS:
-            say(
-                f"{setting_title(pair)} has {count} {split[0]} roots, fewer than {FEW_ROOTS}: its"
-                " best static tree and its figures are mostly noise. Raise traces.train_prompts /"
-                " validation_prompts, or lower traces.stride."
-            )

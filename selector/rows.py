@@ -5,7 +5,6 @@ and labels 10 GB. A training step needs 128 rows of them.
 """
 
 import math
-import mmap
 import os
 import secrets
 import shutil
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
     from nde_talf.data.traces.store import TraceStore
 
 Batches = Callable[[], Iterator[np.ndarray]]
-WINDOW = 1 << 30
-"""Bytes of a file that this process holds mapped at once.
-
-More of it may stay in the system's cache, which gives way.
-"""
-MAPPED = 1 << 16
-"""Bytes that the system maps at most for one row that is read."""
 
 
 class Column:
@@ -49,68 +41,42 @@ class Column:
 
     def __init__(self, batches: Batches, path: Path, dtype: torch.dtype, count: int):
         self.batches, self.path, self.dtype, self.count = batches, path, dtype, count
-        self._touched = 0
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
-        return next(iter(self.batches())).shape[1:]
-
-    def read(self, index: Tensor) -> Tensor:
-        """The rows at `index` [B]: [B, ...] float32."""
-        mapping, values = self._file
-        found = values[index].float()
-        self._touched += len(index) * max(values[0].nbytes, MAPPED)
-        if self._touched > WINDOW:
-            mapping.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
-        return found
+        """Of all rows."""
+        return self.count, *next(iter(self.batches())).shape[1:]
 
     def mean(self) -> Tensor:
         """[R, ...]: the means over the second dimension. It writes no file."""
         return torch.cat([torch.from_numpy(batch.copy()).mean(1) for batch in self.batches()])
 
     @cached_property
-    def _file(self) -> tuple[mmap.mmap, Tensor]:
-        """The mapped file and its values [R, ...]."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._check_disk()
-            remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
-            try:
-                with self.path.open("wb") as file:
-                    for batch in self.batches():
-                        batch.astype(
-                            "float16" if self.dtype == torch.half else "float32", copy=False
-                        ).tofile(file)
-            except BaseException:
-                remove()
-                raise
-        with self.path.open("rb") as file:
-            mapping = mmap.mmap(
-                file.fileno(), 0, access=mmap.ACCESS_COPY
-            )  # torch wants memory that it could write to
-        return mapping, torch.frombuffer(mapping, dtype=self.dtype).view(-1, *self.shape)
+    def values(self) -> Tensor:
+        """[R, ...], mapped from the file: the system reads pages on demand, and takes them back."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._check_disk()
+        remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+        try:
+            with self.path.open("wb") as file:
+                for batch in self.batches():
+                    torch.from_numpy(batch.copy()).to(self.dtype).numpy().tofile(file)
+        except BaseException:
+            remove()
+            raise
+        total = math.prod(self.shape)
+        return torch.from_file(str(self.path), size=total, dtype=self.dtype).view(self.shape)
 
     def _check_disk(self) -> None:
         """Raise UserError, with the numbers, where the file does not fit the disk."""
-        needed, free = (
-            self.count * math.prod(self.shape) * self.dtype.itemsize,
-            shutil.disk_usage(self.path.parent).free,
-        )
+        needed = math.prod(self.shape) * self.dtype.itemsize
+        free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise UserError(
                 f"{self.path.parent}: a column of the traces needs a temporary file of"
                 f" {size(needed)}, and its disk has {size(free)} left. Free some space, or set"
                 " paths.checkpoints to another disk."
             )
-
-    def __getstate__(self) -> dict:
-        """For another process on this machine: it maps the same file."""
-        self._file  # noqa: B018 (written here, so that the other process finds it)
-        state = self.__dict__ | {"shape": self.shape, "batches": None}
-        del state["_file"]
-        return state
 
 
 class Rows:
@@ -125,10 +91,10 @@ class Rows:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of all rows."""
-        return len(self), *self.column.shape
+        return len(self), *self.column.shape[1:]
 
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
-        return self.column.read(self.index[chosen])
+        return self.column.values[self.index[chosen]].float()
 
     def where(self, chosen: Tensor) -> "Rows":
         """Those of the rows at the indices `chosen`; nothing is read."""
@@ -148,14 +114,14 @@ def columns(
     anything if the split has no roots.
     """
     first = next(store.batches(split), {})
-    large, names = {}, [name for name, values in first.items() if values.ndim > 1]
-    small = store.read(split, [name for name in first if name not in names]) if first else {}
-    for name in names:
+    tensors = [name for name, values in first.items() if values.ndim > 1]
+    small = store.read(split, [name for name in first if name not in tensors]) if first else {}
+    large = {}
+    for name in tensors:
         path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         dtype = torch.half if name.startswith("h_") else torch.float32
-        large[name] = Column(
-            partial(_batches, store, split, name), path, dtype, len(small["context"])
-        )
+        batches = partial(_batches, store, split, name)
+        large[name] = Column(batches, path, dtype, len(small["context"]))
     return small, large
 
 

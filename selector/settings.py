@@ -85,7 +85,7 @@ class SelectorConfig:
     weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.1
     """Of AdamW."""
     batch: Count = 128
-    """Roots in a step, on all devices together."""
+    """Roots in a step."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Passes over the training roots, at most."""
     patience: Annotated[int, Field(ge=1, le=1_000_000)] = 5
@@ -102,8 +102,6 @@ class SelectorConfig:
     """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not,
     the best static tree is exported for that setting. 0.02 is about what choosing costs.
     """
-    devices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share the batches (DDP)."""
     seed: Seed = 0
     """Of the initial weights, the order of the roots and dropout."""
 

@@ -5,47 +5,32 @@ sampling settings choosing beats the static tree, comes from folds of the traini
 """
 
 import math
-import time
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
-from nde_talf.decoding.common.checkpoint import (
-    BEFORE,
-    CHECKPOINT,
-    WholeFile,
-    check_inputs,
-    fingerprint,
-    resumable,
-    sampled,
-    save,
-)
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_sealed, remove, write_sealed
+from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.common.training_bar import TrainingBar
 from nde_talf.selector.latency import context_counts
 from nde_talf.selector.network import Selector, SelectorSchema
-from nde_talf.selector.objective import deviance, policy_throughput, selector_loss, visits
-from nde_talf.selector.roots import PricedRoots
+from nde_talf.selector.objective import deviance, selector_loss, taken, visits
+from nde_talf.selector.roots import PricedRoots, throughput_gain
 from nde_talf.selector.settings import SelectorConfig
 
 UNPRICED_SHARPNESS = 20.0
 """How strongly a network that has to learn prices prefers, at first, what is best throughout."""
-CHECKPOINT_SECONDS = 2.0
-"""A checkpoint follows the last one after the first epoch that ends so much later."""
 GAIN = "held_out_log_tps_argmax"  # of the actions that decoding takes; what stops a training
 
 
@@ -77,14 +62,8 @@ def train_selector(
     best static action. `validation` is only logged.
     """
     crossed = cross_fit(training, config, folder, title)
-    selector, _ = fit_selector(
-        training,
-        validation,
-        replace(config, epochs=crossed.epochs),
-        folder,
-        logger,
-        stop_early=False,
-    )
+    all_roots = replace(config, epochs=crossed.epochs)
+    selector, _ = fit_selector(training, validation, all_roots, logger, stop_early=False)
     learned = tuple(not config.fallback or low > 1 + config.min_gain for _, low, _ in crossed.gains)
     selector.schema = replace(selector.schema, learned=learned)
     return selector, crossed
@@ -98,9 +77,9 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
     fold_of = prompt_folds(training.roots.prompt, config.folds)
     results = []
     for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
-        path = folder / f"fold-{fold}" / "result.json"
+        path = folder / f"fold-{fold}.json"
         if not path.exists():
-            write_sealed(path, _fold(training, fold_of == fold, config, path.parent))
+            write_sealed(path, _fold(training, fold_of == fold, config))
         results.append(read_sealed(path, "delete it, and this fold is trained again"))
     paces = [torch.tensor(result["paces"], dtype=torch.float64) for result in results]
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
@@ -121,21 +100,18 @@ def gains_by_setting(paces: Tensor, prompt: Tensor, setting: Tensor) -> list[lis
     for index in range(int(setting.max()) + 1):
         here = setting == index
         chosen, static = paces[:, :, here].transpose(0, 1).flatten(1)  # [tables x roots]
-        one = torch.ones_like(chosen)
-        columns = torch.stack([one, chosen, one, static], -1).numpy()
-        prompts = prompt[here].repeat(len(paces)).numpy()
-        gains.append(ratio_of_totals(sums_by_prompt(columns, prompts)))
+        gains.append(throughput_gain(chosen, static, prompt[here].repeat(len(paces))))
     return gains
 
 
-def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, folder: Path) -> dict:
+def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig) -> dict:
     """Train without the held-out roots and choose at them.
 
     The result is the epochs, and for every table the seconds per token [chosen, static] [R] of the
     held-out roots, in units of the static action's mean, so that tables can be added up.
     """
     seen, unseen = training.where(~held_out), training.where(held_out)
-    selector, epochs = fit_selector(seen, unseen, config, folder, progress=False)
+    selector, epochs = fit_selector(seen, unseen, config, progress=False)
     static, paces = seen.static(), []
     for table in range(len(training.costs)):
         with torch.inference_mode():
@@ -209,7 +185,6 @@ def fit_selector(
     training: PricedRoots,
     validation: PricedRoots,
     config: SelectorConfig,
-    folder: Path,
     logger: Logger | list[Logger] | None = None,
     progress: bool = True,
     stop_early: bool = True,
@@ -217,13 +192,12 @@ def fit_selector(
     """Train on `training`; return the selector and the epochs it has seen.
 
     With stop_early, those of the epoch with the best throughput on `validation`; else the last.
-    `folder` receives checkpoints; a killed training resumes from the last one and ends with the
-    weights it would have had.
+    Equal arguments give equal weights.
     """
     pl.seed_everything(config.seed, verbose=False)
     selector = new_selector(training, config)
     module = SelectorModule(selector, config, training, validation)
-    best = BestEpoch(folder / CHECKPOINT, GAIN if stop_early else None)
+    best = BestEpoch(GAIN if stop_early else None)
     callbacks: list[pl.Callback] = [best]
     if stop_early:
         callbacks.append(EarlyStopping(GAIN, mode="max", patience=config.patience))
@@ -231,37 +205,23 @@ def fit_selector(
         callbacks.append(TrainingBar("training the selector", "batch"))
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
-        devices=config.devices,
-        strategy="ddp_spawn" if config.devices > 1 else "auto",
+        devices=1,
         max_epochs=config.epochs,
         logger=logger or False,
         callbacks=callbacks,
         enable_progress_bar=progress,
+        enable_checkpointing=False,
         enable_model_summary=False,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
-        default_root_dir=folder,
-        plugins=[WholeFile()],
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    resumed = resumable(folder)
-    if resumed:
-        check_inputs(torch.load(resumed, weights_only=True), module.inputs, "training the selector")
-    if not (resumed and best.stored(resumed)["ended"]):
-        roots = [TensorDataset(torch.arange(len(split))) for split in (training, validation)]
-        # With one replica this sampler is a plain shuffle whose order is a pure function of (seed,
-        # epoch); with more, Lightning puts in its own.
-        order: DistributedSampler = DistributedSampler(
-            roots[0], num_replicas=1, rank=0, seed=config.seed
-        )
-        alone, batch = config.devices == 1, -(-config.batch // config.devices)
-        loader = DataLoader(roots[0], batch, sampler=order if alone else None, shuffle=not alone)
-        held_out = DataLoader(roots[1], len(validation))
-        trainer.fit(module, loader, held_out, ckpt_path=resumed and str(resumed), weights_only=True)
-        resumed = best.path
-    state = best.stored(resumed)
-    module.load_state_dict(state["weights"])
-    return selector.cpu().eval(), state["epoch"] + 1
+    seen, unseen = (TensorDataset(torch.arange(len(split))) for split in (training, validation))
+    # With one replica this sampler's order is a pure function of (seed, epoch).
+    order: DistributedSampler = DistributedSampler(seen, 1, 0, seed=config.seed)
+    loader = DataLoader(seen, config.batch, sampler=order)
+    trainer.fit(module, loader, DataLoader(unseen, len(validation)))
+    module.load_state_dict(best.weights)
+    return selector.cpu().eval(), best.epoch + 1
 
 
 class SelectorModule(pl.LightningModule):
@@ -282,26 +242,6 @@ class SelectorModule(pl.LightningModule):
         if config.weighting == "visits":
             actions = enumerate(self._static[:, training.roots.setting])
             self._weights = [visits(training.steps(action, table)[0]) for table, action in actions]
-
-    @cached_property
-    def inputs(self) -> str:
-        """Fingerprint of settings, roots and prices: a checkpoint of others is not resumed from."""
-        parts = [
-            (
-                split.verifiers,
-                split.roots.scalars,
-                split.roots.setting,
-                split.roots.prompt,
-                split.labels(sampled(len(split))),
-            )
-            for split in (self.training_roots, self.validation_roots)
-        ]
-        prices = [(costs.rule, costs.table) for costs in self.training_roots.costs]
-        return fingerprint(self.config, parts, prices)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note what the training is of."""
-        checkpoint["inputs"] = self.inputs
 
     def _policy(
         self, roots: PricedRoots, index: Tensor, table: int
@@ -324,7 +264,7 @@ class SelectorModule(pl.LightningModule):
                 f"selector: the loss became {float(loss)} at step {self.global_step}; lower"
                 " selector.lr."
             )
-        self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
+        self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True)
         return loss
 
     def _loss(self, index: Tensor, table: int) -> Tensor:
@@ -349,26 +289,19 @@ class SelectorModule(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        """Log throughput over the best static actions', of the policy and of its argmax."""
+        """Log throughput of the argmax over that of the best static actions."""
         roots, index = self.validation_roots, batch[0]
         setting = roots.roots.setting[index]
-        gains: dict[str, list[Tensor]] = {"held_out_log_tps": [], GAIN: []}
+        gains: list[Tensor] = []
         for table in range(len(roots.costs)):
             logits, efficiency, seconds, base = self._policy(roots, index, table)
-            soft = logits.softmax(-1)
-            hard, static = (
-                torch.zeros_like(soft).scatter_(-1, action[:, None], 1.0)
-                for action in (logits.argmax(-1), base)
-            )
             for here in (setting == s for s in setting.unique()):
-                *rates, plain = (
-                    total_throughput(policy[here], efficiency[here], seconds[here])
-                    for policy in (soft, hard, static)
+                chosen, static = (
+                    total_throughput(taken(efficiency, action)[here], taken(seconds, action)[here])
+                    for action in (logits.argmax(-1), base)
                 )
-                for values, rate in zip(gains.values(), rates, strict=True):
-                    values.append((rate / plain).log())
-        for name, values in gains.items():
-            self.log(name, torch.stack(values).mean(), prog_bar=True, sync_dist=True)
+                gains.append((chosen / static).log())
+        self.log(GAIN, torch.stack(gains).mean(), prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW; the learning rate falls to zero at the last step."""
@@ -385,56 +318,24 @@ def cosine(step: int, steps: int) -> float:
     return (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second over the texts of B roots (a scalar).
+def total_throughput(tokens: Tensor, seconds: Tensor) -> Tensor:
+    """Tokens per second over the texts of roots whose steps commit `tokens` in `seconds`, both [B].
 
-    Eq. 4 at every root, whose seconds per token add up.
+    Seconds per token add up.
     """
-    return 1 / (1 / policy_throughput(policy, efficiency, seconds)).mean()
+    return 1 / (1 / (tokens / seconds)).mean()
 
 
-class BestEpoch(Checkpoint):
-    """Writes `path` after the last epoch, and after one every so many seconds.
+class BestEpoch(pl.Callback):
+    """Keeps the weights of the epoch with the highest `monitor`, or, without one, of the last."""
 
-    In it are the weights of the epoch that a training returns: that with the highest `monitor` so
-    far, or, without one, the last.
-    """
-
-    def __init__(self, path: Path, monitor: str | None):
-        self.path, self.monitor = path, monitor
-        self.best: dict[str, Any] = {"score": None, "epoch": -1, "weights": {}, "ended": False}
-        self._written = time.monotonic()
-
-    @property
-    def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint."""
-        return f"BestEpoch[{self.monitor}]"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Score, epoch and weights of the best epoch, and whether the training has ended."""
-        return self.best
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        self.best = dict(state)
-
-    def stored(self, checkpoint: Path) -> dict[str, Any]:
-        """Read this callback's state from a checkpoint."""
-        return torch.load(checkpoint, weights_only=True)["callbacks"][self.state_key]
+    def __init__(self, monitor: str | None):
+        self.monitor, self.score, self.epoch = monitor, -math.inf, -1
+        self.weights: dict[str, Tensor] = {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """After validation, and after the callback that stops early."""
-        score = float(trainer.callback_metrics[self.monitor]) if self.monitor else None
-        if score is None or self.best["score"] is None or score > self.best["score"]:
-            weights = {
-                name: value.detach().cpu().clone() for name, value in pl_module.state_dict().items()
-            }
-            self.best |= {"score": score, "epoch": trainer.current_epoch, "weights": weights}
-        self.best["ended"] = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        due = self.best["ended"] or time.monotonic() - self._written >= CHECKPOINT_SECONDS
-        if not trainer.strategy.broadcast(due):  # the first process's clock decides for all
-            return
-        save(trainer, self.path)
-        self._written = time.monotonic()
-        if self.best["ended"] and trainer.is_global_zero:
-            remove(self.path.with_name(BEFORE))
+        """Compare scores after validation."""
+        score = float(trainer.callback_metrics[self.monitor]) if self.monitor else math.inf
+        if score > self.score or not self.monitor:
+            self.score, self.epoch = score, trainer.current_epoch
+            self.weights = {name: x.clone() for name, x in pl_module.state_dict().items()}

@@ -326,7 +326,7 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         "pair/training/draft/last.ckpt": signal.SIGKILL,
         "latency/table.json": signal.SIGINT,
         "traces/*.parquet": signal.SIGKILL,
-        "selector/training/*/last.ckpt": signal.SIGKILL,
+        "selector/training/*/fold-0.json": signal.SIGKILL,
         "draft/training/last.ckpt": signal.SIGTERM,
         "report/records.jsonl": signal.SIGKILL,
     }

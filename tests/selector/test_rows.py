@@ -11,7 +11,6 @@ import torch
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
-from nde_talf.selector import rows as files
 from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces
 from nde_talf.selector.rows import columns
 from tests.selector.examples import TABLE, roots
@@ -53,8 +52,7 @@ def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
     return roots_from_traces(small, ["specinfer", "gbv"], large=large)
 
 
-def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "WINDOW", 1 << 12)  # pages are given back all the time
+def test_roots_in_files_are_those_in_memory(tmp_path):
     one, other = read(tmp_path, True), read(tmp_path, False)
     assert (
         len(one) == len(other) == 120 and one.settings == other.settings and one.kind == other.kind

@@ -1,0 +1,159 @@
+"""A latency table from timed steps: least squares and isotonic fits of the parts of a step.
+
+draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target
+                                                      ran before it, so the draft's weights are
+                                                      cold.
+what deeper trees take more                       ->  draft: a later pass, warm, by the width of its
+                                                      level, and second: what the first of them
+                                                      takes more than the others
+target phase                                      ->  target: a pass over n nodes
+all else                                          ->  verify: warping, the rule, commits
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nde_talf.decoding.actions import L2_MAX, Action
+from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable
+
+PROBES = tuple(
+    Action(*action)
+    for action in (
+        *((1, 0, 0), (1, 0, 1), (4, 0, 1), (1, 0, 2), (1, 0, 4), (1, 0, 7), (1, 0, 11), (1, 0, 16)),
+        *((2, 0, 2), (2, 2, 8), (3, 4, 4), (3, 0, 8), (4, 0, 2), (4, 0, 4), (4, 0, 8), (4, 8, 8)),
+    )
+)
+"""The trees that are measured."""
+
+
+class Probed(NamedTuple):
+    """One step.
+
+    context: index of its context. seconds: of the phases draft, target and all else.
+    """
+
+    context: int
+    action: Action
+    verifier: str
+    nodes: int
+    seconds: tuple[float, float, float]
+
+
+def fit_table(
+    steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]
+) -> LatencyTable:
+    """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
+
+    Args:
+        steps: as measured.
+        contexts: committed tokens by index.
+        verifiers: rules to price.
+        levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
+            branches; empty where equal draws are not merged.
+    """
+    cells: dict[tuple[int, Action], list] = defaultdict(list)
+    sizes: dict[Action, list[int]] = defaultdict(list)
+    rests: dict[str, dict[Action, list[float]]] = {name: defaultdict(list) for name in verifiers}
+    for step in steps:
+        cells[step.context, step.action].append(step.seconds)
+        sizes[step.action].append(step.nodes)
+        if step.verifier in rests:
+            rests[step.verifier][step.action].append(step.seconds[2])
+    means = {cell: _middle(seconds) for cell, seconds in cells.items()}
+    nodes = {action: float(np.mean(sizes[action])) for action in PROBES}
+    branches = _branches(levels)
+    parts: dict[str, list] = {"first": [], "second": [], "draft": [], "target": []}
+    for index in range(len(contexts)):
+        draft, target, _ = zip(*(means[index, action] for action in PROBES), strict=True)
+        passes = _draft_passes(np.array(draft), branches)
+        for name, part in zip(("first", "second", "draft"), passes, strict=True):
+            parts[name].append(part)
+        parts["target"].append(_at([*nodes.values()], target, NODES))
+    verify = {
+        name: _at([nodes[action] for action in rest], [*map(_middle, rest.values())], NODES)
+        for name, rest in rests.items()
+    }
+    return LatencyTable(
+        contexts,
+        list(NODES),
+        list(WIDTHS),
+        verify={name: seconds.tolist() for name, seconds in verify.items()},
+        branches=branches if levels else [],
+        **{name: np.maximum(rising(np.array(part)), 1e-9).tolist() for name, part in parts.items()},
+    )
+
+
+def _branches(levels: dict[int, list]) -> list[list[float]]:
+    """[K][depth]: mean number of distinct nodes; K where no tree was so deep."""
+    means = []
+    for k in WIDTHS:
+        counts = [[tree[d] for tree in levels.get(k, ()) if len(tree) > d] for d in range(L2_MAX)]
+        means.append([float(np.mean(count)) if count else float(k) for count in counts])
+    return means
+
+
+def _draft_passes(
+    seconds: np.ndarray, branches: list[list[float]]
+) -> tuple[float, float, np.ndarray]:
+    """Split draft phases: the first pass, what the second takes more, later ones by width.
+
+    seconds: [probes].
+    """
+    deep = np.array([action.depth > 1 for action in PROBES])
+    rows = np.array([[1.0, *_passes(action, branches)] for action in PROBES if action.depth > 1])
+    first = float(np.mean(seconds[~deep]))
+    rest = seconds[deep] - first
+    scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
+    passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
+    if passes[0] < 0:
+        passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
+    return first, max(0.0, float(passes[0])), rising(passes[1:])
+
+
+def rising(values: np.ndarray) -> np.ndarray:
+    """Isotonic regression: the closest sequence, in least squares, that does not fall.
+
+    Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
+    Rows that rise on their own still do afterwards.
+    """
+    if values.ndim > 1:
+        return np.stack([rising(column) for column in values.T], -1)
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, size = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        blocks.append((mean, size))
+    return np.concatenate([np.full(size, mean) for mean, size in blocks])
+
+
+def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
+    """Seconds at `knots`, from an isotonic fit to the points.
+
+    Beyond the largest point they go on along the fit's overall slope.
+    """
+    order = np.argsort(nodes, kind="stable")
+    x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
+    slope = (y[-1] - y[0]) / max(1.0, x[-1] - x[0])
+    return np.interp(knots, x, y) + slope * np.maximum(0, np.array(knots) - x[-1])
+
+
+def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
+    """[widths]: how many later draft passes of each width an action takes.
+
+    Those between two widths are shared out.
+    """
+    trunk = min(action.l1, action.depth - 1)
+    below = action.depth - 1 - trunk
+    levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
+    return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
+
+
+def _middle(values: Sequence) -> np.ndarray:
+    """Mean along the first axis without the smallest and the largest tenth."""
+    cut = len(values) // 10
+    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
