@@ -2,10 +2,9 @@
 
 Rows are written in place, rolled back by length and compacted by gathering.
 
-It knows nothing about trees. Transformers' models write through it. There are two kinds of layers.
-Growing ones of one shape lie in one tensor, so that a gather is one operation; it is made as large
-as it is expected to become, and grows by half if that is not enough. Fixed ones lie at fixed
-addresses and write where a tensor says, so that a captured graph can be replayed.
+It knows nothing about trees. Transformers' models write through it. Layers of one shape lie in one
+tensor, so that a gather is one operation; it is made as large as it is expected to become, and
+grows by half if that is not enough.
 """
 
 import weakref
@@ -124,69 +123,6 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class FixedLayer(CacheLayerMixin):
-    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
-
-    is_compileable = True
-    is_sliding = False
-
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, target: "WriteTarget"):
-        super().__init__()
-        self.target = target
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate `target.capacity` slots at a fixed address."""
-        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold
-        # need not be 0.
-        both = key_states, value_states
-        self.keys, self.values = (
-            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both
-        )
-        for states in (self.keys, self.values):
-            torch._dynamo.mark_static_address(
-                states
-            )  # or CUDA graphs would copy the cache in and out
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, heads, n, head_dim] to the slots; return what rows see."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys.index_copy_(2, self.target.slots, key_states)
-        self.values.index_copy_(2, self.target.slots, value_states)
-        if self.target.alone:
-            return key_states, value_states
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of slots that a pass is shown, offset 0)."""
-        return (query_length if self.target.alone else self.target.capacity), 0
-
-    def get_seq_length(self) -> int:
-        """Return 0, since positions and masks are given."""
-        return 0  # positions and masks are given
-
-    def get_max_length(self) -> int:
-        """Return the fixed capacity in slots."""
-        return self.target.capacity
-
-
-class WriteTarget:
-    """Slots [n] that a pass over fixed layers writes to.
-
-    alone: the rows are a sequence's first ones, which see only themselves.
-    """
-
-    def __init__(self, capacity: int):
-        self.capacity, self.alone = capacity, True
-        self.slots = torch.empty(0, dtype=torch.long)
-
-
 class KVCache(Cache):
     """The keys and values of every layer of a model.
 
@@ -194,19 +130,18 @@ class KVCache(Cache):
         layers: how many that are; None: they are made as the model writes, each in a tensor of its
             own.
         expected: slots that will be needed.
-        capacity: the layers are fixed ones of so many slots; None: they grow.
 
     Attributes:
+        capacity: slots of layers that do not grow (`nde_talf.decoding.static.FixedCache`).
         positions: of the slots, [B, slots]; None unless a model with windows asks for them
             (`place`).
     """
 
-    def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
-        self.positions: Tensor | None = None
-        self.target = None if capacity is None else WriteTarget(capacity)
-        if self.target is not None:
-            super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
-        elif layers:
+    capacity: int | None = None
+    positions: Tensor | None = None
+
+    def __init__(self, layers: int | None = None, expected: int = 0):
+        if layers:
             slots = Slots(layers, expected)
             super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
         else:
@@ -218,14 +153,12 @@ class KVCache(Cache):
 
     @property
     def length(self) -> int:
-        """Slots in use, of growing layers."""
+        """Slots in use."""
         return self._growing[0].length if self.layers else 0
 
     def columns(self, count: int) -> int:
         """Return how many slots a pass over `count` rows is shown, these rows included."""
-        if self.target is None:
-            return self.length + count
-        return count if self.target.alone else self.target.capacity
+        return self.length + count
 
     def layer(self, index: int) -> CacheLayerMixin:
         """The layer of this number, made if it is the next one."""
@@ -235,7 +168,7 @@ class KVCache(Cache):
         return layer
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
-        """Keep the first `length` slots of growing layers, then `slots` in this order.
+        """Keep the first `length` slots, then `slots` in this order.
 
         Everything else is dropped. Slots that lie there already (length, length + 1, ...) are not
         moved.
@@ -244,13 +177,14 @@ class KVCache(Cache):
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
         if inside < len(slots):
-            moved = upload(integers(slots[inside:]), self._growing[0].device)
-            for slots_of_layers in self._buffers():
-                slots_of_layers.gather(length + inside, moved)
+            start, moved = (
+                length + inside,
+                upload(integers(slots[inside:]), self._growing[0].device),
+            )
+            for buffer in dict.fromkeys(layer.slots for layer in self._growing):
+                buffer.gather(start, moved)
             if self.positions is not None:
-                self.positions = torch.cat(
-                    [self.positions[:, : length + inside], self.positions[:, moved]], 1
-                )
+                self.positions = torch.cat([self.positions[:, :start], self.positions[:, moved]], 1)
         for layer in self._growing:
             layer.length = length + len(slots)
 
@@ -259,22 +193,12 @@ class KVCache(Cache):
 
         Returns those of all slots that it is shown.
         """
-        if self.target is None:
-            before = (
-                positions[:, :0] if self.positions is None else self.positions[:, : self.length]
-            )
-            self.positions = torch.cat([before, positions], 1)
-            return self.positions
-        if self.positions is None:
-            self.positions = positions.new_zeros(1, self.target.capacity)
-            torch._dynamo.mark_static_address(
-                self.positions
-            )  # as the keys: torch makes no graph that writes to anything else
-        self.positions.index_copy_(1, self.target.slots, positions)
-        return positions if self.target.alone else self.positions
+        before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
+        self.positions = torch.cat([before, positions], 1)
+        return self.positions
 
     def copies(self, count: int, length: int) -> "KVCache":
-        """Copy the first `length` slots of growing layers, `count` times, into a new cache.
+        """Copy the first `length` slots, `count` times, into a new cache.
 
         This cache has to hold one sequence.
         """
@@ -288,29 +212,7 @@ class KVCache(Cache):
             copied.positions = self.positions[:, :length].expand(count, -1)
         return copied
 
-    def write_to(self, slots: Tensor, alone: bool = False) -> None:
-        """Set where the next pass over fixed layers writes; see `WriteTarget`."""
-        assert self.target is not None
-        self.target.slots, self.target.alone = slots, alone
-
-    def move(self, slots: Tensor, to: Tensor) -> None:
-        """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
-        for layer in self._fixed:
-            if layer.is_initialized:  # else it reads another layer's keys and values
-                for states in (layer.keys, layer.values):
-                    states.index_copy_(2, to, states.index_select(2, slots))
-        if self.positions is not None:
-            self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
-
     @property
     def _growing(self) -> list[SlotLayer]:
         layers: Any = self.layers
         return layers
-
-    @property
-    def _fixed(self) -> list[FixedLayer]:
-        layers: Any = self.layers
-        return layers
-
-    def _buffers(self) -> list[Slots]:
-        return list(dict.fromkeys(layer.slots for layer in self._growing))

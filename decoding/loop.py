@@ -21,7 +21,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.session import TreeSession, new_session
 from nde_talf.decoding.setting import (
     AUTO,
     MATCH,
@@ -279,7 +279,7 @@ class SpeculativeDecoder:
     def _new_session(self) -> TreeSession:
         target = self.target
         reader = target.reader(self._layers)
-        return TreeSession(reader, target.device, target.dtype, target.layers, self.static)
+        return new_session(reader, target.device, target.dtype, target.layers, self.static)
 
     def _clock_of_device(self) -> float:
         """Return seconds, once the device has done what was asked."""

@@ -20,10 +20,10 @@ from nde_talf.decoding.forward.layer import NotNativeError
 from nde_talf.decoding.forward.native import NativeForward, native_forward
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.forward.product import product
-from nde_talf.decoding.masks import FULL, WINDOW_KEYS, layer_kinds, windows
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import Readout, optional, scale_and_cap
 from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

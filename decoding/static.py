@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.session import Forward, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -47,6 +49,109 @@ def uncompiled(function: Callable) -> Callable:
     return function
 
 
+class FixedLayer(CacheLayerMixin):
+    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
+
+    is_compileable = True
+    is_sliding = False
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, target: "WriteTarget"):
+        super().__init__()
+        self.target = target
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate `target.capacity` slots at a fixed address."""
+        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold
+        # need not be 0.
+        both = key_states, value_states
+        self.keys, self.values = (
+            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both
+        )
+        for states in (self.keys, self.values):
+            torch._dynamo.mark_static_address(
+                states
+            )  # or CUDA graphs would copy the cache in and out
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, heads, n, head_dim] to the slots; return what rows see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self.target.slots, key_states)
+        self.values.index_copy_(2, self.target.slots, value_states)
+        if self.target.alone:
+            return key_states, value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return (number of slots that a pass is shown, offset 0)."""
+        return (query_length if self.target.alone else self.target.capacity), 0
+
+    def get_seq_length(self) -> int:
+        """Return 0, since positions and masks are given."""
+        return 0  # positions and masks are given
+
+    def get_max_length(self) -> int:
+        """Return the fixed capacity in slots."""
+        return self.target.capacity
+
+
+class WriteTarget:
+    """Slots [n] that a pass over fixed layers writes to.
+
+    alone: the rows are a sequence's first ones, which see only themselves.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity, self.alone = capacity, True
+        self.slots = torch.empty(0, dtype=torch.long)
+
+
+class FixedCache(KVCache):
+    """A cache of `layers` layers at fixed addresses, of `capacity` slots each.
+
+    Passes write where a tensor says, so that a captured graph can be replayed.
+    """
+
+    capacity: int
+
+    def __init__(self, layers: int, capacity: int):
+        self.capacity, self.target = capacity, WriteTarget(capacity)
+        Cache.__init__(self, layers=[FixedLayer(self.target) for _ in range(layers)])
+
+    def columns(self, count: int) -> int:
+        """See `KVCache.columns`."""
+        return count if self.target.alone else self.capacity
+
+    def place(self, positions: Tensor) -> Tensor:
+        """See `KVCache.place`."""
+        if self.positions is None:
+            self.positions = positions.new_zeros(1, self.capacity)
+            # as the keys: torch makes no graph that writes to anything else
+            torch._dynamo.mark_static_address(self.positions)
+        self.positions.index_copy_(1, self.target.slots, positions)
+        return positions if self.target.alone else self.positions
+
+    def write_to(self, slots: Tensor, alone: bool = False) -> None:
+        """Set where the next pass writes; see `WriteTarget`."""
+        self.target.slots, self.target.alone = slots, alone
+
+    def move(self, slots: Tensor, to: Tensor) -> None:
+        """Copy `slots` [n] to the slots `to` [n], in every layer."""
+        layers: Any = self.layers
+        for layer in layers:
+            if layer.is_initialized:  # else it reads another layer's keys and values
+                for states in (layer.keys, layer.values):
+                    states.index_copy_(2, to, states.index_select(2, slots))
+        if self.positions is not None:
+            self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
+
+
 class StaticShapes:
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
@@ -72,7 +177,7 @@ class StaticShapes:
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
         )  # attention kernels want masks in lines of a multiple of 8
-        self._passes: dict[Callable[..., Tensor], FixedPasses] = {}
+        self._passes: dict[Forward, FixedPasses] = {}
         self._lock = Lock()
 
     def size(self, rows: int) -> int:
@@ -84,17 +189,16 @@ class StaticShapes:
             )
         return next(size for size in self.sizes if size >= rows)
 
-    def passes(
-        self, forward: Callable[..., Tensor], device: torch.device, layers: int | None
-    ) -> "FixedPasses":
-        """Return a model's passes, the same object at every call."""
+    def session(
+        self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int | None
+    ) -> "StaticSession":
+        """Make a session whose passes have these shapes."""
         with self._lock:
             if forward not in self._passes:
                 compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
-                self._passes[forward] = FixedPasses(
-                    forward, device, KVCache(layers, capacity=self.capacity), compile, self
-                )
-            return self._passes[forward]
+                cache = FixedCache(layers or 0, self.capacity)
+                self._passes[forward] = FixedPasses(forward, device, dtype, cache, compile, self)
+        return StaticSession(self._passes[forward])
 
 
 class FixedPasses:
@@ -106,26 +210,22 @@ class FixedPasses:
 
     def __init__(
         self,
-        forward: Callable[..., Tensor],
+        forward: Forward,
         device: torch.device,
-        cache: KVCache,
+        dtype: torch.dtype,
+        cache: FixedCache,
         compile: Compile,
         shapes: StaticShapes,
     ):
-        self.forward, self.device, self.cache, self.shapes, self.capacity = (
-            forward,
-            device,
-            cache,
-            shapes,
-            shapes.capacity,
-        )
+        self.forward, self.device, self.dtype = forward, device, dtype
+        self.cache, self.shapes, self.nowhere = cache, shapes, shapes.capacity - 1
         self.compiled, self.move = compile(forward), compile(cache.move)
         self.warm = compile is uncompiled
-        self.user: Any = None
+        self.user: StaticSession | None = None
         self.lock = RLock()
 
     @contextmanager
-    def _turn(self, session: Any, takes: bool = False) -> Iterator[None]:
+    def turn(self, session: "StaticSession", takes: bool = False) -> Iterator[None]:
         """Give `session` the cache inside the block.
 
         takes: it gets the cache now; otherwise UserError, unless it has it already.
@@ -142,89 +242,96 @@ class FixedPasses:
                 )
             yield
 
-    def size(self, count: int, rows: int) -> int:
-        """The size of a pass over `count` rows, of a tree that has `rows` rows after it.
+    def first(self, tokens: Tensor, positions: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """A sequence's first pass, over the prompt: neither padded nor compiled."""
+        self.cache.write_to(torch.arange(tokens.shape[1], device=self.device), alone=True)
+        hidden = self.forward(tokens, positions, None, self.cache, **inputs)[0]
+        if not self.warm:
+            self._warm_up({name: x[:, :1] for name, x in inputs.items()})
+        return hidden
 
-        All of them need slots.
-        """
-        self.shapes.size(max(count, rows))
-        return self.shapes.size(count)
-
-    def first(self, session: Any, ids: tuple[Tensor, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-        """A sequence's first pass, over the prompt: neither padded nor compiled.
-
-        The session takes the cache.
-        """
-        with self._turn(session, takes=True):
-            self.cache.write_to(torch.arange(ids[0].shape[1], device=self.device), alone=True)
-            hidden = self.forward(*ids, None, self.cache, **inputs)[0]
-            if not self.warm:
-                self._warm_up(session, {name: x[:, :1] for name, x in inputs.items()})
-            return hidden
-
-    def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
+    def _warm_up(self, inputs: dict[str, Tensor]) -> None:
         """Run every size twice, over rows that see and write nothing but the last slot.
 
         torch compiles a function in the first call, and makes its CUDA graph in the second. inputs:
         one row of each.
         """
         self.warm = True
-        nowhere = self.capacity - 1
         for size in 2 * self.shapes.sizes:
-            tokens, positions = (
-                torch.zeros(1, size, dtype=torch.long, device=self.device) for _ in range(2)
-            )
+            ids = torch.zeros(2, 1, size, dtype=torch.long, device=self.device)
             mask = torch.full(
-                (1, 1, size, self.capacity),
-                torch.finfo(session.dtype).min,
-                dtype=session.dtype,
+                (1, 1, size, self.cache.capacity),
+                torch.finfo(self.dtype).min,
+                dtype=self.dtype,
                 device=self.device,
             )
-            mask[..., nowhere] = 0
-            self._pass(
-                tokens[0] + nowhere,
-                (tokens, positions),
-                mask,
-                {n: x.repeat(1, size, 1) for n, x in inputs.items()},
-            )
+            mask[..., self.nowhere] = 0
+            repeated = {name: x.repeat(1, size, 1) for name, x in inputs.items()}
+            self.run(ids[0, 0] + self.nowhere, ids, mask, repeated)
         for _ in range(2):
-            self.move(*torch.full((2, self.shapes.rows), nowhere, device=self.device).unbind())
+            self.move(*torch.full((2, self.shapes.rows), self.nowhere, device=self.device).unbind())
 
-    def run(
-        self,
-        session: Any,
-        end: int,
-        size: int,
-        ids: tuple[Tensor, Tensor],
-        mask: Tensor,
-        inputs: dict[str, Tensor],
-    ) -> Tensor:
-        """A pass over rows padded to `size`, which writes the slots up to `end`."""
-        count = ids[0].shape[1]
-        slots = [*range(end - count, end), *[self.capacity - 1] * (size - count)]
-        padded = {name: F.pad(x, (0, 0, 0, size - count)) for name, x in inputs.items()}
-        with self._turn(session):
-            tokens, positions = (F.pad(x, (0, size - count)) for x in ids)
-            return self._pass(
-                upload(integers(slots), self.device), (tokens, positions), mask, padded
-            )[0, :count]
-
-    def _pass(
-        self, slots: Tensor, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]
-    ) -> Tensor:
+    def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
         self.cache.write_to(slots)
         try:
-            return self.compiled(*ids, mask, self.cache, **inputs)
+            return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UserError(
                 "static shapes: a forward pass cannot be captured as one graph"
                 f" ({str(error).strip().splitlines()[0]}). Switch static shapes off for this model."
             ) from error
 
-    def commit(self, session: Any, length: int, rows: list[int]) -> None:
-        """Put these tree rows right after a prefix of `length` slots."""
-        with self._turn(session):
+
+class StaticSession(TreeSession):
+    """Session over a cache that the sessions of one model share.
+
+    One that was begun before another one raises UserError when it goes on.
+    """
+
+    skips_masks = False
+
+    def __init__(self, passes: FixedPasses):
+        self.passes = passes
+        super().__init__(passes.forward, passes.device, passes.dtype)
+
+    def _new_cache(self, expected: int) -> KVCache:
+        return self.passes.cache
+
+    def _run(
+        self, tokens: Tensor, positions: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]
+    ) -> Tensor:
+        """See `TreeSession._run`: rows are padded to one of the sizes."""
+        passes, count = self.passes, tokens.shape[1]
+        if sees is None:
+            with passes.turn(self, takes=True):
+                return passes.first(tokens, positions, inputs)
+        passes.shapes.size(self.rows)  # all rows of the tree need slots
+        padding = passes.shapes.size(count) - count
+        end = self.length + self.rows
+        slots = integers([*range(end - count, end), *[passes.nowhere] * padding])
+        padded = {name: F.pad(x, (0, 0, 0, padding)) for name, x in inputs.items()}
+        ids = F.pad(torch.stack([tokens, positions]), (0, padding))
+        with passes.turn(self):
+            mask = self._wide(sees, count + padding)
+            return passes.run(upload(slots, self.device), ids, mask, padded)[0, :count]
+
+    def _wide(self, sees: Tensor, size: int) -> Tensor:
+        """Widen the mask to the cache's capacity, [1, 1, size, capacity].
+
+        All rows see the prefix, none what is after the tree. Padded rows see what there is, so that
+        they stay finite.
+        """
+        end = self.length + self.rows
+        wide = torch.zeros(size, self.passes.cache.capacity, dtype=self.dtype, device=self.device)
+        wide[: len(sees), self.length : end] = self._additive(sees)
+        wide[:, end:] = torch.finfo(self.dtype).min
+        return wide[None, None]
+
+    def _keep(self, rows: list[int]) -> None:
+        passes, length = self.passes, self.length
+        with passes.turn(self):
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
-                moved += [(self.capacity - 1, self.capacity - 1)] * (self.shapes.rows - len(moved))
-                self.move(*upload(integers(moved).T.contiguous(), self.device).unbind())
+                moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
+                passes.move(*upload(integers(moved).T.contiguous(), self.device).unbind())

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.masks import Window
+from nde_talf.decoding.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one

@@ -17,9 +17,9 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNativeError
-from nde_talf.decoding.masks import Window, layer_kinds
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, family
+from nde_talf.decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -98,9 +98,9 @@ class FusedPass(ABC):
                     else self._sources
                 )
                 torch._foreach_copy_(self._copies, fresh)
-            if cache is not None and cache.target is not None:
+            if cache is not None and cache.capacity is not None:
                 for table in self.tables.values():
-                    table.reach(cache.target.capacity)
+                    table.reach(cache.capacity)
                 for tensor in [*self.tensors, *(table.table for table in self.tables.values())]:
                     torch._dynamo.mark_static_address(tensor)
 

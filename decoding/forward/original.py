@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.masks import Window, row_masks, wide_mask
+from nde_talf.decoding.windows import Window, row_masks, wide_mask
 
 
 class TransformersForward:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.static import FixedCache
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 
@@ -51,9 +52,9 @@ def at(cache: KVCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
     """The slots of the cache that a pass over `rows` reads, and those that it writes."""
-    if cache.target is None:
+    if not isinstance(cache, FixedCache):
         return torch.arange(cache.length), torch.arange(cache.length, cache.length + rows)
-    slots, nowhere = cache.target.slots, cache.target.capacity - 1
+    slots, nowhere = cache.target.slots, cache.capacity - 1
     if cache.target.alone:
         return slots[:0], slots
     read = (mask[0, 0, slots != nowhere] == 0).any(0)  # what padded rows read comes to nothing

@@ -11,14 +11,14 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.masks import HostMask, ancestor_mask, grown_mask
+from nde_talf.decoding.masks import ancestor_mask, grown_mask
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.session import new_session
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -61,15 +61,6 @@ def test_ancestor_masks_are_those_written_down():
     assert torch.equal(ancestor_mask(torch.tensor(parents)), expected)
     assert torch.equal(ancestor_mask(torch.tensor(parents), depth=3), expected)
     assert torch.equal(grown_mask(expected[:3, :3], torch.tensor([1, 1])), expected[:5, :5])
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        host = HostMask(dtype)
-        for _ in range(2):  # again after a tree that was dropped
-            for rows in (slice(0, 2), slice(2, 6)):
-                host.grow(parents[rows])
-                blocked = (~expected[rows, : rows.stop]).to(dtype) * torch.finfo(dtype).min
-                assert torch.equal(host.of(rows.start)[0, 0], blocked)
-            assert host.depths == [0, 1, 1, 2, 2, 3]
-            host.clear()
 
 
 def test_the_same_seed_drafts_the_same_delayed_tree():
@@ -245,7 +236,7 @@ def test_rows_that_are_told_what_they_see_run_as_those_with_parents(static):
         torch.Generator().manual_seed(0),
     )
     told, known = (
-        TreeSession(forward, TARGET.device, TARGET.dtype, TARGET.layers, shapes)
+        new_session(forward, TARGET.device, TARGET.dtype, TARGET.layers, shapes)
         for forward in (TARGET.hidden, lambda *inputs: TARGET.hidden(*inputs))
     )
     for own in (told, known):
@@ -278,7 +269,7 @@ def test_tokens_of_the_device_are_appended_as_those_of_the_host(static):
     found = []
     for device in (False, True):
         shapes = StaticShapes(60, rows=12) if static else None
-        own = TreeSession(TARGET.hidden, TARGET.device, TARGET.dtype, TARGET.layers, shapes)
+        own = new_session(TARGET.hidden, TARGET.device, TARGET.dtype, TARGET.layers, shapes)
         own.append([1, 2, 3])
         states = own.append(torch.tensor([4, 5, 6, 7]) if device else [4, 5, 6])[:3]
         assert own.length == (3 if device else 6)

@@ -20,9 +20,9 @@ from nde_talf.decoding.forward.attention import (
     weighed,
     weighed_in_steps,
 )
-from nde_talf.decoding.masks import Window
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.windows import Window
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import FAMILIES, V, family, module
