@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,15 +180,8 @@ class DeviceTree:
 
     def to_host(self) -> DraftTree:
         """Copy the tree to the host, with repeated draws merged. Waits for the device."""
-        parts = [
-            self.tokens,
-            self.parents,
-            *([] if self.left is None else [self.left.view(torch.long)]),
-        ]
-        tokens, parents, *left = torch.stack(parts).tolist()
-        masses = (
-            np.array(left[0], np.int64).view(np.float64).tolist() if left else [None] * len(self)
-        )
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        masses = [None] * len(self) if self.left is None else self.left.tolist()
         tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
             merged.append(tree.add(merged[parents[node]], tokens[node], masses[node]))

@@ -146,10 +146,7 @@ VERIFIERS = Registry(
         ),
         **_table(
             "decoding.rules.traversal",
-            traversal_without_replacement=(
-                "traversal_without_replacement",
-                "Traversal, no replacement",
-            ),
+            traversal_without_replacement=("traversal", "Traversal, no replacement"),
         ),
         **_table("decoding.rules.nss", greedy=("Greedy", "Greedy")),
     },

@@ -122,9 +122,9 @@ class Generation:
         """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
         return self.recorded[: len(self.tokens)]
 
-    def acceptance(self, detailed: bool = False) -> dict[str, Any]:
+    def acceptance(self) -> dict[str, Any]:
         """See `acceptance`."""
-        return acceptance(self.steps, detailed)
+        return acceptance(self.steps)
 
     @property
     def block_efficiency(self) -> float:
@@ -159,7 +159,7 @@ class Generation:
         )
 
 
-def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
+def acceptance(steps: Sequence[Step]) -> dict[str, Any]:
     """Summarise what was accepted, in the JSON shape of vLLM's `SpeculativeDecodingMetrics`.
 
     Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1, 0,
@@ -167,7 +167,6 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
 
     Args:
         steps: of one request, or of several one after the other.
-        detailed: with what each step drafted and accepted.
 
     Returns:
         mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted tokens
@@ -179,7 +178,7 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
     accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
     counts, largest = Counter(accepted), max(drafted, default=0)
     histogram = [counts[number] for number in range(largest + 1)]
-    figures: dict[str, Any] = {
+    return {
         "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
         "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
         "acceptance_histogram": histogram,
@@ -191,9 +190,6 @@ def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
         "num_draft_tokens": sum(drafted),
         "num_spec_tokens": largest,
     }
-    return figures | (
-        {"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {}
-    )
 
 
 def peak_bytes(device: torch.device) -> int:

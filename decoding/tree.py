@@ -125,15 +125,13 @@ class DraftTree:
         What was not recorded is 1 for the first of them, and for others summed up here, in float64
         as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no correct digit.
         """
-        recorded = [
-            1.0 if at == 0 and mass is None else mass for at, mass in enumerate(self.left[node])
-        ]
-        masses = [mass for mass in recorded if mass is not None]
-        if len(masses) < len(recorded):
-            rest, masses = self.q_at(node).clone(), []
-            for mass, child in zip(recorded, self.children[node], strict=True):
-                masses.append(float(rest.sum(dtype=torch.float64)) if mass is None else mass)
-                rest[self.tokens[child]] = 0
+        masses: list[float] = []
+        for at, mass in enumerate(self.left[node]):
+            if mass is None and at:
+                rest = self.q_at(node).clone()
+                rest[[self.tokens[child] for child in self.children[node][:at]]] = 0
+                mass = float(rest.sum(dtype=torch.float64))
+            masses.append(1.0 if mass is None else mass)
         return masses
 
     def path(self, node: int) -> list[int]:

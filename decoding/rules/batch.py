@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.masks import ancestor_mask
-from nde_talf.decoding.rules.residual import EMPTY, excess
+from nde_talf.decoding.rules.residual import EMPTY, excess, where
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
@@ -176,23 +176,17 @@ def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
     most, count = node.draws.shape[1], node.count
     if rule.offered is not None:
         most, count = min(rule.offered, most), count.clamp(max=rule.offered)
-    states, chances = [rule.start(node)], []
+    state, laws = rule.start(node), []
+    missed = torch.ones(len(node.p), dtype=torch.float64, device=node.p.device)
     for draw in range(most):
         left = None if node.left is None else node.left[:, draw]
-        chance = rule.chance(node.px(draw), node.qx(draw), states[-1], left)
-        chances.append(chance * (draw < count))
-        states.append(rule.reject(node, states[-1], left))
-    one = torch.ones(len(node.p), dtype=torch.float64, device=node.p.device)
-    if not chances:
-        return one[:, None], states[0]
-    accept = torch.stack(chances, -1)
-    missed = torch.cat([one[:, None], (1 - accept).cumprod(-1)], -1)
-    fields = []
-    for values in zip(*states, strict=True):
-        column = torch.stack([x if isinstance(x, Tensor) else one * x for x in values], -1)
-        fields.append(column.gather(-1, count[:, None])[:, 0])
-    law = torch.cat([accept * missed[:, :-1], missed[:, -1:]], -1)
-    return law, type(states[0])(*fields)
+        real = draw < count
+        chance = rule.chance(node.px(draw), node.qx(draw), state, left) * real
+        laws.append(chance * missed)
+        missed = missed * (1 - chance)
+        after = rule.reject(node, state, left)
+        state = type(state)(*(where(real, new, old) for new, old in zip(after, state, strict=True)))
+    return torch.stack([*laws, missed], -1), state
 
 
 def or_target(residual: Tensor, p: Tensor, leaf: Tensor) -> Tensor:

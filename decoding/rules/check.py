@@ -5,7 +5,6 @@ policy that breaks its promise gets an error instead of a wrong output law. Tree
 not checked.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -23,16 +22,13 @@ def check_rows(name: str, rows: Tensor, nodes: list[int] | None = None) -> None:
 
     nodes: numbers of the nodes that the rows belong to, where these are not 0, 1, ...
     """
-    for at, (mass, least) in enumerate(
-        zip(rows.sum(-1).tolist(), rows.amin(-1).tolist(), strict=True)
-    ):
-        if abs(mass - 1) <= TOLERANCE and least >= 0:  # neither is true of NaN
-            continue
-        wrong = "holds negative values" if least < 0 else "does not sum to 1"
-        if not math.isfinite(mass):
-            wrong = "holds NaN or infinite values"
-        node = nodes[at] if nodes else at
-        raise ValueError(f"{name}: node {node} {wrong} (sum {mass:.6g}, smallest {least:.6g}).")
+    masses, smallest = rows.sum(-1).tolist(), rows.amin(-1).tolist()
+    for at, (mass, least) in enumerate(zip(masses, smallest, strict=True)):
+        if not (abs(mass - 1) <= TOLERANCE and least >= 0):  # neither is true of NaN
+            raise ValueError(
+                f"{name}: node {nodes[at] if nodes else at} is no distribution: its sum is"
+                f" {mass:.6g}, its smallest number {least:.6g}."
+            )
 
 
 def check_pair_of_rows(p: Tensor, q: Tensor) -> None:

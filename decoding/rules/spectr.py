@@ -138,7 +138,8 @@ def threshold(
         return one, best
     bracketed = done = valid
     low, last, ahead = one, one, inverse(best, k) - 1
-    high = where(bracketed, one, _smaller((1 + ahead) * (1 + tolerance), k))
+    bound = (1 + ahead) * (1 + tolerance)
+    high = where(bracketed, one, where(bound > k, k, bound))
     x = where(bracketed, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # where it lies for typical rows
     for turn in range(TURNS if many else 100):
         b = covered(x)
@@ -154,7 +155,8 @@ def threshold(
         if not many and done:
             return high, best
         slope = (x - last) / (y - ahead) if many or y != ahead else math.inf
-        guess = _smaller((x - y * slope) * (1 + tolerance), high)
+        guess = (x - y * slope) * (1 + tolerance)
+        guess = where(guess > high, high, guess)
         last, ahead = x, y
         x = where(done | narrow, high, where((low < guess) & (turn < 12), guess, (low + high) / 2))
     # Where p and q hardly meet, rounding hides where the two sides cross: k is always valid.
@@ -169,7 +171,3 @@ def inverse(b: Any, k: Any) -> Any:
         return b / -torch.expm1(torch.log1p(-b) / k)
     b = min(max(b, 1e-300), 1 - 2**-53)
     return b / -math.expm1(math.log1p(-b) / k)
-
-
-def _smaller(a: Any, b: Any) -> Any:
-    return torch.minimum(a, b) if isinstance(a, Tensor) else min(a, b)

@@ -7,6 +7,7 @@ once it is visited, whatever the subtree looks like. This is why merged prefixes
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,19 +132,16 @@ def path_weights(px: Tensor, qx: Tensor) -> Tensor:
 @rule("tv", PATHS, on_device=traversal_trees)
 @rule("bv", PATHS, on_device=traversal_trees)
 @rule("traversal", IID, on_device=traversal_trees, labels=traversal_gains)
-def traversal(tree: DraftTree, rng: Rng) -> Verdict:
-    """Verify `tree`, whose children are i.i.d. draws."""
-    verdict = _visit(tree, 0, 1.0, rng, False)
+def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
+    """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
+    verdict = _visit(tree, 0, 1.0, rng, without_replacement)
     assert verdict is not None  # the root is accepted with probability 1
     return verdict
 
 
-@rule("traversal_without_replacement", DISTINCT, on_device=traversal_trees)
-def traversal_without_replacement(tree: DraftTree, rng: Rng) -> Verdict:
-    """Verify `tree`, whose children were drawn without replacement."""
-    verdict = _visit(tree, 0, 1.0, rng, True)
-    assert verdict is not None
-    return verdict
+rule("traversal_without_replacement", DISTINCT, on_device=traversal_trees)(
+    partial(traversal, without_replacement=True)
+)
 
 
 def _visit(
