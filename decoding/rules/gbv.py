@@ -92,14 +92,23 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         """Return the row [V]."""
-        order = order_of(rank_key(self.score, self.exact))
-        ranked = self.q.index_select(0, order)
-        g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
-        if self.lower:
-            g.mul_(1 - self.lower).add_(self.lower)
-        f = torch.sub(g, ranked, alpha=1 - self.lower).clamp_(min=0)
-        ranked = tilt(ranked, g, f, self.lower, self.k)
-        return torch.empty_like(ranked).scatter_(0, order, ranked)
+        key = rank_key(self.score, self.exact)
+        return tilted_rows(self.q, key, self.lower, self.k)[0]
+
+
+def tilted_rows(
+    q: Tensor, key: Tensor, lower: Any, k: Any, max_k: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q~ [..., V], token ids by rank, and what `tilt` calls g and f of them.
+
+    q, key: [..., V]; lower, k: numbers, or [..., 1].
+    """
+    order = order_of(key)
+    ranked = q.gather(-1, order).double()
+    g = lower + (1 - lower) * ranked.cumsum(-1).clamp_(max=1)
+    f = (g - (1 - lower) * ranked).clamp_(min=0)
+    tilted = tilt(ranked, g, f, lower, k, max_k).to(q)
+    return torch.empty_like(q).scatter_(-1, order, tilted), order, g, f
 
 
 def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
@@ -117,7 +126,10 @@ def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
         drawn = torch.arange(draws.shape[1], device=draws.device) < count[:, None]
         rank = torch.where(drawn, place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
-        row, after = _tilted_rows(q, key, k[:, None], trees.max_draws, lower, token)
+        row, order, g, f = tilted_rows(q, key, lower, k[:, None], trees.max_draws)
+        at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
+        upto, below = g.gather(-1, at), f.gather(-1, at)
+        after = torch.where(upto > 0, below / upto, 0.0)
         lower = torch.where(k[:, None] > 1, after, lower)  # on the trunk all are still level
         child = (trees.parents == node[:, None]) & (trees.tokens == token)
         alive = (count > 0) & (parents[-1] >= -1)
@@ -138,23 +150,6 @@ def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
     path = Trees(torch.stack(tokens, 1), torch.stack(parents, 1), p, q_tilted, trees.depth, 1)
     end, last = traversal_trees(path, rng)
     return Verdict(selected[every, end], last)
-
-
-def _tilted_rows(
-    q: Tensor, key: Tensor, k: Tensor, max_k: int, lower: Tensor, token: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return q~ [B, V] of k [B, 1] branches, and `lower` [B, 1] after `token` [B, 1].
-
-    See `TiltedRow`.
-    """
-    order = key.argsort(dim=-1, stable=True)
-    ranked = q.gather(-1, order).double()
-    g = lower + (1 - lower) * ranked.cumsum(-1).clamp_(max=1)
-    f = (g - (1 - lower) * ranked).clamp_(min=0)
-    at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
-    upto, below = (x.gather(-1, at) for x in (g, f))
-    row = torch.empty_like(q).scatter_(-1, order, tilt(ranked, g, f, lower, k, max_k).to(q))
-    return row, torch.where(upto > 0, below / upto, 0.0)
 
 
 def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
