@@ -26,11 +26,9 @@ from nde_talf.decoding.rules.labels import pooled
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.decoding.testing import expectation
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.tables import TableDrafter, Tables, context_of, one_step, tau
-from tests.decoding.tiny_loop import DRAFT, TARGET
+from tests.decoding.tables import TableDrafter, Tables, context_of
 from tests.draft_training.heads import random_head
 
 PAIR = tiny_pair(12, noise=0.1, hidden=16, layers=2)
@@ -329,68 +327,3 @@ def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():
     assert one == pytest.approx((2 * (1 + 0.2) + 1 * (1 + 0.4)) / 3)
     assert two == pytest.approx(1 + 0.5 + 0.1)
     assert {round(pair, 9), round(behind, 9)} == {1.6, 1.7}
-
-
-LINE, TWO, SPLIT = Delayed(Action(1, 0, 2)), Delayed(Action(2, 0, 2)), Delayed(Action(2, 1, 1))
-
-
-class Switched:
-    """Random decisions, enumerated from the moment that `rng` is replaced."""
-
-    def __init__(self, rng):
-        self.rng = rng
-
-    def __getattr__(self, name):
-        return getattr(self.rng, name)
-
-
-class FreshTables:
-    """p and q behind a text, from passes over all of it."""
-
-    vocabulary = 4
-
-    def __init__(self, text: list[int], setting: SamplingSetting, own: SamplingSetting):
-        self.text, self.setting, self.own, self._rows = text, setting, own, {}
-
-    @torch.inference_mode()
-    def __call__(self, context):
-        if context not in self._rows:
-            tokens = torch.tensor([[*self.text, *context]])
-            logits = [model.module(tokens).logits[0, -1] for model in (TARGET, DRAFT)]
-            self._rows[context] = warp(logits[0], self.setting), warp(logits[1], self.own)
-        return self._rows[context]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name,policy,on_device",
-    [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)],
-)
-def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
-    """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches,
-    and from fresh passes.
-    """
-    setting, own = SamplingSetting(0.9, 0.97), SamplingSetting(0.5, 0.9)
-    decoder = SpeculativeDecoder(
-        TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, device=on_device
-    )
-    for seed in range(1 + (policy is SPLIT)):
-        texts = set()
-
-        def step(rng, seed=seed, texts=texts):
-            switched = Switched(Rng.seeded(seed))
-            stream = decoder.stream([1, 3, 2], setting, switched)
-            text = [1, 3, 2, next(stream)[0]]
-            for each in islice(stream, 3):
-                text += each.tokens
-            texts.add(tuple(text))
-            switched.rng = rng
-            return len(next(stream).tokens)
-
-        found = expectation(step)
-        (text,) = texts
-        tables = FreshTables(list(text), setting, own)
-        exact = expectation(
-            lambda rng, tables=tables: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng))
-        )
-        assert found == pytest.approx(exact, abs=1e-5) and 1 < exact < 4

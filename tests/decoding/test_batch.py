@@ -21,8 +21,14 @@ SHAPES = {
     "path": [(1, 0)],
     "repeats": [(1, 2), (1, 0), (2, 2)],
     "uneven": [(0,), (2, 1), (0, 1)],
+    "distinct": [(2,), (0, 1)],
 }
-ONE_PATH, DELAYED = ("bare", "path"), ("bare", "path", "repeats")
+FITTING = {
+    "path": ("bare", "path"),
+    "delayed": ("bare", "path", "repeats"),
+    "iid": ("bare", "path", "repeats", "uneven"),
+    "without_replacement": ("bare", "path", "distinct"),
+}
 V = 3
 
 
@@ -30,11 +36,13 @@ def drafted(paths, tables: Tables) -> tuple[list[int], list[int], DraftTree]:
     """Tokens and parents with every draw a node of its own, and the same tree on the host."""
     tokens, parents, tree = [0], [-1], DraftTree.rooted(0, tables(())[1])
     for path in paths:
-        node, own = 0, 0
+        node, draw = 0, 0
         for at, token in enumerate(path):
             tokens.append(token)
-            parents.append(own)
-            own, node = len(tokens) - 1, tree.add(node, token)
+            parents.append(draw)
+            before = {tree.tokens[child] for child in tree.children[node]}
+            left = sum(x for t, x in enumerate(tree.q[node].tolist()) if t not in before)
+            draw, node = len(tokens) - 1, tree.add(node, token, left)
             tree.q[node] = tables(path[: at + 1])[1]
     tree.p = [tables(context(tree, node))[0] for node in range(len(tree))]
     return tokens, parents, tree
@@ -45,23 +53,24 @@ def context(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def padded(trees, tables: Tables):
-    """tokens, parents [B, N] and p, q [B, N, V]; the rows of padding are wrong on purpose."""
+    """tokens, parents [B, N], p, q [B, N, V] and left [B, N]; the rows of padding are wrong on
+    purpose.
+    """
     count = max(len(tokens) for tokens, _, _ in trees) + 1
     p, q = torch.full((2, len(trees), count, V), float("nan"), dtype=torch.float64)
-    for b, (tokens, parents, _) in enumerate(trees):
+    left = torch.ones(len(trees), count, dtype=torch.float64)
+    for b, (tokens, parents, tree) in enumerate(trees):
         for node in range(len(tokens)):
             path, at = (), node
             while at:
                 path, at = (tokens[at], *path), parents[at]
             p[b, node], q[b, node] = tables(path)
-    tokens = torch.tensor([[*own, *[7] * (count - len(own))] for own, _, _ in trees])
-    parents = torch.tensor([[*own, *[-2] * (count - len(own))] for _, own, _ in trees])
-    return tokens, parents, p, q
-
-
-def shapes_for(name: str) -> tuple[str, ...]:
-    kinds = VERIFIERS[name].trees
-    return tuple(SHAPES) if "iid" in kinds else DELAYED if "delayed" in kinds else ONE_PATH
+        if len(tree) == len(tokens):  # no draw again
+            for node, children in enumerate(tree.children):
+                left[b, children] = torch.tensor(tree.left[node], dtype=torch.float64)
+    tokens = torch.tensor([[*line, *[7] * (count - len(line))] for line, _, _ in trees])
+    parents = torch.tensor([[*line, *[-2] * (count - len(line))] for _, line, _ in trees])
+    return tokens, parents, p, q, left
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,14 +83,17 @@ def test_in_a_batch_every_tree_has_the_law_that_it_has_alone(name, kind):
     if (name, kind) == ("spectr", "close"):
         pytest.skip("many rho are as good, and the host may find another one than the device")
     tables = Tables(kind, seed=4)
-    trees = [drafted(SHAPES[shape], tables) for shape in shapes_for(name)]
-    tokens, parents, p, q = padded(trees, tables)
+    rule = verifier(name)
+    kind_of_tree = next(trees for trees in reversed(FITTING) if trees in rule.trees)
+    trees = [drafted(SHAPES[shape], tables) for shape in FITTING[kind_of_tree]]
+    tokens, parents, p, q, left = padded(trees, tables)
+    left = left if kind_of_tree == "without_replacement" else None
     for b, (_, _, tree) in enumerate(trees):
-        alone = exact_law(lambda rng, tree=tree: emitted(tree, *verifier(name)(tree, rng)))
+        alone = exact_law(lambda rng, tree=tree: emitted(tree, *rule(tree, rng)))
 
         def one_of_them(rng, b=b):
-            found = verify_batch(verifier(name), tokens, parents, p, q, OneRow(rng, b))
-            return tuple(found.tokens[b, : found.length[b]].tolist())
+            batch = verify_batch(rule, tokens, parents, p, q, OneRow(rng, b), left)
+            return tuple(batch.tokens[b, : batch.length[b]].tolist())
 
         assert distance(exact_law(one_of_them), alone) < (1e-7 if kind == "close" else 1e-9)
 
@@ -95,71 +107,36 @@ class OneRow:
         self.rng, self.b = rng, b
 
     def bernoulli(self, probability):
-        found = probability > 0.5
-        found[self.b] = self.rng.bernoulli(float(probability[self.b]))
-        return found
+        decided = probability > 0.5
+        decided[self.b] = self.rng.bernoulli(float(probability[self.b]))
+        return decided
 
     def categorical(self, weights):
-        found = weights.argmax(-1)
-        found[self.b] = self.rng.categorical(weights[self.b])
-        return found
+        drawn = weights.argmax(-1)
+        drawn[self.b] = self.rng.categorical(weights[self.b])
+        return drawn
 
 
 def emitted(tree: DraftTree, end: int, token: int) -> tuple[int, ...]:
     return (*context(tree, end), token)
 
 
-@pytest.mark.parametrize("name", ["specinfer", "nss", "spectr"])
-def test_rows_are_warped_when_they_are_asked_for(name):
+def test_rows_are_warped_when_they_are_asked_for():
     """A top-down rule asks for depth + 1 rows of each tree, whatever the number of nodes."""
-    generator, setting, asked = torch.Generator().manual_seed(0), SamplingSetting(0.7, 0.9), []
-    logits = torch.randn(2, 2, 9, 50, generator=generator)
-    tokens, parents = (
-        torch.randint(50, (2, 9), generator=generator),
-        torch.tensor([[-1, 0, 0, 0, 0, 1, 2, 3, 4]] * 2),
-    )
+    setting, asked = SamplingSetting(0.7, 0.9), []
+    logits = torch.randn(2, 2, 9, 50, generator=torch.Generator().manual_seed(0))
+    tokens, parents = torch.arange(18).view(2, 9), torch.tensor([[-1, 0, 0, 0, 0, 1, 2, 3, 4]] * 2)
 
     def rows(at):
         asked.append(at)
         return logits[0][torch.arange(2), at]
 
-    lazily = verify_batch(
-        verifier(name),
-        tokens,
-        parents,
-        rows_of(rows, setting),
-        rows_of(logits[1], RAW),
-        Rng.seeded(0),
-    )
+    trees, rng = (verifier("spectr"), tokens, parents), Rng.seeded
+    lazily = verify_batch(*trees, rows_of(rows, setting), rows_of(logits[1], RAW), rng(0))
     p, q = warp(logits[0], setting), warp(logits[1], RAW)
-    at_once = verify_batch(verifier(name), tokens, parents, p, q, Rng.seeded(0), sizes=(2, 4))
+    at_once = verify_batch(*trees, p, q, rng(0), sizes=(2, 4))
     assert len(asked) == 3
     assert all(torch.equal(one, other) for one, other in zip(lazily, at_once, strict=True))
-
-
-def test_without_replacement_needs_the_masses_and_keeps_the_law():
-    tables = Tables("random", seed=2)
-    p, q = tables(())
-    tree = DraftTree.rooted(0, q)
-    for token, left in ((2, 1.0), (0, 1 - float(q[2]))):
-        tree.add(0, token, left)
-    tree.p = [p, *[tables((t,))[0] for t in (2, 0)]]
-    rows = torch.stack([torch.stack([p, *tree.p[1:]]), torch.stack([q] * 3)])[:, None]
-    left = torch.tensor([[1.0, 1.0, 1 - float(q[2])]], dtype=torch.float64)
-    tokens, parents = torch.tensor([[0, 2, 0]]), torch.tensor([[-1, 0, 0]])
-    for name in ("without_replacement", "traversal_without_replacement"):
-        rule = verifier(name)
-        alone = exact_law(lambda rng, rule=rule: emitted(tree, *rule(tree, rng)))
-        batch = exact_law(
-            lambda rng, rule=rule: tuple(
-                t
-                for t in (
-                    verify_batch(rule, tokens, parents, *rows, rng, left=left).tokens[0].tolist()
-                )
-                if t >= 0
-            )
-        )
-        assert distance(alone, batch) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -182,5 +159,5 @@ def test_a_row_without_mass_is_told_by_its_token():
     broken[1] = float("nan")
     tokens, parents = torch.zeros(2, 2).long(), torch.tensor([[-1, 0]] * 2)
     for name in ("specinfer", "traversal", "nss", "gbv"):
-        found = verify_batch(verifier(name), tokens, parents, broken, rows, Rng.seeded(0))
-        assert found.token[0] >= 0 and found.token[1] == -1
+        batch = verify_batch(verifier(name), tokens, parents, broken, rows, Rng.seeded(0))
+        assert batch.token[0] >= 0 and batch.token[1] == -1

@@ -64,7 +64,7 @@ TOPOLOGY = {
 DRAWS = {
     "no q": (spoilt("q", 1, None), "tree.q: node 1 has children, but no distribution"),
     "q of other tokens": (spoilt("q", 1, Q[:2]), "tree.q: node 1 has shape"),
-    "q sums to 2": (spoilt("q", 1, 2 * Q), "tree.q: node 1 does not sum to 1"),
+    "q sums to 2": (spoilt("q", 1, 2 * Q), "tree.q: node 1 is no distribution: its sum is 2"),
     "q has no mass": (spoilt("q", 1, torch.eye(V)[0]), "node 1 cannot have drawn token 2"),
 }
 KINDS = {
@@ -83,18 +83,14 @@ def check(tree: DraftTree, trees: str, first: bool = True) -> None:
     check_policys_tree(SimpleNamespace(trees=trees), tree, state, V)
 
 
-@pytest.mark.parametrize(
-    "tree,words", [*TOPOLOGY.values(), *DRAWS.values()], ids=[*TOPOLOGY, *DRAWS]
-)
-def test_a_malformed_tree_is_refused_by_its_node(tree, words):
+@pytest.mark.parametrize("name", [*TOPOLOGY, *DRAWS])
+def test_a_malformed_tree_is_refused_by_its_node(name):
+    tree, words = (TOPOLOGY | DRAWS)[name]
     with pytest.raises(UserError, match=rf"drafted a tree of kind 'iid'.*{words}"):
         check(tree, "iid")
-
-
-@pytest.mark.parametrize("tree,words", TOPOLOGY.values(), ids=TOPOLOGY)
-def test_topology_is_looked_at_in_every_tree(tree, words):
-    with pytest.raises(UserError, match=words):
-        check(tree, "top_k", first=False)
+    if name in TOPOLOGY:  # looked at in every tree
+        with pytest.raises(UserError, match=words):
+            check(tree, "top_k", first=False)
 
 
 @pytest.mark.parametrize("tree,kind,words", KINDS.values(), ids=KINDS)
@@ -134,9 +130,9 @@ def test_the_loop_checks_every_tree():
 @pytest.mark.parametrize(
     "p,q,k,words",
     [
-        ([[0.5, 0.4]], [[0.5, 0.5]], 2, "p: node 0 does not sum to 1"),
-        ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 holds negative"),
-        ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 holds NaN"),
+        ([[0.5, 0.4]], [[0.5, 0.5]], 2, "p: node 0 is no distribution"),
+        ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 .* smallest number -0.5"),
+        ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 .* sum is nan"),
         ([[0.5, 0.5]], [[1.0]], 2, "q: its shape"),
     ],
 )

@@ -5,14 +5,11 @@ import torch
 
 from nde_talf.decoding.actions import action_space
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.decoding.tree import DraftTree
 from tests.decoding.wide_rows import rows
 
 SIZE = (2, 1, 2)
@@ -70,33 +67,6 @@ def test_the_tilted_law_sums_to_one(kind, behind):
         and (law >= 0).all()
         and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
-@pytest.mark.parametrize(
-    "name",
-    [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"],
-)
-def test_verdicts_stay_on_the_support_of_p(name, kind):
-    p, q = rows(kind, 9)
-    rng = Rng.seeded(0)
-    for seed in range(3):
-        tree = DraftTree.rooted(0, q[0])
-        tip = tree.add(0, rng.categorical(q[0]))
-        tree.q[tip] = q[1]
-        for _ in range(3):
-            child = tree.add(tip, rng.categorical(q[1]))
-            tree.q[child] = q[2]
-            tree.add(child, rng.categorical(q[2]))
-        tree.p = [p[min(depth, 3)] for depth in tree.depth]
-        verdict = VERIFIERS[name](tree, Rng.seeded(seed))
-        path = tree.path(verdict.end)
-        nodes = [0, *path]
-        emitted = [*(tree.tokens[node] for node in path), verdict.token]
-        assert all(
-            float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True)
-        )
 
 
 def test_a_weight_near_zero_leaves_no_residual():
