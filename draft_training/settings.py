@@ -28,7 +28,7 @@ FAMILY, LLAMA = LAYERS = ("family", "llama")
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 """Lightning's names of precisions, or what the machine is asked for."""
 
-OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass")
+OPERATIONAL = ("checkpoint_seconds",)
 """Keys of a training that may differ where it is resumed."""
 
 
@@ -187,22 +187,15 @@ class HeadConfig(TrainingConfig):
 
     `adamw`: AdamW for all, as in the paper.
     """
-    strategy: Annotated[str, one_of(("auto", "ddp", "ddp_spawn", "ddp_fork"))] = "auto"
-    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`.
-
-    `ddp`: likewise, and the command starts anew for each. A step has `devices` times as many rows.
-    """
     devices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that train together, each on a device of its own."""
+    """Processes that train together, each with a full head on a device of its own.
+
+    A step has so many times as many rows.
+    """
     evaluate_every: Natural = 0
     """Steps from one evaluation on held-out rows to the next.
 
     The weights with the lowest held-out loss are exported. 0: none, and the last weights are.
-    """
-    nodes_in_pass: Annotated[int, Field(ge=1, le=1_000_000)] = 128
-    """Nodes of a row in one pass of the target.
-
-    Four times as many rows of [V] are held at once in the loss: a memory limit.
     """
 
     def __post_init__(self) -> None:

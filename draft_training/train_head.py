@@ -149,7 +149,7 @@ class HeadModule(RowModule):
         outputs = [self.head.read(level) for level in outputs]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
-        readout = HeadReadout.of(self.head, 4 * config.nodes_in_pass)
+        readout = HeadReadout.of(self.head)
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
 
     def _trees(
@@ -158,7 +158,7 @@ class HeadModule(RowModule):
         """Build the trees after `roots` [B, R] of the rows `tokens` [B, L], with their labels."""
         config, target = self.config, self.head.target
         if config.loss.target_trees:
-            tree = TreeSpec(config.loss.k, depth, config.nodes_in_pass)
+            tree = TreeSpec(config.loss.k, depth)
             return target_beam(target, tokens, tree, roots, document, self.head.feature_layers)
         return chains(tokens, target_features(target, tokens, document)[0], roots, depth)
 
@@ -207,7 +207,10 @@ def fit_head(
     module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
     if held_out is not None:
         held_out = training_rows(held_out, target, config)
-    options: dict[str, Any] = {"devices": config.devices} if config.devices > 1 else {}
+    options: dict[str, Any] = {}
+    if config.devices > 1:
+        on_cpu = target.device.type == "cpu"
+        options = {"devices": config.devices, "strategy": "ddp_fork" if on_cpu else "ddp_spawn"}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
@@ -217,7 +220,6 @@ def fit_head(
             callbacks,
             config.batch * config.accumulate,
             held_out,
-            strategy=config.strategy,
             **options,
         )
     if held_out is not None and config.evaluate_every:

@@ -22,7 +22,6 @@ from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_fi
 from nde_talf.pipelines.finished import finished, meant
 from nde_talf.pipelines.machine import check_device, reach_hub
 
-FORKING = ("ddp_spawn", "ddp_fork")
 """Strategies whose processes run the training alone, and not this command once more."""
 
 
@@ -50,12 +49,6 @@ def check_config(config: Config) -> None:
                 f"evaluation.settings: '{name}' {where}; choose from"
                 f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
             )
-    if config.draft.devices > 1 and config.draft.strategy not in FORKING:
-        raise UserError(
-            f"draft.strategy={config.draft.strategy} starts this command once for every device, and"
-            f" they would write the same files: use {' or '.join(FORKING)} here, or call"
-            " nde_talf.draft_training.train_head.fit_head from a script of your own."
-        )
 
 
 def check_machine(config: Config) -> None:

@@ -23,6 +23,9 @@ REMOVED: dict[str, str] = {
     "draft.labels*": "the target makes the labels in every step.",
     "draft.top_m": "the target makes the labels in every step.",
     "draft.label_dtype": "the target makes the labels in every step.",
+    "draft.strategy": "every device has a full head.",
+    "draft.nodes_in_pass": "128 nodes of a row go through the target in one pass.",
+    "traces.node_chunk": "distributions take at most 256 MB a matrix; lower traces.micro_batch.",
     "draft.loss.objective": "the loss at a node is the cross-entropy with the target's p.",
     "draft.loss.eta": "the loss at a node is the cross-entropy with the target's p.",
     "draft.ema_decay": (

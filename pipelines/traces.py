@@ -31,11 +31,7 @@ SUPER_TREE_DEPTH = 17
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    traces = {
-        name: value
-        for name, value in asdict(config.traces).items()
-        if name not in ("micro_batch", "node_chunk")
-    }
+    traces = {name: value for name, value in asdict(config.traces).items() if name != "micro_batch"}
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
 

@@ -3,7 +3,7 @@
 The sets themselves are configs/data/*.yaml.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -76,31 +76,13 @@ def _draw(
     tokenizer: PreTrainedTokenizerBase,
     seen: set[str],
 ) -> tuple[list[Prompt], int]:
-    """Draw `count` prompts of one source, none of them in `seen`, and count those too long.
-
-    Rows are chosen at random (of a stream, among its first rows).
-    """
+    """Draw `count` prompts of one source, none of them in `seen`, and count those too long."""
     key = f"data.sets.{name}"
-    if not part.source:
-        raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
-    if prompt_set.chat and not tokenizer.chat_template:
-        raise UserError(
-            f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false."
-        )
-    template = RowTemplate(part.template, part.source, f"{key}.template")
-    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
-    template.check(rows.column_names)
     prompts: list[Prompt] = []
     long = repeated = 0
-    # The template counts too: a sentence to translate in both directions should not come twice.
-    key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
-    for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
-        if len(prompts) == count:
-            break
-        text = _as_prompt(template.render(rows[int(index)]), prompt_set, tokenizer)
+    texts = _texts(key, prompt_set, part, count, seed, tokenizer)
+    while len(prompts) < count and (text := next(texts, None)) is not None:
         prompt = make_prompt(prompt_set.kind or name, text, prompt_set.chat)
-        if not text.strip():
-            continue
         if len(_ids(text, tokenizer)) > prompt_set.max_tokens:
             long += 1
         elif prompt.id in seen:
@@ -117,6 +99,32 @@ def _draw(
             " split."
         )
     return prompts, long
+
+
+def _texts(
+    key: str,
+    prompt_set: PromptSet,
+    part: PromptPart,
+    count: int,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Iterator[str]:
+    """Yield rows of one source as prompts, in random order (of a stream, its first rows)."""
+    if not part.source:
+        raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
+    if prompt_set.chat and not tokenizer.chat_template:
+        raise UserError(
+            f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false."
+        )
+    template = RowTemplate(part.template, part.source, f"{key}.template")
+    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
+    template.check(rows.column_names)
+    # The template counts too: a sentence to translate in both directions should not come twice.
+    key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
+    for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
+        text = _as_prompt(template.render(rows[int(index)]), prompt_set, tokenizer)
+        if text.strip():
+            yield text
 
 
 def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +24,8 @@ CODE, PROSE, TEXT = "code", "prose", "text"
 """Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text
 of no known kind.
 """
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 CHARACTERS_PER_TOKEN = 8
 """No tokenizer here packs more characters into a token on average: how much text to cut before
@@ -205,33 +207,18 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
     lines = source.splitlines(keepends=True)
     if len(lines) != len(source.split("\n")) - source.endswith("\n"):
         return {}  # form feeds and the like, which `ast` does not count as line ends
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    starts = list(accumulate(map(len, lines), initial=0))
     cuts: dict[str, list[int]] = {CODE: [], PROSE: []}
     for node in ast.walk(tree):
-        if (
-            not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            or not node.body
-        ):
+        if not isinstance(node, ast.Module | Definition) or not node.body:
             continue
         documented = ast.get_docstring(node, clean=False) is not None
         if not isinstance(node, ast.Module):
-            # A line's end somewhere in the first statements, the docstring passed over.
-            body = node.body[1:] if documented else node.body
-            ends = (
-                [node.lineno + _header_lines(node) - 1]
-                if not documented
-                else [node.body[0].end_lineno]
-            )
-            ends += [statement.end_lineno for statement in body[: min(3, len(body) - 1)]]
-            cuts[CODE].append(starts[generator.choice(ends)])
+            cuts[CODE].append(starts[generator.choice(_code_lines(node, documented))])
         if documented:
-            text = node.body[0]
-            first, last = starts[text.lineno - 1], starts[text.end_lineno]
-            words = [i for i in range(first, last) if source[i] == " " and source[i - 1].isalnum()]
-            # Leave some prose after the cut, so that the continuation can be prose too.
-            words = words[len(words) // 8 : len(words) - len(words) // 4]
+            words = _prose_ends(
+                source, starts[node.body[0].lineno - 1 : node.body[0].end_lineno + 1]
+            )
             if len(words) >= 16:
                 cuts[PROSE].append(generator.choice(words))
     for ends in cuts.values():
@@ -239,6 +226,20 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
     return cuts
 
 
-def _header_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Count lines from `def` or `class` to the one before the first statement, at least one."""
-    return max(1, node.body[0].lineno - node.lineno)
+def _code_lines(node: Definition, documented: bool) -> list[int]:
+    """List the lines that end in the first statements of `node`, its docstring passed over."""
+    first = node.body[0]
+    body = node.body[1:] if documented else node.body
+    # without a docstring: the last line before the first statement
+    header = first.end_lineno if documented else max(node.lineno, first.lineno - 1)
+    return [header, *(statement.end_lineno for statement in body[: min(3, len(body) - 1)])]
+
+
+def _prose_ends(source: str, starts: list[int]) -> list[int]:
+    """List the ends of words in a docstring whose lines begin at `starts`, the last after it.
+
+    Some prose is left after each, so that the continuation can be prose too.
+    """
+    first, last = starts[0], starts[-1]
+    words = [i for i in range(first, last) if source[i] == " " and source[i - 1].isalnum()]
+    return words[len(words) // 8 : len(words) - len(words) // 4]

@@ -23,14 +23,13 @@ from nde_talf.decoding.rules.labels import (
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 
-_NUMBERS = 1 << 26  # of one matrix of a chunk, when the number of rows is not given
-# What one chunk takes at its peak, in float32 matrices: both models' logits, p, q, and temporaries.
-MATRICES = 5
+NUMBERS = 1 << 26
+"""Numbers in one matrix of a chunk: 256 MB of float32. At its peak a chunk takes some five."""
 
 
-def chunk_rows(vocabulary: int, asked: int, layout: SuperTreeLayout) -> int:
-    """Count rows of [V] numbers in a chunk: as asked, or 256 MB a matrix, and a branch point's."""
-    return asked or max(_NUMBERS // vocabulary, rows_together(layout))
+def chunk_rows(vocabulary: int, layout: SuperTreeLayout) -> int:
+    """Count rows of [V] numbers in a chunk: at least those of a branch point."""
+    return max(NUMBERS // vocabulary, rows_together(layout))
 
 
 def rows_together(layout: SuperTreeLayout) -> int:

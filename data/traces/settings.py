@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Natural, Seed, one_of, settings
+from nde_talf.decoding.common.settings import Count, Seed, one_of, settings
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -62,8 +62,6 @@ class TracesConfig:
     """
     micro_batch: Annotated[int, Field(ge=1, le=100_000)] = 8
     """Super-trees in one pass of a model; halved when memory runs out."""
-    node_chunk: Natural = 0
-    """Rows of next-token distributions in memory at once; 0: as many as fit 256 MB a matrix."""
     shard_prompts: Count = 8
     """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
     dtype: Annotated[str, one_of(DTYPES)] = "float32"
@@ -85,12 +83,3 @@ class TracesConfig:
                 "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"
                 " or 0."
             )
-        if self.node_chunk:
-            from nde_talf.data.traces.label_chunks import rows_together
-            from nde_talf.decoding.super_tree import super_tree_layout
-
-            if self.node_chunk < (minimum := rows_together(super_tree_layout())):
-                raise UserError(
-                    f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows; 0"
-                    " is automatic."
-                )

@@ -92,7 +92,7 @@ def _trace(
         torch.tensor(each, device=target.device) for each in (trajectory, positions)
     )
     layout = super_tree_layout()
-    chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
+    chunk = chunk_rows(target.vocab_size, layout)
     p_prefix = Prefix(target, tokens)
     q_prefix = draft_prefix(draft, p_prefix)
     roots = positions.repeat_interleave(config.samples)

@@ -15,6 +15,7 @@ import torch
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.data.traces import label_chunks
 from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair
@@ -22,11 +23,12 @@ from tests.decoding.pairs import tiny_pair
 def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 
-def main(vocabulary, hidden, layers, tokens, micro_batch, node_chunk, room):
+def main(vocabulary, hidden, layers, tokens, micro_batch, chunk, room):
+    label_chunks.NUMBERS = chunk * vocabulary
     torch.set_num_threads(1)
     target, draft = tiny_pair(vocabulary, hidden=hidden, layers=layers)
     def trace(size, length, samples):
-        config = TracesConfig(samples=samples, stride=8, micro_batch=size, node_chunk=node_chunk,
+        config = TracesConfig(samples=samples, stride=8, micro_batch=size,
                               verifiers=["specinfer", "gbv"])
         said = []
         prompt = Prompt("p", "k", "", list(range(1, 9)), "train")
@@ -74,14 +76,14 @@ DEEP = {
     "layers": 4,
     "tokens": 40,
     "micro_batch": 16,
-    "node_chunk": 400,
+    "chunk": 400,
     "room": 50 << 20,
 }
 
 
 @pytest.fixture(scope="module")
 def found():
-    return traced(WIDE | {"node_chunk": 60}, WIDE | {"node_chunk": 240}, DEEP)
+    return traced(WIDE | {"chunk": 60}, WIDE | {"chunk": 240}, DEEP)
 
 
 def test_the_peak_grows_with_the_chunk(found):

@@ -11,7 +11,6 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
@@ -81,10 +80,8 @@ def test_rules_of_one_path_have_the_labels_of_that_path(pair):
             assert torch.equal(found[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
 
 
-def test_texts_that_end_at_once_give_no_rows_and_chunks_too_small_are_told(pair):
+def test_texts_that_end_at_once_give_no_rows(pair):
     assert (
         trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0)
         == {}
     )
-    with pytest.raises(UserError, match="node_chunk=10: a branch point needs 29"):
-        replace(CONFIG, node_chunk=10)

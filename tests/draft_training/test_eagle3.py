@@ -21,7 +21,7 @@ from nde_talf.draft_training.draft_vocab import (
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, Labels, TalfLoss
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head
 from tests.draft_training.heads import (
     family_target,
@@ -147,7 +147,6 @@ def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
     [
         ({"loss": HassLoss()}, r"draft\.loss\.name=hass"),
         ({"loss": EagleLoss()}, r"draft\.loss\.name=eagle"),
-        ({"labels": Labels("features")}, r"draft\.labels\.name=features"),
         ({"features": "final", "draft_vocab": 20}, r"draft\.draft_vocab"),
     ],
 )

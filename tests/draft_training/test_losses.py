@@ -128,7 +128,6 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     [
         ({"loss": {"name": "medusa"}}, r"draft\.loss\.name=medusa: there is none"),
         ({"loss": {"name": "talf", "k": "four"}}, r"draft\.loss\.k=four"),
-        ({"strategy": "fsdp"}, r"draft\.strategy=fsdp"),
         ({"layer": "mamba"}, r"draft\.layer=mamba"),
         ({"optimizer": "sgd"}, r"draft\.optimizer=sgd"),
         ({"precision": "16-mixed"}, r"draft\.precision=16-mixed.*bf16-mixed"),

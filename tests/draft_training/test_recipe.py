@@ -81,7 +81,8 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
     """Its state is on disk meanwhile, and the time isn't counted."""
     pause = tmp_path / "pause"
     pause.touch()
-    thread = threading.Thread(target=train, args=(tmp_path / "paused", settings(steps=2)))
+    paused = tmp_path / "paused", settings(steps=2), 0.02  # hours: an upper limit of the pause
+    thread = threading.Thread(target=train, args=paused, daemon=True)
     thread.start()
     limit = time.time() + 60
     while not (tmp_path / "paused" / CHECKPOINT).exists() and time.time() < limit:
@@ -90,4 +91,5 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
     assert not (tmp_path / "paused" / "held_out.jsonl").exists()
     pause.unlink()
     thread.join(60)
+    assert not thread.is_alive()
     assert sorted(curve(tmp_path / "paused")) == [1, 2]

@@ -190,7 +190,7 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
     for name, how in (
         ("parts", {"accumulate": 2}),
-        ("two", {"devices": 2, "strategy": "ddp_fork"}),
+        ("two", {"devices": 2}),
     ):
         assert close(whole, fit_head(target, rows, replace(half, **how), tmp_path / name))
 
@@ -213,4 +213,4 @@ def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target,
     elsewhere = tiny_target()
     elsewhere.device = torch.device("cuda", torch.cuda.device_count())
     with pytest.raises(UserError, match=r"draft\.devices=99"):
-        fit_head(elsewhere, rows, replace(TINY, strategy="ddp_spawn", devices=99), tmp_path)
+        fit_head(elsewhere, rows, replace(TINY, devices=99), tmp_path)

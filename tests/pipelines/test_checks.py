@@ -67,7 +67,6 @@ def test_an_option_that_a_policy_does_not_have_is_refused_before_any_work():
         ("selector", "verifiers", ["bv"]),
         ("engine", "name", "sglang"),
         ("engine", "workers", 0),
-        ("traces", "node_chunk", 10),
         ("data", "test_fraction", 0.0),
         ("selector", "tables", ["nowhere"]),
         ("selector", "pricing", "free"),
