@@ -209,8 +209,8 @@ def fit_head(
         held_out = training_rows(held_out, target, config)
     options: dict[str, Any] = {}
     if config.devices > 1:
-        on_cpu = target.device.type == "cpu"
-        options = {"devices": config.devices, "strategy": "ddp_fork" if on_cpu else "ddp_spawn"}
+        # New processes: a fork of one with threads can stand still.
+        options = {"devices": config.devices, "strategy": "ddp_spawn"}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,

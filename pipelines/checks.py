@@ -22,8 +22,6 @@ from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_fi
 from nde_talf.pipelines.finished import finished, meant
 from nde_talf.pipelines.machine import check_device, reach_hub
 
-"""Strategies whose processes run the training alone, and not this command once more."""
-
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""

@@ -188,10 +188,10 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
     whole = fit_head(target, rows, config, tmp_path / "whole")
     half = replace(config, batch=2)
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
-    for name, how in (
-        ("parts", {"accumulate": 2}),
-        ("two", {"devices": 2}),
-    ):
+    ways = {"parts": {"accumulate": 2}}
+    if optimizer == "muon":  # new processes take their time
+        ways["two"] = {"devices": 2}
+    for name, how in ways.items():
         assert close(whole, fit_head(target, rows, replace(half, **how), tmp_path / name))
 
 
