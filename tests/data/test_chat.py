@@ -65,6 +65,9 @@ def test_what_counts_is_the_answers_and_their_ends_of_turn_and_nothing_else(
         3 if family == "qwen3" else 1
     )  # Qwen3 drops earlier thoughts: a document an answer
     assert not any(document.loss[0] for document in documents)
+    messages = dialogue(system=system).messages
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert encoder.decode(documents[-1].tokens) == rendered
 
 
 def test_every_answer_stands_behind_the_very_tokens_that_prompt_for_it(tokenizer):
@@ -79,14 +82,6 @@ def test_every_answer_stands_behind_the_very_tokens_that_prompt_for_it(tokenizer
             found += 1
             assert document.tokens[:start] == encoder.prompt(messages[: 2 * found])
     assert found == len(TURNS)
-
-
-def test_a_document_is_what_the_template_renders(family, tokenizer):
-    encoder = ChatEncoder(tokenizer)
-    *_, last = encoder.documents(dialogue())
-    assert encoder.decode(last.tokens) == tokenizer.apply_chat_template(
-        dialogue().messages, tokenize=False
-    )
 
 
 def test_a_cut_answer_has_no_end_to_learn(family, tokenizer):

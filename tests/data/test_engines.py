@@ -18,7 +18,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.evaluation.law import p_value
-from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 from tests.vllm_process import in_process
 
@@ -80,22 +79,6 @@ def test_an_end_of_text_ends_a_text(model):
         assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
     finally:
         model.module.generation_config.eos_token_id = None
-
-
-@pytest.mark.parametrize(
-    "name", ["mistral", "gemma-3-images", pytest.param("llama-4", marks=pytest.mark.slow)]
-)
-@torch.no_grad()
-def test_texts_of_models_with_windows_are_those_of_plain_passes(name):
-    """Prompts of several lengths in one batch, below and above the window of 16 tokens."""
-    target = family(name)
-    target.module.generation_config.eos_token_id = None
-    prompts = [torch.arange(3, 3 + length).tolist() for length in (5, 30, 19)]
-    for prompt, text in zip(
-        prompts, TransformersEngine(target).sample(prompts, GREEDY, 14, 0), strict=True
-    ):
-        logits = target.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
-        assert text[len(prompt) :] == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):

@@ -6,37 +6,11 @@ import torch
 from nde_talf.draft_training.document_masks import (
     choose_roots,
     counted_roots,
-    document_positions,
-    entry_documents,
-    same_document,
 )
 from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.documents import apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
-
-
-def test_the_mask_is_causal_within_documents():
-    mask = same_document(torch.tensor([[0, 0, 1, 1]]), torch.float32)
-    assert (mask[0, 0] == 0).int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
-    ]
-
-
-def test_an_entry_that_straddles_two_documents_is_seen_by_itself_alone():
-    entries = entry_documents(torch.tensor([[0, 0, 0, 1, 1, -1]]))
-    assert entries[0, :2].tolist() == [0, 0] and entries[0, 3] == 1
-    assert (same_document(entries, torch.float32)[0, 0, :, 2] == 0).tolist() == [
-        False,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert document_positions(torch.tensor([[0, 0, 0, 1, 1, -1]])).tolist() == [[0, 1, 2, 0, 1, 0]]
 
 
 def test_a_root_counts_if_the_token_behind_it_does_in_the_same_document():
