@@ -76,11 +76,6 @@ class DeviceTree:
     def __len__(self) -> int:
         return len(self.q)
 
-    def fill(self, nodes: list[int], rows: Tensor) -> None:
-        """See `DraftTree.fill`."""
-        for node, row in zip(nodes, rows.unbind(), strict=True):
-            self.q[node] = row
-
     def q_at(self, nodes: list[int]) -> Tensor:
         """Q [n, V] at nodes that have been expanded."""
         return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])

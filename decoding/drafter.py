@@ -172,7 +172,8 @@ class SessionDrafter(Drafter):
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
         texts = [] if self.processed is None else self.processed.texts(tree, nodes)
-        tree.fill(nodes, self._distribution(hidden, texts))
+        for node, row in zip(nodes, self._distribution(hidden, texts).unbind(), strict=True):
+            tree.q[node] = row
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""

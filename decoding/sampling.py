@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import asynchronous, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.setting import RAW, SamplingSetting
 
 __all__ = ["RAW", "Rng", "SamplingSetting", "inverse_cdf", "nucleus", "warp"]
@@ -25,7 +25,6 @@ _LARGE = 1 << 14
 # 1 / LEAST_MASS has to be a float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
-_NUMPY = (torch.float32, torch.float64)
 _INFINITY = float("inf")
 
 
@@ -50,7 +49,7 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     if probs.shape[-1] >= _LARGE:
         total = probs.sum(-1, keepdim=True)  # torch's sum adds pairwise
         # In place, since a copy of a large row costs more than the division.
-        probs = probs / total if probs.requires_grad else probs.div_(total)
+        probs.div_(total)
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
@@ -83,13 +82,8 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
         [..., V]. A row that holds NaN is NaN everywhere.
     """
     top_k = top_k if top_k < probs.shape[-1] else 0
-    if (
-        probs.device.type != "cpu"
-        or asynchronous(probs.device)
-        or probs.requires_grad
-        or probs.dtype not in _NUMPY
-    ):
-        return _nucleus_sorted(probs, top_p, top_k, min_p)
+    if not probs.is_cpu:
+        return nucleus_sorted(probs, top_p, top_k, min_p)
     rows, out = (
         probs.reshape(-1, probs.shape[-1]).numpy(),
         torch.empty(probs.shape, dtype=probs.dtype),
@@ -132,7 +126,7 @@ def _last_kept(
     return some[-count], count, masses[count - 1]
 
 
-def _nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
+def nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
     """Cut rows by sorting all tokens of each, without a look at the numbers."""
     top, ids = probs.sort(dim=-1, descending=True, stable=True)
     kept = top >= min_p * top[..., :1]

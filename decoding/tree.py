@@ -84,11 +84,6 @@ class DraftTree:
         self.left[parent].append(left)
         return node
 
-    def fill(self, nodes: list[int], rows: Tensor) -> None:
-        """Set q at `nodes` to `rows` [n, V]."""
-        for node, row in zip(nodes, rows.unbind(), strict=True):
-            self.q[node] = row
-
     def q_at(self, node: int) -> Tensor:
         """Q [V] at a node that has been expanded."""
         row = self.q[node]
@@ -215,8 +210,6 @@ class Accepted(NamedTuple):
 
     def of(self, states: Tensor) -> Tensor:
         """Select from `states` [N, ...] those at the old root and at the accepted nodes."""
-        if self.path == list(range(1, len(self.path) + 1)):
-            return states[: len(self.tokens)]
         return states.index_select(0, upload(integers([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

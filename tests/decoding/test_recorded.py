@@ -14,23 +14,28 @@ from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 @pytest.mark.parametrize("device", [False, True])
 def test_log_probabilities_and_logits_are_those_of_a_plain_pass(device):
-    found = {}
+    texts = {}
     for record in ("logprobs", "logits", ""):
         policy = Delayed(Action(2, 1, 2))
         decoder = SpeculativeDecoder(
             TARGET, LMDrafter(DRAFT), policy, "specinfer", device=device, record=record
         )
-        found[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
-    own = found["logprobs"]
-    assert found["logits"].tokens == found[""].tokens == own.tokens and not found[""].recorded
-    with torch.no_grad():
-        logits = TARGET.module(torch.tensor([PROMPT + own.tokens])).logits[0, len(PROMPT) - 1 : -1]
-    expected = logits.log_softmax(-1)[range(20), own.tokens]
-    torch.testing.assert_close(torch.tensor(own.logprobs), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        torch.stack(found["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4
+        texts[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
+    with_logprobs = texts["logprobs"]
+    assert (
+        texts["logits"].tokens == texts[""].tokens == with_logprobs.tokens
+        and not texts[""].recorded
     )
-    assert len(own.logprobs) == 20 and any(step.tau for step in own.steps)
+    with torch.no_grad():
+        logits = TARGET.module(torch.tensor([PROMPT + with_logprobs.tokens])).logits[
+            0, len(PROMPT) - 1 : -1
+        ]
+    expected = logits.log_softmax(-1)[range(20), with_logprobs.tokens]
+    torch.testing.assert_close(torch.tensor(with_logprobs.logprobs), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(texts["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4
+    )
+    assert len(with_logprobs.logprobs) == 20 and any(step.tau for step in with_logprobs.steps)
 
 
 def test_acceptance_has_the_shape_of_vllms_metrics():

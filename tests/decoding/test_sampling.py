@@ -16,6 +16,7 @@ from nde_talf.decoding.sampling import (
     Rng,
     SamplingSetting,
     nucleus,
+    nucleus_sorted,
     search,
     search_on_device,
     warp,
@@ -155,16 +156,14 @@ CUTS += [{"top_p": 0.9, "min_p": 0.1}, {"top_k": 30, "top_p": 0.7, "min_p": 0.02
     ("vocabulary", "dtype"),
     [(n, torch.float32) for n in (1, 2, 65, 3000, 150_000)] + [(300, torch.float64)],
 )
-def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype, monkeypatch):
+def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype):
     generator = torch.Generator().manual_seed(vocabulary)
     probs = torch.softmax(torch.stack([*_rows(vocabulary, dtype, generator)]), -1)
     probs[-1] *= 0.99  # as if rounded
     cuts = CUTS if vocabulary < 10_000 else CUTS[3::3]
     for cut in cuts:
         on_host = nucleus(probs, **cut)
-        with monkeypatch.context() as patch:
-            patch.setattr("nde_talf.decoding.sampling.asynchronous", lambda device: True)
-            on_device = nucleus(probs, **cut)
+        on_device = nucleus_sorted(probs, **{"top_p": 1.0, "top_k": 0, "min_p": 0.0} | cut)
         tolerance = 2e-6 if dtype == torch.float32 else 1e-14
         for row, *nuclei in zip(probs.numpy(), on_host.numpy(), on_device.numpy(), strict=True):
             expected = _sorted_nucleus(row, **cut)
