@@ -54,7 +54,6 @@ from nde_talf.evaluation.loops import (
     Schedule,
     Speculative,
     action_title,
-    add_matches,
     assisted_title,
     is_outside,
     lookup_title,
@@ -63,9 +62,10 @@ from nde_talf.evaluation.loops import (
     transformers_lookup,
     transformers_loop,
 )
-from nde_talf.evaluation.methods import NGRAM, UNLABELLED_TREES, fastest
+from nde_talf.evaluation.methods import NGRAM, UNLABELLED_TREES
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
+from nde_talf.evaluation.tuning import fastest
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
@@ -150,7 +150,6 @@ def watched(
             pass
         record = record_of(name, setting, stream.generation)
         record.cpu_seconds = time.process_time() - started
-        add_matches(record, decoder.drafting)
         record.forward_seconds, record.draft_passes = clock.seconds, clock.draft_passes
         return record
 
@@ -267,7 +266,7 @@ def theirs(
 
     def assisted(schedule: Schedule | None, tokens: int) -> Generate:
         title = assisted_title(schedule)
-        return transformers_assisted(title, target, draft, setting, tokens, schedule)
+        return transformers_assisted(title, target, setting, tokens, draft, schedule)
 
     def lookup(sizes: Lookup, tokens: int) -> Generate:
         return transformers_lookup(lookup_title(sizes), target, setting, tokens, sizes)

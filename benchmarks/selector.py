@@ -9,21 +9,25 @@ far as they have come. Writes results/selector.md, or selector.md into --out.
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks.timing import RESULTS, doubts
-from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
-from nde_talf.evaluation.benchmark import Record, read_records, together
+from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.speed import CPU, MEAN, speed_ratios
+from nde_talf.evaluation.speed import CPU, WALL, sums_by_prompt
 from nde_talf.evaluation.table import markdown, row
 from nde_talf.pipelines.stage import BEGUN
 
+MEAN = "mean over settings"
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
 Batch size 1, {machine}. All figures are tokens/s of one method over those of another, both as
@@ -161,6 +165,58 @@ class Campaign(NamedTuple):
     def over_role(self, ours: str, theirs: str) -> dict[str, list[float] | None]:
         """The same of one role under all settings."""
         return self.over(ours, dict.fromkeys(self.records, theirs))
+
+
+def together(records: Iterable[Record]) -> list[Record]:
+    """Sum the generations of a method after a prompt under a setting into one record."""
+    merged: dict[tuple[str, str, str], Record] = {}
+    names = {field.name for field in fields(Record)}
+    counted = names - {"setting", "method", "prompt", "kind", "pass_"}
+    for record in records:
+        key = record.setting, record.method, record.prompt
+        if key in merged:
+            sums = {
+                name: _sum(getattr(merged[key], name), getattr(record, name)) for name in counted
+            }
+            record = replace(record, pass_=0, **sums)
+        merged[key] = record
+    return list(merged.values())
+
+
+def _sum(a, b):
+    if isinstance(a, dict):
+        return {name: a.get(name, 0) + b.get(name, 0) for name in a | b}
+    return a + b
+
+
+def speed_ratios(
+    pairs: Sequence[tuple[list[Record], list[Record]]], clock: str = WALL
+) -> tuple[list[list[float] | None], list[float] | None]:
+    """Ratios of every pair (one a setting), and the geometric mean of at least two.
+
+    The same resampled prompts count in all settings.
+    """
+    sums = [sums_by_prompt(*pair, clock) for pair in pairs]
+    prompts = sorted(set().union(*sums))
+    indices = samples(len(prompts)) if prompts else None
+    logs = []  # of the ratio itself, and resampled
+    for totals in filter(None, sums):
+        values = np.array([totals.get(prompt, np.zeros(4)) for prompt in prompts])
+        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
+    ratios = iter([_interval(*log) for log in logs])
+    mean = (np.mean(part, axis=0) for part in zip(*logs, strict=True))
+    return [next(ratios) if totals else None for totals in sums], (
+        _interval(*mean) if len(logs) > 1 else None
+    )
+
+
+def _log_ratio(sums: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may miss a setting's prompts
+        return np.log(sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3]))
+
+
+def _interval(log: np.ndarray, resampled: np.ndarray) -> list[float]:
+    return np.exp(interval(log, resampled)).tolist()
 
 
 def _machine(runs: list[Decoded]) -> str:

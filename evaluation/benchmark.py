@@ -5,8 +5,8 @@ A method is known by its name and a function that generates.
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,7 @@ class Record:
         draft_passes: forward passes of the draft.
         pass_: which pass over the prompts; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
-        first_seconds: until the first token.
         accepted: steps by how many drafted tokens they accepted.
-        drafted_by_match, accepted_by_match: of n-grams: drafted and accepted tokens, by how long an
-            ending of the text matched.
     """
 
     setting: str
@@ -57,10 +54,7 @@ class Record:
     draft_passes: int = 0
     pass_: int = 0
     cpu_seconds: float = 0.0
-    first_seconds: float = 0.0
     accepted: dict[str, int] = field(default_factory=dict)
-    drafted_by_match: dict[str, int] = field(default_factory=dict)
-    accepted_by_match: dict[str, int] = field(default_factory=dict)
 
     @property
     def block(self) -> tuple[str, int]:
@@ -81,8 +75,6 @@ class Record:
             {"pass_" if key == "pass" else key: value for key, value in content.items()}, cls
         )
 
-
-_IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums
 
 Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
 
@@ -115,9 +107,9 @@ def run_benchmark(
         todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)
     ):
         (prompt, kind, tokens), lines = prompts[index], {}
-        own = block_seed(seed, number, index)
-        for name in random.Random(own).sample(names, len(names)):
-            record = methods[name](tokens, own, kind)
+        seed_of_block = block_seed(seed, number, index)
+        for name in random.Random(seed_of_block).sample(names, len(names)):
+            record = methods[name](tokens, seed_of_block, kind)
             record.prompt, record.kind, record.pass_ = prompt, kind, number
             lines[name] = record.line()
         with records.open("a") as stream:
@@ -146,25 +138,6 @@ def read_records(records: Path) -> Iterator[Record]:
                 console.print(
                     f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True
                 )
-
-
-def together(records: Iterable[Record]) -> list[Record]:
-    """Sum the generations of a method after a prompt under a setting into one record."""
-    found: dict[tuple[str, str, str], Record] = {}
-    for record in records:
-        key = record.setting, record.method, record.prompt
-        if key in found:
-            names = [f.name for f in fields(Record) if f.name not in _IDENTITY]
-            sums = {name: _sum(getattr(found[key], name), getattr(record, name)) for name in names}
-            record = replace(record, pass_=0, **sums)
-        found[key] = record
-    return list(found.values())
-
-
-def _sum(a, b):
-    return (
-        {name: a.get(name, 0) + b.get(name, 0) for name in a | b} if isinstance(a, dict) else a + b
-    )
 
 
 def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:

@@ -37,18 +37,13 @@ def conditions(device: str, dtype: str, threads: int) -> str:
 
 def code(root: Path = ROOT) -> str:
     """The commit of the source tree and whether files changed since, or the package's version."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     if (root / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
-            commit, changes = (
-                subprocess.check_output(
-                    ["git", *words], cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
-                ).strip()
-                for words in (
-                    ("rev-parse", "--short=12", "HEAD"),
-                    ("status", "--porcelain", "--untracked-files=no"),
-                )
+            commit = subprocess.check_output(
+                command, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
             )
-            return f"commit {commit}{', with changes' if changes else ''}"
+            return f"commit {commit.strip()}"
     return f"version {version('nde-talf')}"
 
 

@@ -7,7 +7,7 @@ alone: as arguments of `generate` its keys have no effect.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from nde_talf.data.engines.transformers import sampling_options
-from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import statistics
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.stats import PHASES, Generation
@@ -61,7 +59,6 @@ class Speculative:
             pass
         record = record_of(self.name, self.setting, stream.generation)
         record.cpu_seconds = time.process_time() - started
-        add_matches(record, self.decoder.drafting)
         if isinstance(policy, NeuralPolicy):
             verifiers = policy.selector.schema.verifiers
             record.actions = {
@@ -93,18 +90,12 @@ def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Re
         nodes=sum(step.nodes for step in steps),
         seconds=generation.decode_seconds,
         phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-        first_seconds=generation.prefill_seconds,
-        accepted={
-            str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())
-        },
+        accepted=_counted(step.tau for step in steps),
     )
 
 
-def add_matches(record: Record, drafter: Drafter | None) -> None:
-    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match."""
-    for size, tested in statistics(drafter).items():
-        record.drafted_by_match[str(size)] = tested.drafted
-        record.accepted_by_match[str(size)] = tested.accepted
+def _counted(lengths: Iterable[int]) -> dict[str, int]:
+    return {str(length): steps for length, steps in sorted(Counter(lengths).items())}
 
 
 class Schedule(NamedTuple):
@@ -186,9 +177,9 @@ def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
 def transformers_assisted(
     name: str,
     target: CausalModel,
-    draft: CausalModel,
     setting: SamplingSetting,
     new_tokens: int,
+    draft: CausalModel,
     schedule: Schedule | None = DEFAULT,
 ) -> Generate:
     """`target.generate(assistant_model=draft)` with a schedule."""
@@ -223,15 +214,13 @@ class PassClock:
     def watching(self) -> Iterator[None]:
         """Count the passes made inside."""
         body = self.target.body
-        hooks = [
-            body.register_forward_pre_hook(self._before, with_kwargs=True),
-            body.register_forward_hook(self._after),
-        ]
+        before = body.register_forward_pre_hook(self._before, with_kwargs=True)
+        after = body.register_forward_hook(self._after)
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            before.remove()
+            after.remove()
 
     def now(self) -> float:
         """Read the wall clock when the device is done."""
@@ -269,7 +258,6 @@ def transformers_loop(
         ids, passes = torch.tensor([prompt], device=target.device), PassClock(target)
         isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
         with passes.watching(), torch.inference_mode(), isolated, around():
-            begun = passes.now()
             torch.manual_seed(seed)
             out = target.module.generate(
                 input_ids=ids,
@@ -284,7 +272,6 @@ def transformers_loop(
             cpu = time.process_time() - passes.cpu
         # All committed tokens but the last are in the cache when a pass begins.
         committed = [length + 1 for length in passes.cached[1:]] + [out.shape[1]]
-        accepted = Counter(end - start - 1 for start, end in pairwise(committed))
         return Record(
             setting=str(setting),
             method=name,
@@ -295,8 +282,7 @@ def transformers_loop(
             nodes=sum(passes.given[1:]),
             seconds=seconds,
             cpu_seconds=cpu,
-            first_seconds=passes.seconds - begun,
-            accepted={str(count): steps for count, steps in sorted(accepted.items())},
+            accepted=_counted(end - start - 1 for start, end in pairwise(committed)),
         )
 
     return generate

@@ -34,7 +34,7 @@ from pydantic import Field
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import MANY, Count, Seed, Text, one_of, settings, validated
+from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
@@ -42,7 +42,8 @@ from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
 
-Sample = Callable[[list[list[int]], int, SamplingSetting, int], list[list[int]]]
+Texts = list[list[int]]
+Sample = Callable[[Texts, int, SamplingSetting, int], Texts]
 Law = dict[tuple[int, ...], float]
 NOISE = 0.1
 """By which the weights of the tiny draft differ from its target, whose own are of size 0.3: most
@@ -52,7 +53,10 @@ EQUAL = 1e-4
 """Two best logits that are nearer, as a fraction of the largest, may change their order by
 rounding.
 """
-PROMPT = 8
+VOCABULARY = 4  # of the tiny model
+TESTED = 3  # first tokens, whose joint law is compared
+PROMPT = [token % VOCABULARY for token in (3, 1, 4, 1, 5, 9, 2, 6)]
+PROMPTS, NEW_TOKENS = 16, 48  # of the greedy test
 
 
 @settings()
@@ -65,12 +69,8 @@ class LosslessConfig:
     """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
     speculate: Annotated[int, Field(ge=1, le=1000)] = 3
     """Tokens drafted at a time."""
-    tokens: Annotated[int, Field(ge=1, le=100)] = 3
-    """Tokens whose joint law is tested."""
     samples: Annotated[int, Field(ge=100, le=MANY)] = 4000
     """Texts that are sampled."""
-    vocabulary: Annotated[int, Field(ge=2, le=20_000)] = 4
-    """Tokens of the tiny model."""
     temperature: float = 0.8
     top_p: float = 0.95
     top_k: int = 0
@@ -79,31 +79,22 @@ class LosslessConfig:
     """Folder of a model for the greedy test; null: there is none."""
     draft: Text | None = None
     """Folder of its draft."""
-    prompts: Count = 16
-    """Texts of the greedy test."""
-    new_tokens: Count = 48
-    """Tokens that continue each of them."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES and ":" not in self.engine:
             raise UserError(
                 f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function."
             )
-        if self.vocabulary**self.tokens > 20_000:
-            raise UserError(
-                f"tokens={self.tokens}: {self.vocabulary}^{self.tokens} texts are too many; lower"
-                " it or vocabulary."
-            )
         if (self.target is None) != (self.draft is None):
             raise UserError("target and draft: the greedy test needs both.")
 
 
-def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
+def tiny_pair(folder: Path, seed: int) -> tuple[str, str]:
     """Make a tiny Llama with random weights and a draft like it; returns their folders."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=1,
@@ -140,9 +131,7 @@ def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
     drafter = LMDrafter(CausalModel.load(draft))
     decoder = SpeculativeDecoder(CausalModel.load(target), drafter, policy, "traversal")
 
-    def sample(
-        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
-    ) -> list[list[int]]:
+    def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         rng = Rng.seeded(seed)
         return [decoder.generate(prompt, new_tokens, setting, rng).tokens for prompt in prompts]
 
@@ -158,9 +147,7 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
     if config.drafts == "ngram":
         drafts = {"prompt_lookup_num_tokens": config.speculate}
 
-    def sample(
-        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
-    ) -> list[list[int]]:
+    def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         torch.manual_seed(seed)
         options = sampling_options(setting) | drafts | {"eos_token_id": None, "pad_token_id": 0}
         texts = []
@@ -185,12 +172,10 @@ def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
     method = ngram_method(config.speculate, 1, 3)
     if config.drafts == "model":
         method = draft_method(draft, config.speculate)
-    length = 512 if config.target == target else PROMPT + 32
+    length = 512 if config.target == target else len(PROMPT) + 32
     llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
 
-    def sample(
-        prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
-    ) -> list[list[int]]:
+    def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         how = [
             sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
             for i in range(len(prompts))
@@ -228,17 +213,16 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
 
 def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
     """Check that the joint law of the first tokens is the model's; with a sentence about it."""
-    target, draft = tiny_pair(folder, config.vocabulary, config.seed)
+    target, draft = tiny_pair(folder, config.seed)
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
-    prompt = [token % config.vocabulary for token in (3, 1, 4, 1, 5, 9, 2, 6)]
     plain = CausalModel.load(target, forward="transformers")
-    law = exact_law(plain, prompt, config.tokens, setting)
+    law = exact_law(plain, PROMPT, TESTED, setting)
     # More tokens than are tested: an engine may draft less where a text is about to end.
-    length = config.tokens + config.speculate + 1
     sample = opened(config, target, draft)
-    texts = sample([prompt] * config.samples, length, setting, config.seed)
-    counts = Counter(tuple(text[: config.tokens]) for text in texts)
-    if len(texts) != config.samples or any(len(text) != config.tokens for text in counts):
+    prompts, length = [PROMPT] * config.samples, TESTED + config.speculate + 1
+    texts = sample(prompts, length, setting, config.seed)
+    counts = Counter(tuple(text[:TESTED]) for text in texts)
+    if len(texts) != config.samples or any(len(text) != TESTED for text in counts):
         raise UserError(
             f"engine={config.engine}: it gave {len(texts)} texts, some too short; {config.samples}"
             " were asked for."
@@ -246,7 +230,7 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
     p = p_value(counts, law)
     passed = p > LEVEL
     return passed, (
-        f"joint law of the first {config.tokens} tokens at {setting}:"
+        f"joint law of the first {TESTED} tokens at {setting}:"
         f" {'as the model has it' if passed else 'BIASED'}, p = {p:.2g} at level {LEVEL:g};"
         f" {config.samples} texts. A bias of total variation"
         f" {smallest_bias(config.samples, law):.3f} or more would have been found in 99 of 100"
@@ -260,14 +244,14 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
 
     model = CausalModel.load(target, forward="transformers")
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    prompts = real_prompts(tokenizer, config.prompts)
+    prompts = real_prompts(tokenizer)
     sample = opened(config, target, draft)
-    texts = sample(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
+    texts = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
     margins = [first_difference(model, *pair) for pair in zip(prompts, texts, strict=True)]
     equal = margins.count(None)
     other = [str(at) for at, margin in enumerate(margins) if margin is not None and margin > EQUAL]
     return not other, (
-        f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)}"
+        f"greedy texts of {NEW_TOKENS} tokens after real text: {equal} of {len(prompts)}"
         f" equal plain decoding's, {len(prompts) - equal - len(other)} differ first where the two"
         f" best logits are equal to {EQUAL:g}"
         + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
@@ -287,11 +271,11 @@ def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> 
     return None
 
 
-def real_prompts(tokenizer: Any, count: int) -> list[list[int]]:
+def real_prompts(tokenizer: Any) -> list[list[int]]:
     """Return the beginnings of texts that every machine has: the standard library's sources."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     prompts = []
-    for path in sources[:: max(1, len(sources) // count)][:count]:
+    for path in sources[:: len(sources) // PROMPTS][:PROMPTS]:
         text = path.read_text(encoding="utf-8", errors="ignore")[:2000]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         prompts.append(ids[: 24 + len(prompts) % 17])

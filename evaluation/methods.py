@@ -1,25 +1,14 @@
-"""The methods that the benchmark compares, and one way to tune them all.
+"""The methods that the benchmark compares.
 
-A method is a name, a policy, a rule and a grid: `Method("Traversal, mean acceptance", {title:
-candidate, ...})`. `tune` takes the fastest candidate of the grid, timed on prompts that are not
-evaluated. To add a method, write a function that yields it and enter it in GROUPS.
-
-A method that equals one already there under another name (the same rule, tree and drafter) is
-listed and not decoded a second time. Two rules are the same on a single path where they take the
-same decisions from the same random numbers, so that with one seed they write the same text: Naive,
-NaiveTree and SpecInfer at K = 1 all accept with min(1, p / q) and otherwise draw from the residual;
-block verification is Traversal on a path, and so is GBV where there is one branch. Rules that have
-the same law there but do other work, such as SpecTr and Khisti at K = 1, are compared.
+To add a method, write a function that yields it and enter it in GROUPS.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any
 
-from nde_talf.decoding.actions import Action, canonical
-from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
@@ -48,8 +37,6 @@ from nde_talf.evaluation.loops import (
     PLAIN,
     SCHEDULES,
     TITLES,
-    Lookup,
-    Schedule,
     Speculative,
     assisted_title,
     lookup_title,
@@ -59,15 +46,22 @@ from nde_talf.evaluation.loops import (
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import STATIC, StaticTrees
+from nde_talf.evaluation.tuning import (
+    HEAD,
+    LM_DRAFT,
+    Candidate,
+    Configuration,
+    Method,
+    Tuner,
+    configuration,
+)
 from nde_talf.selector.evaluate import EntropyRule
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy
 
-LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
+NGRAM = "n-gram"
 BEST_STATIC = "best static"
-SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
-SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 UNLABELLED_TREES = tuple(
     Action(*tree)
     for tree in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
@@ -75,112 +69,6 @@ UNLABELLED_TREES = tuple(
 """The grid of static trees for a drafter or a setting without labels."""
 RERANKED = 3  # the best static trees by the labels that are timed, where everything is tuned
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
-WARM_UP = 8  # tokens decoded before a candidate is timed
-
-Tried = TypeVar("Tried", bound=Hashable)
-
-
-class Configuration(NamedTuple):
-    """A static method, its rule and tree in normal form: see `configuration`."""
-
-    rule: str
-    tree: Action
-    drafter: str = LM_DRAFT
-
-
-def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
-    """Equal for methods that write the same text from the same seed."""
-    tree, rule = canonical(tree), SAME_RULE.get(rule, rule)
-    return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
-
-
-class Candidate(NamedTuple):
-    """One way to decode.
-
-    Attributes:
-        make: its generator, from a title and a number of new tokens.
-        alike: equal for candidates that write the same text; None for one like no other.
-    """
-
-    make: Callable[[str, int], Generate]
-    alike: Configuration | None = None
-
-
-class Method(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        role: its name under every setting, where a candidate's title holds what was tuned:
-            "Traversal, best static" is "Traversal (1, 0, 4)" under one setting and "Traversal (2,
-            0, 3)" under another.
-        grid: candidates by title; the fastest is decoded.
-        learned: whether something learned in the run drafts or chooses.
-    """
-
-    role: str
-    grid: dict[str, Candidate]
-    learned: bool = False
-
-
-def fastest(
-    tried: Sequence[Tried],
-    make: Callable[[Tried, int], Generate],
-    new_tokens: int,
-    prompts: list[list[int]],
-) -> Tried:
-    """The one of `tried` with the most tokens per second, as `make(one, new_tokens)` decodes.
-
-    Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt
-    where they are fewer. After a warm-up all are tried on the prompts of the first round; after
-    each round the faster half goes on to the next, and after the last the fastest is taken.
-    Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others each.
-    """
-    if len(tried) == 1:
-        return tried[0]
-    for one in tried:
-        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
-    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
-    tokens, seconds = dict.fromkeys(tried, 0.0), dict.fromkeys(tried, 0.0)
-    rounds = min(len(prompts), max(1, (len(tried) - 1).bit_length()))
-    for number in range(rounds):
-        for index in range(number, len(prompts), rounds):
-            for one in left:
-                record = methods[one](prompts[index], index + 1, "")
-                tokens[one] += record.tokens
-                seconds[one] += record.seconds
-        left.sort(key=lambda one: seconds[one] / tokens[one] if tokens[one] else float("inf"))
-        left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
-    return left[0]
-
-
-@dataclass
-class Tuner:
-    """Takes the fastest candidate of a grid, once: a resumed evaluation reads it from `file`.
-
-    Attributes:
-        file: titles by role.
-        new_tokens: of every trial.
-        prompts: tokens of the calibration prompts.
-    """
-
-    file: Path
-    new_tokens: int
-    prompts: list[list[int]]
-
-    def __call__(
-        self, role: str, grid: dict[str, Candidate], prompts: list[list[int]] | None = None
-    ) -> str:
-        """The title of the fastest. prompts: others than all of the tuner's."""
-        prompts = self.prompts if prompts is None else prompts
-        if len(grid) == 1 or not prompts:
-            return next(iter(grid))
-        chosen = read_json(self.file, dict[str, str]) if self.file.exists() else {}
-        if chosen.get(role) not in grid:
-            chosen[role] = fastest(
-                list(grid), lambda title, n: grid[title].make(title, n), self.new_tokens, prompts
-            )
-            write_json(self.file, chosen)
-        return chosen[role]
 
 
 @dataclass
@@ -365,42 +253,29 @@ def export_title(name: str, rule: str, tree: Action) -> str:
     return f"{TITLES[name]} + selector: static {prefix}{tuple(tree)}"
 
 
+def theirs(bench: Bench, loop: Callable[..., Generate], *options: Any) -> Candidate:
+    """One of transformers' loops."""
+    return Candidate(lambda title, n: loop(title, bench.target, bench.setting, n, *options))
+
+
 def assisted(bench: Bench) -> Iterator[Method]:
     """Transformers' assisted generation, with the fastest schedule."""
     if bench.assists:
-        yield Method(ASSISTED, {assisted_title(s): scheduled(bench, s) for s in SCHEDULES})
+        grid = {
+            assisted_title(schedule): theirs(bench, transformers_assisted, bench.draft, schedule)
+            for schedule in SCHEDULES
+        }
+        yield Method(ASSISTED, grid)
 
 
 def outside(bench: Bench) -> Iterator[Method]:
     """Transformers' plain decoding, prompt lookup, and assisted generation as it comes."""
-    yield Method(PLAIN, {PLAIN: their_loop(bench)})
-    yield Method(LOOKUP, {lookup_title(sizes): looked_up(bench, sizes) for sizes in LOOKUPS})
+    yield Method(PLAIN, {PLAIN: theirs(bench, transformers_loop)})
+    grid = {lookup_title(sizes): theirs(bench, transformers_lookup, sizes) for sizes in LOOKUPS}
+    yield Method(LOOKUP, grid)
     if bench.assists and not bench.tuned:
-        yield Method(assisted_title(DEFAULT), {assisted_title(DEFAULT): scheduled(bench, DEFAULT)})
-
-
-def their_loop(bench: Bench) -> Candidate:
-    """Transformers' plain decoding."""
-    return Candidate(lambda title, n: transformers_loop(title, bench.target, bench.setting, n))
-
-
-def looked_up(bench: Bench, sizes: Lookup) -> Candidate:
-    """Transformers' prompt lookup."""
-    return Candidate(
-        lambda title, n: transformers_lookup(title, bench.target, bench.setting, n, sizes)
-    )
-
-
-def scheduled(bench: Bench, schedule: Schedule | None) -> Candidate:
-    """Transformers' assisted generation; see `Bench.assists`."""
-
-    def make(title: str, new_tokens: int) -> Generate:
-        assert bench.draft is not None
-        return transformers_assisted(
-            title, bench.target, bench.draft, bench.setting, new_tokens, schedule
-        )
-
-    return Candidate(make)
+        title = assisted_title(DEFAULT)
+        yield Method(title, {title: theirs(bench, transformers_assisted, bench.draft)})
 
 
 def selectors(bench: Bench) -> Iterator[Method]:

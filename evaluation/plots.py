@@ -1,7 +1,6 @@
 """The report's six pictures, as matplotlib figures without global state.
 
-A picture has parts (a sampling setting, say), each a panel: the page shows every part by itself at
-the width of a telephone, the PNG shows them together.
+A picture has parts, each a panel: a sampling setting, say.
 """
 
 import re
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
-WIDTH, PANEL = 9.0, 4.4  # inches of a PNG, and of one panel on the page
+WIDTH = 6.5  # inches
 THEMED = {
     INK: "ink",
     "#000000": "ink",
@@ -47,7 +46,7 @@ styled = rc_context(
 
 @dataclass
 class Picture:
-    """One picture of the report.
+    """One picture of the report: a panel for every part, one below the other.
 
     Attributes:
         name: of its PNG; the template has its caption.
@@ -56,8 +55,6 @@ class Picture:
         draw: draws a part into its panel.
         height: inches of a part's panel.
         x, y: labels of the axes.
-        stacked: panels one below the other.
-        one_scale: panels have one y axis.
     """
 
     name: str
@@ -67,47 +64,26 @@ class Picture:
     height: Callable[[Any], float]
     x: str
     y: str = ""
-    stacked: bool = False
-    one_scale: bool = False
-
-    def panels(self) -> dict[str, Figure]:
-        """A figure for every part."""
-        return {title: self.figure({title: part}, PANEL) for title, part in self.parts.items()}
 
     @styled
-    def figure(self, parts: dict[str, Any] | None = None, width: float = WIDTH) -> Figure:
-        """Some parts, or all, in one figure."""
-        parts = parts or self.parts
-        heights = [self.height(part) for part in parts.values()]
-        shape = (len(parts), 1) if self.stacked else (1, len(parts))
-        height = sum(heights) if self.stacked else max(heights)
-        figure = Figure(figsize=(width, height + 0.4))
-        ratios = heights if self.stacked else None
-        axes = figure.subplots(
-            *shape, squeeze=False, height_ratios=ratios, sharey=self.one_scale
-        ).ravel()
-        for axis, (title, part) in zip(axes, parts.items(), strict=True):
+    def figure(self) -> Figure:
+        """Draw all parts."""
+        heights = [self.height(part) for part in self.parts.values()]
+        figure = Figure(figsize=(WIDTH, sum(heights) + 0.4))
+        axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights).ravel()
+        handles: dict[str, Any] = {}
+        for axis, (title, part) in zip(axes, self.parts.items(), strict=True):
             axis.tick_params(colors=INK, labelsize=8, grid_color=GRID)
-            axis.set_title(title if len(parts) > 1 else "")
+            axis.set_title(title)
+            axis.set_ylabel(self.y)
             self.draw(axis, part)
-            if not self.stacked or axis is axes[-1]:
-                axis.set_xlabel(self.x)
-        axes[0].set_ylabel(self.y)
-        return legend(figure, list(axes))
-
-
-def legend(figure: Figure, axes: list[Axes]) -> Figure:
-    """Put one legend above the axes, which lists a label that several of them have once."""
-    handles = {
-        label: handle
-        for axis in axes
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    if handles:
-        room = int(figure.get_size_inches()[0] / (0.5 + 0.075 * max(map(len, handles))))
-        columns = max(1, min(room, len(handles)))
-        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
-    return figure
+            lines, labels = axis.get_legend_handles_labels()
+            handles |= dict(zip(labels, lines, strict=True))
+        axes[-1].set_xlabel(self.x)
+        if handles:  # one legend, in which a label of several panels stands once
+            columns = max(1, int(WIDTH / (0.5 + 0.075 * max(map(len, handles)))))
+            figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
+        return figure
 
 
 def svg(figure: Figure, name: str) -> str:
@@ -133,17 +109,15 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     rows, learned = part
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=SERIES[1], alpha=0.25, lw=0)
+    known = dict.fromkeys((BASELINE, CONTROL), PLAIN) | dict.fromkeys(learned, OURS)
     names, speeds = [row.method for row in rows], [row.speedup for row in rows]
-    colours = [
-        OURS if name in learned else PLAIN if name in (BASELINE, CONTROL) else OTHERS
-        for name in names
-    ]
+    colours = [known.get(name, OTHERS) for name in names]
+    values, high = [speed[0] for speed in speeds], [speed[2] for speed in speeds]
     error = {"ecolor": INK, "lw": 1}
-    values = [speed[0] for speed in speeds]
     axis.barh(names, values, 0.62, xerr=whiskers(speeds), color=colours, error_kw=error)
-    furthest = max(speed[2] for speed in speeds)
-    for i, speed in enumerate(speeds):
-        axis.text(speed[2] + 0.015 * furthest, i, f"{speed[0]:.2f}×", va="center")
+    furthest = max(high)
+    for i, (value, end) in enumerate(zip(values, high, strict=True)):
+        axis.text(end + 0.015 * furthest, i, f"{value:.2f}×", va="center")
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_xlim(0, 1.14 * furthest)
     axis.invert_yaxis()
@@ -179,18 +153,15 @@ RATIOS = {
 def selector_ratios(axis: Axes, part: dict[str, Any]) -> None:
     """Held-out tokens/s against the best static tree of each setting, offline."""
     groups = {**part["settings"], "all settings": part["all"]}
-    low, high = np.sort(
-        [(group["split_half"][0], group["same_half"][0]) for group in groups.values()]
-    ).T
+    bounds = [(group["split_half"][0], group["same_half"][0]) for group in groups.values()]
+    low, high = np.sort(bounds).T
     axis.barh(range(len(groups)), high - low, 0.75, low, color=GRID, label="root by root, bounds")
     for number, ((key, name), colour) in enumerate(zip(RATIOS.items(), SERIES, strict=True)):
         if key in part["all"]:
             at = [i + 0.18 * (number - 1.5) for i in range(len(groups))]
             values = [group[key] for group in groups.values()]
-            style: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1}
-            axis.errorbar(
-                [v[0] for v in values], at, xerr=whiskers(values), color=colour, label=name, **style
-            )
+            middle, error = [v[0] for v in values], whiskers(values)
+            axis.errorbar(middle, at, xerr=error, color=colour, label=name, fmt="o", ms=3.5, lw=1)
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(groups)), list(groups))
     axis.invert_yaxis()
@@ -211,7 +182,6 @@ def offline_picture(offline: dict[str, dict[str, Any]]) -> Picture:
         selector_ratios,
         lambda part: 1.2 + 0.42 * (len(part["settings"]) + 1),
         "held-out tokens/s relative to the best static tree (95 % interval)",
-        stacked=True,
     )
 
 
@@ -222,11 +192,8 @@ def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[i
         for key, points in sorted(series.items())
         if "loss_depth_" in key
     }
-    return by_token or {
-        key.replace("_", " "): points
-        for key, points in series.items()
-        if key.endswith("loss") and points
-    }
+    whole = {k.replace("_", " "): points for k, points in series.items() if k.endswith("loss")}
+    return by_token or whole
 
 
 def pictures(data: "ReportData") -> Iterator[Picture]:
@@ -254,7 +221,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             speed_bars,
             lambda part: 0.5 + 0.28 * len(part[0]),
             "tokens/s over plain decoding's",
-            stacked=True,
         ),
         Picture(
             "positions",
@@ -264,7 +230,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             lambda part: 3.4,
             "position in the draft",
             "fraction of steps that accept it",
-            one_scale=True,
         ),
         Picture(
             "actions",
@@ -274,7 +239,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             lambda part: 2.9,
             "tree (K, L1, L2); a single path is (1, 0, L)",
             "fraction of steps, %",
-            stacked=True,
         ),
         offline_picture(data.offline),
         Picture(
@@ -285,7 +249,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             lambda part: 3.4,
             "depth on the draft's path",
             "acceptance rate, four draws",
-            one_scale=True,
         ),
         Picture("curves", "training", curves, lines, lambda part: 3.0, "step", "loss"),
     ):

@@ -8,7 +8,6 @@ the seconds per token (`nde_talf.selector.objective.best_static` says why).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,14 +16,13 @@ from torch import Tensor
 from nde_talf.data.engines.vllm_speculation import Method
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH, traced_index
 from nde_talf.selector.evaluate import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.objective import mean_step
-from nde_talf.selector.roots import PricedRoots, Roots
+from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)
 """The choice to draft nothing."""
@@ -104,16 +102,15 @@ def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
 
 def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -> Choice:
     """What a tree gives on roots that it was not chosen on; intervals resample prompts."""
-    pace, plain = (seconds_per_token(roots, own, table).double() for own in (tree, NONE))
-    one, prompt = torch.ones_like(pace), roots.roots.prompt.numpy()
-    columns = torch.stack([sequences * one, pace, sequences * one, plain], -1).numpy()
-    tokens = torch.ones(len(roots)) if tree == NONE else roots.efficiency[:, TREES.index(tree)]
+    pace, plain = (seconds_per_token(roots, choice, table).double() for choice in (tree, NONE))
+    one, prompt = torch.ones_like(pace), roots.roots.prompt
+    tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]
     return Choice(
         tree,
-        mean_step(tokens, torch.ones(len(roots)))[0],
-        ratio_of_totals(sums_by_prompt(columns[:, :2], prompt)),
+        mean_step(tokens, one)[0],
+        throughput_gain(pace / sequences, one, prompt),
         float(sequences / plain.mean()),
-        ratio_of_totals(sums_by_prompt(columns, prompt)),
+        throughput_gain(pace, plain, prompt),
     )
 
 
@@ -171,11 +168,11 @@ def ranges(lengths: Sequence[Any]) -> list[tuple[int, int, Any]]:
 
     Example: [5, 5, 3] -> [(1, 2, 5), (3, 3, 3)].
     """
-    found = []
-    for length, group in groupby(enumerate(lengths, 1), key=lambda own: own[1]):
-        sizes = [size for size, _ in group]
-        found.append((sizes[0], sizes[-1], length))
-    return found
+    merged: list[tuple[int, int, Any]] = []
+    for size, length in enumerate(lengths, 1):
+        start = merged.pop()[0] if merged and merged[-1][2] == length else size
+        merged.append((start, size, length))
+    return merged
 
 
 def vllm_config(
@@ -188,14 +185,14 @@ def vllm_config(
     """
     if not any(lengths):
         return None
-    found = {**method, "num_speculative_tokens": max(lengths)}
+    config = {**method, "num_speculative_tokens": max(lengths)}
     if len(set(lengths)) > 1:
-        found["num_speculative_tokens_per_batch_size"] = [list(own) for own in ranges(lengths)]
+        config["num_speculative_tokens_per_batch_size"] = [list(item) for item in ranges(lengths)]
     if any(setting.temperature for setting in settings):
-        found["draft_sample_method"] = "probabilistic"
+        config["draft_sample_method"] = "probabilistic"
         if rule == "block":
-            found["rejection_sample_method"] = "block"
-    return found
+            config["rejection_sample_method"] = "block"
+    return config
 
 
 def sglang_config(
@@ -213,19 +210,18 @@ def sglang_config(
     if not any(lengths):
         return [], None
     head = method["method"] != "draft_model"
-    longest = max(lengths) if not head else max(*lengths, *(max(own) for own in candidates))
-    options = [f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}"]
-    options += [f"--speculative-draft-model-path {method['model']}", "--speculative-eagle-topk 1"]
-    options += [
+    longest = max(*lengths, *(max(tried) for tried in candidates)) if head else max(lengths)
+    options = [
+        f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}",
+        f"--speculative-draft-model-path {method['model']}",
+        "--speculative-eagle-topk 1",
         f"--speculative-num-steps {longest}",
         f"--speculative-num-draft-tokens {longest + 1}",
     ]
     if not head:
         return options, None
     if any(setting.temperature for setting in settings):
-        options.append(
-            f"--speculative-use-{'block-verification' if rule == 'block' else 'rejection-sampling'}"
-        )
-    return [*options, "--speculative-adaptive"], {
-        str(first): {"candidate_steps": own} for first, _, own in ranges(candidates)
-    }
+        kind = "block-verification" if rule == "block" else "rejection-sampling"
+        options.append(f"--speculative-use-{kind}")
+    adaptive = {str(first): {"candidate_steps": tried} for first, _, tried in ranges(candidates)}
+    return [*options, "--speculative-adaptive"], adaptive

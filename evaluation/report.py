@@ -20,20 +20,18 @@ from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, PROTOCOL
 from nde_talf.evaluation.table import (
-    LATENCIES,
     VLLM,
     Row,
     acceptance_by_position,
     by_kind,
     by_setting,
     histogram,
-    latencies,
     markdown,
     steps_by_tree,
     tabulate,
     vllm_counters,
 )
-from nde_talf.evaluation.verdict import Verdict, in_words, verdicts
+from nde_talf.evaluation.verdict import Verdict, in_words, verdict
 
 TEMPLATE = Path(__file__).with_name("report.html")
 
@@ -49,7 +47,6 @@ class ReportData:
         kinds: by setting and domain, rows.
         histograms: by setting and method, steps by accepted tokens.
         spec_decode: by setting and method, vLLM's counters.
-        latencies: by setting and method.
         chosen: by setting and selector, steps by tree.
         measured: how much was decoded, in words.
         learned: by setting, names of methods with something learned.
@@ -71,7 +68,6 @@ class ReportData:
     kinds: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
     histograms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     spec_decode: dict[str, dict[str, dict]] = field(default_factory=dict)
-    latencies: dict[str, dict[str, dict]] = field(default_factory=dict)
     chosen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     measured: str = ""
     learned: dict[str, list[str]] = field(default_factory=dict)
@@ -93,11 +89,10 @@ class ReportData:
         return cls(
             run,
             tables,
-            verdicts(tables, conditions, records),
+            {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
             by_kind(records),
             _by_method(records, histogram),
             _by_method(records, vllm_counters),
-            _by_method(records, latencies),
             _by_method(records, steps_by_tree),
             **parts,
         )
@@ -195,16 +190,6 @@ def table_of_drafts(data: ReportData, setting: str) -> Table:
     return Table(setting, ["method", "drafts accepted", *map(str, range(longest))], rows)
 
 
-def table_of_latencies(data: ReportData, setting: str) -> Table:
-    """Milliseconds to the first token, a token after it, and in all."""
-    columns = [f"{name.upper()}, {p.upper()}" for name in LATENCIES for p in ("p50", "p95")]
-    rows = [
-        [method, *(f"{1e3 * own[name][p]:.3g}" for name in LATENCIES for p in ("p50", "p95"))]
-        for method, own in data.latencies.get(setting, {}).items()
-    ]
-    return Table(setting, ["method", *columns], rows)
-
-
 def table_of_phases(data: ReportData, setting: str) -> Table:
     """Fractions of the step time."""
     rows = [
@@ -219,7 +204,6 @@ BY_SETTING = {
     "speed": table_of_methods,
     "domains": table_of_domains,
     "acceptance": table_of_drafts,
-    "latency": table_of_latencies,
     "time": table_of_phases,
 }
 """Tables of the page for every sampling setting, by section."""
@@ -270,15 +254,12 @@ def markdown_table(data: ReportData, setting: str) -> str:
 
 def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html`; returns the page's path."""
-    panels: dict[str, list] = {}  # by section: (name, [(title, SVG)])
+    drawn: dict[str, dict[str, Markup]] = {}  # by section and name
     for picture in pictures(data):
+        figure = picture.figure()
         file = folder / f"{picture.name}.png"
-        write_atomically(file, partial(picture.figure().savefig, format="png"))
-        drawn = [
-            (title, Markup(svg(figure, f"{picture.name}-{i}")))
-            for i, (title, figure) in enumerate(picture.panels().items())
-        ]
-        panels.setdefault(picture.section, []).append((picture.name, drawn))
+        write_atomically(file, partial(figure.savefig, format="png"))
+        drawn.setdefault(picture.section, {})[picture.name] = Markup(svg(figure, picture.name))
     write_json(folder / "results.json", results(data))
     parts = [verdict.sentence for verdict in data.verdicts.values()]
     parts += [f"{setting}\n\n{markdown_table(data, setting)}" for setting in data.tables]
@@ -290,7 +271,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
         data=data,
         tables=tables(data),
         tags={setting: tags(data, setting) for setting in data.tables},
-        pictures=panels,
+        pictures=drawn,
         protocol=PROTOCOL,
         flat=flat,
         in_words=in_words,

@@ -1,4 +1,4 @@
-"""Records of the benchmark turned into figures: one row a method, accepted drafts and latencies.
+"""Records of the benchmark turned into figures: one row a method, and accepted drafts.
 
 Pure functions of records.
 
@@ -13,14 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nde_talf.decoding.common.bootstrap import ratio_of_totals
-from nde_talf.evaluation.benchmark import Record, together
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
+from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
 
 VLLM = "vllm:spec_decode_num"
-LATENCIES = ("ttft", "tpot", "latency")
-"""Names of serving benchmarks: seconds until the first token, of each one after it, of all."""
 
 
 @dataclass
@@ -84,10 +82,8 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
 
 def tokens_a_pass(records: Sequence[Record]) -> list[float]:
     """[block efficiency, low, high] of one method's records under one setting."""
-    prompts = sorted(together(r for r in records if r.steps), key=lambda record: record.prompt)
-    return ratio_of_totals(
-        np.array([[record.tokens, record.steps] for record in prompts], dtype=float)
-    )
+    counts = np.array([[record.tokens, record.steps] for record in records], dtype=float)
+    return ratio_of_totals(sums_by_prompt(counts, np.array([r.prompt for r in records])))
 
 
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
@@ -151,25 +147,6 @@ def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
         f"{VLLM}_draft_tokens": drafted,
         f"{VLLM}_accepted_tokens": sum(length * steps for length, steps in enumerate(counts)),
         f"{VLLM}_accepted_tokens_per_pos": accepted_per_position(counts),
-    }
-
-
-def latencies(records: list[Record]) -> dict[str, dict[str, float]]:
-    """p50 and p95 in seconds of each of LATENCIES over one method's generations.
-
-    Empty where no first token was timed.
-    """
-    seconds = [
-        (r.first_seconds, r.seconds / r.tokens, r.first_seconds + r.seconds)
-        for r in records
-        if r.tokens and r.first_seconds
-    ]
-    if not seconds:
-        return {}
-    p50, p95 = np.quantile(seconds, [0.5, 0.95], axis=0).tolist()
-    return {
-        name: {"p50": median, "p95": slow}
-        for name, median, slow in zip(LATENCIES, p50, p95, strict=True)
     }
 
 

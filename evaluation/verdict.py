@@ -135,12 +135,3 @@ def _compare_runner_up(found: Verdict, others: list[Row], records: list[Record])
         if behind[2] >= 1:
             words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
         found.sentence += f" The runner-up, {second.method}, {words}"
-
-
-def verdicts(
-    tables: dict[str, list[Row]], conditions: str, records: Sequence[Record] = ()
-) -> dict[str, Verdict]:
-    """Verdicts by setting."""
-    return {
-        setting: verdict(setting, rows, conditions, records) for setting, rows in tables.items()
-    }

@@ -8,8 +8,9 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.evaluation.methods import Bench, Tuner
+from nde_talf.evaluation.methods import Bench
 from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.policy_table import default_verifier, make_policy

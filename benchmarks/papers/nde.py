@@ -14,9 +14,10 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.loops import TITLES
-from nde_talf.evaluation.methods import Tuner, plan_methods
+from nde_talf.evaluation.methods import plan_methods
 from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import Roots, roots_from_traces

@@ -10,16 +10,19 @@ from benchmarks.selector import (
     GREEDY,
     IN_CPU_TIME,
     MAIN,
+    MEAN,
     MIXED,
     TRAVERSAL,
     Campaign,
     Decoded,
     _online,
+    speed_ratios,
+    together,
 )
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.speed import MEAN
 from nde_talf.pipelines.stage import BEGUN
+from tests.evaluation.test_speed import record
 
 SPEEDS = {
     BASELINE: 100.0,
@@ -109,3 +112,37 @@ def test_the_page_names_rivals_and_which_clock_is_not_trusted(runs):
     text = "\n".join(_online(runs))
     assert "T=1: clock not trusted" in text and "T=0.6: clock" not in text
     assert "Traversal, best static (T=1), 300 tokens/s" in text
+
+
+def test_a_mean_over_settings_resamples_prompts_jointly():
+    """One setting gains exactly what the other loses, prompt by prompt: with the same prompts in
+    both the mean is always 1.
+    """
+    slow = [2.0 if i % 2 else 0.5 for i in range(6)]
+    varied = [record("a", i, 10, seconds) for i, seconds in enumerate(slow)]
+    even = [record("b", i, 10, 1.0) for i in range(6)]
+    (first, _), mean = speed_ratios([(varied, even), (even, varied)])
+    assert first[1] < 0.7 and first[2] > 1.1 and mean == pytest.approx([1, 1, 1])
+
+
+def test_settings_may_have_different_prompts():
+    pairs = [([record("a", i, 10, 1.0)], [record("b", i, 10, 2.0)]) for i in (0, 1)]
+    ratios, mean = speed_ratios([*pairs, ([], [])])
+    assert ratios[0] == ratios[1] == mean == pytest.approx([2, 2, 2]) and ratios[2] is None
+
+
+def test_generations_of_a_prompt_count_together():
+    first, second = (
+        Record(
+            *("T=1", "ours", "p0", "code", 10 + i, 4, 9, 1.0, {"draft": 0.5}, {"(1, 0, 4)": i}),
+            pass_=i,
+            accepted={"1": 4},
+        )
+        for i in range(2)
+    )
+    other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
+    sums = Record(
+        *("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}),
+        accepted={"1": 8},
+    )
+    assert together([first, other, second]) == [sums, other]

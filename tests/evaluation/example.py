@@ -38,7 +38,6 @@ def methods(calls: list | None = None, fail_at: int | None = None, twin: float =
                 phases=dict.fromkeys(PHASES, 0.25 * 20 / rate),
                 actions={"(1, 0, 4)": steps} if name == NDE else {},
                 cpu_seconds=20 / rate,
-                first_seconds=0.01,
                 accepted={str(per_step - 1): steps},
             )
 

@@ -10,7 +10,6 @@ from nde_talf.evaluation.benchmark import (
     finished_blocks,
     read_records,
     run_benchmark,
-    together,
 )
 from nde_talf.evaluation.protocol import BASELINE
 from tests.evaluation.example import PROMPTS, SETTING, methods
@@ -55,23 +54,6 @@ def test_half_a_block_and_one_written_twice_are_measured_again_whole(tmp_path):
     path.write_text("\n".join([*lines[:10], lines[0]]) + "\n")
     assert finished_blocks(path, str(SETTING), list(methods())) == {("p1", 0)}
     assert {r.prompt for r in read_records(path)} == {"p1"}
-
-
-def test_generations_of_a_prompt_count_together():
-    first, second = (
-        Record(
-            *("T=1", "ours", "p0", "code", 10 + i, 4, 9, 1.0, {"draft": 0.5}, {"(1, 0, 4)": i}),
-            pass_=i,
-            accepted={"1": 4},
-        )
-        for i in range(2)
-    )
-    other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
-    sums = Record(
-        *("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}),
-        accepted={"1": 8},
-    )
-    assert together([first, other, second]) == [sums, other]
 
 
 def test_a_line_of_json_holds_a_record():

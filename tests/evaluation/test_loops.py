@@ -26,7 +26,7 @@ from tests.decoding.pairs import tiny_pair
 def test_tokens_and_passes_of_the_prefill_are_not_counted():
     target, draft = tiny_pair(40)
     prompt, new_tokens = [1, 2, 3, 4], 40
-    record = transformers_assisted("assisted", target, draft, SamplingSetting(0.0), new_tokens)(
+    record = transformers_assisted("assisted", target, SamplingSetting(0.0), new_tokens, draft)(
         prompt, 0, "code"
     )
     assert 0 < record.tokens < new_tokens and record.steps > 0 and record.seconds > 0
@@ -44,7 +44,7 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
 
     def decode(wanted: int | None) -> Record:
         schedule = wanted and Schedule(wanted)
-        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, schedule)(
+        return transformers_assisted("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
             [1, 2], 3, "code"
         )
 
@@ -68,7 +68,7 @@ def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_ane
     kept = twin.module.generation_config.to_dict()
     decode = {
         kind: transformers_assisted(
-            kind, target, twin, SamplingSetting(0.0), 61, Schedule(3, kind, threshold)
+            kind, target, SamplingSetting(0.0), 61, twin, Schedule(3, kind, threshold)
         )
         for kind in ("constant", "heuristic")
     }

@@ -12,14 +12,13 @@ from nde_talf.evaluation.lossless import first_difference, main, read_config
 from tests.decoding.pairs import tiny_model
 
 HERE = "tests.evaluation.engines"
-FEW = ["samples=300", "tokens=2", "vocabulary=4"]
 
 
 @pytest.mark.parametrize(
     "name, status", [("honest", 0), ("unwarped", 1), ("repeating", 1), ("short", 2)]
 )
 def test_a_bias_is_found_and_no_other_engine_is_blamed(name, status, capsys):
-    assert main([f"engine={HERE}:{name}", *FEW, "temperature=0.4"]) == status
+    assert main([f"engine={HERE}:{name}", "samples=1000", "temperature=0.4"]) == status
     said = capsys.readouterr()
     assert ("BIASED" in said.out) == (status == 1) and ("too short" in said.err) == (status == 2)
 
@@ -74,7 +73,6 @@ def test_a_greedy_text_is_compared_token_by_token():
         (["engine=nowhere.at.all:run"], "cannot be imported"),
         (["samples=many"], "samples=many"),
         (["sampels=3"], "Did you mean samples"),
-        (["tokens=9"], "too many"),
         (["target=x"], "needs both"),
         (["drafts=magic"], "choose from model, ngram"),
     ],

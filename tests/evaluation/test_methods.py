@@ -16,25 +16,20 @@ from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.evaluation.benchmark import Record, together
 from nde_talf.evaluation.loops import PLAIN, Schedule, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
     NGRAM,
     UNLABELLED_TREES,
-    WARM_UP,
     Bench,
-    Candidate,
-    Method,
     Plan,
-    Tuner,
-    configuration,
     parametrised,
     plan_methods,
     selector_title,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration
 from nde_talf.selector.network import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -146,7 +141,7 @@ def test_a_selector_chooses_or_is_its_static_export(bench):
     ]
     record = plan.methods[title](PROMPT, 0, "code")
     assert sum(record.actions.values()) == record.steps == sum(record.accepted.values())
-    assert record.cpu_seconds > 0 and record.first_seconds > 0
+    assert record.cpu_seconds > 0
 
 
 def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
@@ -236,12 +231,6 @@ def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     assert all(method(PROMPT, 0, "code").tokens >= 11 for method in plan.methods.values())
     ours = [name for name in names if not name.startswith("transformers")]
     assert len({str(text) for text in texts(plan, ours)}) == 1
-    record = replace(plan.methods[NGRAM], new_tokens=60)(PROMPT, 0, "code")
-    assert sum(record.drafted_by_match.values()) == record.nodes - record.steps > 0
-    assert sum(record.accepted_by_match.values()) == record.tokens - record.steps > 0
-    doubled = {size: 2 * n for size, n in record.drafted_by_match.items()}
-    assert together([record, record])[0].drafted_by_match == doubled
-    assert Record.of_line(record.line()) == record
 
 
 def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):

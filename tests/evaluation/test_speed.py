@@ -6,7 +6,7 @@ import pytest
 
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from nde_talf.evaluation.speed import CPU, speed_ratio, speed_ratios
+from nde_talf.evaluation.speed import CPU, speed_ratio
 from nde_talf.evaluation.table import by_kind, tabulate
 from nde_talf.evaluation.verdict import DO_NOT, verdict
 
@@ -34,23 +34,6 @@ def test_cpu_time_counts_where_it_was_taken():
     theirs = [record("b", i, 10, 2.0) for i in range(3)]
     assert speed_ratio(ours, theirs, CPU) == pytest.approx([8, 8, 8])
     assert speed_ratio(ours, [replace(r, cpu_seconds=0.0) for r in theirs], CPU) is None
-
-
-def test_a_mean_over_settings_resamples_prompts_jointly():
-    """One setting gains exactly what the other loses, prompt by prompt: with the same prompts in
-    both the mean is always 1.
-    """
-    slow = [2.0 if i % 2 else 0.5 for i in range(6)]
-    varied = [record("a", i, 10, seconds) for i, seconds in enumerate(slow)]
-    even = [record("b", i, 10, 1.0) for i in range(6)]
-    (first, _), mean = speed_ratios([(varied, even), (even, varied)])
-    assert first[1] < 0.7 and first[2] > 1.1 and mean == pytest.approx([1, 1, 1])
-
-
-def test_settings_may_have_different_prompts():
-    pairs = [([record("a", i, 10, 1.0)], [record("b", i, 10, 2.0)]) for i in (0, 1)]
-    ratios, mean = speed_ratios([*pairs, ([], [])])
-    assert ratios[0] == ratios[1] == mean == pytest.approx([2, 2, 2]) and ratios[2] is None
 
 
 def test_the_table_has_the_same_figure():
