@@ -15,7 +15,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -31,7 +31,6 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.training_bar import TrainingBar
 from nde_talf.draft_training.muon import Muon
 from nde_talf.draft_training.precision import resolved
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
@@ -305,7 +304,7 @@ def _lightning(
         max_steps=config.steps,
         logger=logger,
         log_every_n_steps=10,
-        callbacks=[*callbacks, written, TrainingBar(module.title)],
+        callbacks=[*callbacks, written, RichProgressBar()],
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         val_check_interval=every or None,
         check_val_every_n_epoch=None if every else 1,

@@ -15,6 +15,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ class Text(NamedTuple):
             self.scores.append(apply(processors, ids[:, :-1], row)[0])
 
 
+@dataclass(eq=False)
 class Speculation:
     """A callable for `generate(custom_generate=...)`, made by `speculate`.
 
@@ -95,23 +97,14 @@ class Speculation:
             (`nde_talf.decoding.stats.Generation`).
     """
 
-    def __init__(
-        self,
-        draft: Any,
-        selector: "str | Path | TreePolicy | None" = None,
-        verifier: str | None = None,
-        draft_temperature: str | float = "auto",
-        forward: str = "auto",
-        stateless: Sequence[type] = (),
-    ):
-        self.draft, self.selector, self.verifier = draft, selector, verifier
-        self.draft_temperature, self.forward, self.stateless = (
-            draft_temperature,
-            forward,
-            tuple(stateless),
-        )
-        self.generations: list[Generation] = []
-        self._loaded: Loaded | None = None
+    draft: Any
+    selector: "str | Path | TreePolicy | None" = None
+    verifier: str | None = None
+    draft_temperature: str | float = "auto"
+    forward: str = "auto"
+    stateless: Sequence[type] = ()
+    generations: list[Generation] = field(default_factory=list, init=False)
+    _loaded: Loaded | None = field(default=None, init=False, repr=False)
 
     def __call__(
         self,
@@ -129,7 +122,7 @@ class Speculation:
         streamer = of_generate("streamer") if streamer is None else streamer
         check(model, config, given, synced_gpus)
         sampled = bool(config.do_sample)
-        asked, setting = split(logits_processor, sampled, self.stateless, len(input_ids))
+        asked, setting = split(logits_processor, sampled, tuple(self.stateless), len(input_ids))
         rows, loaded = rows_of(input_ids, given), self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
@@ -169,26 +162,27 @@ class Speculation:
     def _tokens(
         self, decoders: list[SpeculativeDecoder], row: Row, limit: int, setting: SamplingSetting
     ) -> Iterator[tuple[int, Tensor | None]]:
-        """The row's tokens up to `limit` or a full context, with raw logits where recorded."""
+        """The row's tokens up to `limit` or a full context, with raw logits where recorded.
+
+        decoders: one with the draft, and one without it for what does not fit the draft's context.
+        """
         rng = Rng.seeded(int(torch.randint(1 << 62, ())) if setting.temperature else 0)
         tokens = list[int]()
-        for decoder in (
-            decoders
-        ):  # one with the draft, and one without it for what does not fit the draft's context
+        for decoder in decoders:
             if tokens and len(tokens) == limit:
                 return
             text = row.prompt + tokens
             if len(text) >= decoder.max_context and (decoder is not decoders[-1] or tokens):
                 continue
             stream = decoder.blocks(text, limit - len(tokens), setting, rng)
-            self.generations.append(stream.generation)
+            generation = stream.generation
+            self.generations.append(generation)
             for block in stream:
-                recorded = stream.generation.recorded[
-                    len(stream.generation.tokens) - len(block.tokens) :
-                ]
-                for at, token in enumerate(block.tokens):
+                start = len(generation.tokens) - len(block.tokens)
+                logits = generation.recorded[start:] or [None] * len(block.tokens)
+                for token, recorded in zip(block.tokens, logits, strict=False):
                     tokens.append(token)
-                    yield token, recorded[at].clone() if recorded else None
+                    yield token, None if recorded is None else recorded.clone()
         if len(tokens) < limit:
             warnings.warn(
                 f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so"

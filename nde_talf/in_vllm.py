@@ -14,7 +14,7 @@ what has run.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from pydantic import Field
 from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.common.settings import Natural, Text, settings
+from nde_talf.decoding.common.settings import Natural, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.names import FORWARDS
@@ -54,16 +54,12 @@ class Options:
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     overhead_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     idle: Natural = 8
-    forward: Text = "auto"
+    forward: Annotated[str, one_of(FORWARDS)] = "auto"
     ngram: NgramConfig = field(default_factory=NgramConfig)
 
     def __post_init__(self) -> None:
         if not self.draft:
             raise UserError("for_vllm(draft=): name the folder of a draft model, or 'ngram'.")
-        if self.forward not in FORWARDS:
-            raise UserError(
-                f"for_vllm(forward={self.forward!r}): choose one of {', '.join(FORWARDS)}."
-            )
         if self.draft == NGRAM and self.selector:
             raise UserError(
                 "for_vllm(selector=): a selector looks at a draft model's hidden states, and"
@@ -86,16 +82,14 @@ class Options:
     @classmethod
     def read(cls, given: Any) -> "Options":
         """The options that a vLLM configuration holds. Raises UserError for an unknown key."""
-        known = [each.name for each in fields(cls)]
-        if not isinstance(given, Mapping) or not given.keys() <= set(known):
+        if not isinstance(given, Mapping):
             raise UserError(
-                f"additional_config[{KEY!r}] = {given!r}: it has to be a dictionary of"
-                f" {', '.join(known)}. Make it with nde_talf.for_vllm."
+                f"additional_config[{KEY!r}] = {given!r}: make it with nde_talf.for_vllm."
             )
-        ngram = given.get("ngram", {})
-        return cls(
-            **{**given, "ngram": ngram if isinstance(ngram, NgramConfig) else NgramConfig(**ngram)}
-        )
+        try:
+            return validated(given, cls)
+        except UserError as error:
+            raise UserError(f"additional_config[{KEY!r}]: {error}") from error
 
 
 def for_vllm(
@@ -121,9 +115,7 @@ def for_vllm(
     Raises:
         UserError: an option cannot be used.
     """
-    own = Options.read(
-        {"draft": str(draft), "selector": None if selector is None else str(selector), **options}
-    )
+    own = Options(str(draft), None if selector is None else str(selector), **options)
     method = {
         "method": "custom_class",
         "model": f"{Proposer.__module__}.{Proposer.__qualname__}",

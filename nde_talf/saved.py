@@ -64,7 +64,6 @@ Install the package first, from its repository at the tag v{version}.
 |---|---|
 | draft | {draft} |
 | trees | {trees} |
-| verifier | {verifier} |
 
 The text has the law that `generate` samples from without it, and at greedy search the same tokens.
 Beam search, contrastive search, assistants, static caches and logits processors that keep a state
@@ -80,15 +79,14 @@ def save(speculation: Speculation, folder: Path) -> Path:
             which have no folder.
     """
     draft, selector = speculation.draft, speculation.selector
-    rules: tuple[str, ...] = ()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"save: {folder} is there already; give a new folder.")
     _check_folders(speculation)
     head = draft != NGRAM and is_head(Path(draft))
     copied = {HEAD: draft} if head else {}
     if selector:
+        Selector.from_pretrained(str(selector))
         copied[SELECTOR] = selector
-        rules = Selector.from_pretrained(str(selector)).schema.verifiers
     settings = {
         "format": FORMAT.number,
         "draft": HEAD if head else str(draft),
@@ -100,9 +98,8 @@ def save(speculation: Speculation, folder: Path) -> Path:
     card = CARD.format(
         version=__version__,
         folder=folder,
-        draft="an EAGLE head, in `head/`" if head else f"`{draft}`",
-        trees="chosen step by step by the selector in `selector/`" if rules else "a static tree",
-        verifier=speculation.verifier or ", ".join(rules) or "that of the trees",
+        draft="the EAGLE head in `head/`" if head else f"`{draft}`",
+        trees="chosen step by step by the selector in `selector/`" if selector else "static",
     )
 
     def write(partial: Path) -> None:

@@ -34,7 +34,7 @@ def check_config(config: Config) -> None:
         _check_installed,
         _check_folder,
     )
-    for check in (*checks, _check_base, _check_prompts):
+    for check in (*checks, _check_models, _check_base, _check_prompts):
         check(config)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
@@ -60,13 +60,9 @@ def check_machine(config: Config) -> None:
 
     check_device(config.model.device)
     selectable(config.selector.verifiers, "selector.verifiers")
-    sources = {source for _, source in _sources(config) if source and source not in BUILT_IN}
-    given = [
-        config.model.target,
-        config.model.draft,
-        *(entry for entry in sources if Path(entry).suffix not in FILE_FORMATS),
-    ]
-    reach_hub(filter(None, given))
+    sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
+    sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
+    reach_hub(filter(None, [config.model.target, config.model.draft, *sources]))
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)
@@ -110,119 +106,103 @@ def _check_selector(config: Config) -> None:
 
 def _check_prompts(config: Config) -> None:
     """Raise UserError where more prompts are asked for than there are."""
-    traces, evaluation, pool, test = (
-        config.traces,
-        config.evaluation,
-        config.data.prompt_count,
-        config.data.test_prompts,
-    )
+    traces, evaluation, data = config.traces, config.evaluation, config.data
     if evaluation.calibration_prompts > traces.validation_prompts:
         raise UserError(
             f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
             " the traces' validation split, which has"
             f" traces.validation_prompts={traces.validation_prompts}."
         )
-    count = traces.train_prompts + traces.validation_prompts
-    if evaluation.prompts > test or count > pool - test:
+    count, left = (
+        traces.train_prompts + traces.validation_prompts,
+        data.prompt_count - data.test_prompts,
+    )
+    if evaluation.prompts > data.test_prompts or count > left:
         raise UserError(
-            f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_fraction)"
-            f" and {pool - test} for traces; asked for are evaluation.prompts={evaluation.prompts}"
-            f" and {count} of traces. Raise data.prompt_count or ask for fewer."
+            f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
+            f" evaluation (data.test_fraction) and {left} for traces; asked for are"
+            f" evaluation.prompts={evaluation.prompts} and {count} of traces. Raise"
+            " data.prompt_count or ask for fewer."
         )
 
 
 def _check_lengths(config: Config) -> None:
     """Raise UserError for texts that the context of a pair that is trained here cannot hold."""
-    new_tokens = max(config.traces.new_tokens, config.evaluation.new_tokens)
-    longest = 0 if config.data.sets else config.data.prompt_tokens[1] + new_tokens
+    if config.model.target:
+        return
+    prompt = 0 if config.data.sets else config.data.prompt_tokens[1]
     asked = {
         "model.length": config.model.length,
         "latency.contexts": max(config.latency.contexts),
-        "data.prompt_tokens with traces.new_tokens or evaluation.new_tokens": max(
-            longest, new_tokens
-        ),
+        "data.prompt_tokens with traces.new_tokens": prompt + config.traces.new_tokens,
+        "data.prompt_tokens with evaluation.new_tokens": prompt + config.evaluation.new_tokens,
     }
-    for role in () if config.model.target else ("target_lm", "draft_lm"):
-        room = getattr(config.model, role).max_length
+    models = {"target_lm": config.model.target_lm, "draft_lm": config.model.draft_lm}
+    for role, model in models.items():
         for key, tokens in asked.items():
-            if tokens > room:
+            if tokens > model.max_length:
                 raise UserError(
-                    f"{key}: {tokens} tokens do not fit model.{role}.max_length={room}: lower them,"
-                    " or raise that."
+                    f"{key}: {tokens} tokens do not fit model.{role}.max_length="
+                    f"{model.max_length}: lower them, or raise that."
                 )
 
 
-def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
-    """Every key that names a file or a hub dataset, and its value."""
+def _sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
+    """List the groups of keys that name a file or a hub dataset, with its source and template."""
     data = config.data
     if not data.mix:
-        yield "data.source", data.source
+        yield "data", data.source, None
     for name, corpus in data.mix.items():
-        yield f"data.mix.{name}.source", corpus.source
+        yield f"data.mix.{name}", corpus.source, corpus.template
     for name, entry in data.sets.items():
-        for part, of in {f".parts[{i}]": part for i, part in enumerate(entry.parts)}.items() or [
-            ("", entry)
-        ]:
-            yield f"data.sets.{name}{part}.source", of.source
+        if not entry.parts:
+            yield f"data.sets.{name}", entry.source, entry.template
+        for i, part in enumerate(entry.parts):
+            yield f"data.sets.{name}.parts[{i}]", part.source, part.template
     if config.dialogues.source is not None:
-        yield "dialogues.source", config.dialogues.source
+        yield "dialogues", config.dialogues.source, None
 
 
-def _check_sources(config: Config) -> None:
-    """Check that every file that a user gives, or that a preset leaves to the user, is there.
-
-    Raises:
-        UserError: a file is missing, or was not given.
-    """
+def _check_models(config: Config) -> None:
+    """Raise UserError for a folder of a model or a head that is not there."""
     folders = {
         "model.target": config.model.target,
         "model.draft": config.model.draft,
         "draft.warm_start": config.draft.warm_start,
     }
     for key, folder in folders.items():
-        hub = (
-            key != "draft.warm_start"
-            and is_hub_name(folder or "")
-            and not Path(folder or "").exists()
-        )
-        if folder and not hub and not Path(folder).is_dir():
+        if not folder or Path(folder).is_dir():
+            continue
+        if Path(folder).exists() or key == "draft.warm_start" or not is_hub_name(folder):
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
             raise UserError(
                 f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
                 " ORG/NAME)."
             )
-    for key, source in _sources(config):
+
+
+def _check_sources(config: Config) -> None:
+    """Check that every file that a user gives, or that a preset leaves to the user, is there.
+
+    Raises:
+        UserError: a file is missing, or was not given, or a template cannot be read.
+    """
+    for key, source, template in _sources(config):
         if not source:
-            example = {"data.source": "corpus.jsonl", "dialogues.source": "chats.jsonl"}.get(
-                key, "prompts.jsonl"
-            )
+            example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
             raise UserError(
-                f"{key} is not given: set {key}={example} (or .txt, .parquet, or the name of a hub"
-                " dataset)."
+                f"{key}.source is not given: set {key}.source={example} (or .txt, .parquet, or the"
+                " name of a hub dataset)."
             )
-        if (
-            Path(source).suffix in FILE_FORMATS
-            and "://" not in source
-            and not Path(source).expanduser().is_file()
-        ):
+        local = Path(source).suffix in FILE_FORMATS and "://" not in source
+        if local and not Path(source).expanduser().is_file():
             raise UserError(
-                f"{key}={source}: there is no such file (relative paths start at the working"
+                f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
-    templates = {
-        f"data.mix.{name}.template": entry.template for name, entry in config.data.mix.items()
-    }
-    for name, entry in config.data.sets.items():
-        each = [entry.template, *(part.template for part in entry.parts)]
-        templates |= {
-            f"data.sets.{name}.template{f' (part {i})' if i else ''}": text
-            for i, text in enumerate(each)
-        }
-    templates |= {
-        f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")
-    }
-    for key, template in templates.items():
-        RowTemplate(template or "", "", key).check()
+        RowTemplate(template or "", "", f"{key}.template").check()
+    for name in ("user", "assistant"):
+        RowTemplate(getattr(config.dialogues, name) or "", "", f"dialogues.{name}").check()
 
 
 def _check_installed(config: Config) -> None:

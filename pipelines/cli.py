@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import (
@@ -112,11 +113,24 @@ def _disk_is_full(error: BaseException) -> bool:
     return full or "No space left" in str(error)
 
 
-def launch(main: Callable[[], None], schema: type) -> None:
-    """Call Hydra's `main`, which prints help too.
+def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
+    """Compose the command line's configuration and hand it to `work`; Hydra prints help too.
 
-    What cannot be read or composed is answered in one paragraph, with status 1. schema: all keys.
+    What cannot be read or composed is answered in one paragraph, with status 1.
+
+    Args:
+        name: the file of `configs/` that it starts from.
+        schema: all keys.
+        work: runs with the settings.
     """
+
+    @hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
+    def main(composed: DictConfig) -> None:
+        try:
+            work(settled(composed, schema))
+        except Exception as error:
+            answer(error)
+
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     sys.argv[1:] = map(marked, sys.argv[1:])

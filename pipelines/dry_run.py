@@ -19,7 +19,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.model import cannot_take_a_tree, first_line
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
+from nde_talf.pipelines.config import Config
 
 
 @dataclass(frozen=True)
@@ -98,22 +98,6 @@ def trace_bytes(traces: TracesConfig, models: dict[str, ModelSizes]) -> int:
     return root_count(traces) * (2 * states + 4 * (len(SCALARS) + 3 + labels))
 
 
-def plan(config: Config) -> dict[str, str]:
-    """Return, by stage, what the run would do."""
-    run = Path(config.paths.checkpoints) / config.run
-    asked = config.stages if config.stage == "all" else (config.stage,)
-    entries = {}
-    for stage in asked:
-        folder = run / ("report" if stage == "evaluate" else stage)
-        if stage in OF_DRAFT_MODEL and not config.drafts:
-            entries[stage] = "skipped: there is no draft model"
-        elif (folder / "manifest.json").exists() and not config.force:
-            entries[stage] = f"finished in {folder}, unless its settings or inputs have changed"
-        else:
-            entries[stage] = f"made in {folder}"
-    return entries
-
-
 def cache_bytes(model: ModelSizes) -> int:
     """Count the bytes of one token's keys and values in all layers."""
     config, heads = model.config, model.config.num_attention_heads
@@ -136,6 +120,4 @@ def dry_run(config: Config) -> None:
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
-    for stage, text in plan(config).items():
-        table.add_row(f"stage={stage}", text)
     console.print(table)

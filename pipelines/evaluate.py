@@ -1,6 +1,6 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,18 @@ def settings(config: Config) -> dict[str, Any]:
         del chosen["policies"]
     if not {"ngram", "mixed"} & {*config.evaluation.methods}:
         del chosen["ngram"]
-    if (
-        config.evaluation.draft_temperature == AUTO
-    ):  # as in evaluations from before there was the key
+    if chosen["draft_temperature"] == AUTO:
         del chosen["draft_temperature"]
+    model = config.model
     return {
         "evaluation": chosen,
         "selectors": selectors(config),
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
-        "dtype": config.model.dtype,
-        "device": config.model.device,
-        "device_map": config.model.device_map,
-        "static_shapes": config.model.static_shapes or None,
-        "forward": None if config.model.forward == "auto" else config.model.forward,
+        "dtype": model.dtype,
+        "device": model.device,
+        "device_map": model.device_map,
+        "static_shapes": model.static_shapes or None,
+        "forward": None if model.forward == "auto" else model.forward,
         "seed": config.seed,
     }
 
@@ -64,45 +63,18 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    target, draft = (
+    models = (
         load_drafted(config, folders)
         if config.drafts
         else (pair.target(*config.model.placed), None)
     )
-    wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
-    drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
-    if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):
-        console.print(
-            f"! evaluation.draft_temperature={wanted}, but the labels that choose trees were made"
-            f" with traces.draft_temperature={labelled}: these trees may be poor ones. The text"
-            " stays lossless."
-        )
-    prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
-    traced = config.traces.train_prompts
-    tuning = pair.prompts(
-        "trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts"
-    )[traced:]
-    room = evaluation.new_tokens + MARGIN
-    check_prompts(
-        prompts + tuning, target, room, min(model.max_context for model in (target, draft) if model)
-    )
-    longest = max(len(prompt.tokens) for prompt in prompts + tuning)
-    fixed = StaticShapes(longest + room) if config.model.static_shapes else None
-    made = benches(config, folders, (target, draft), tuning, drawn, fixed)
-    if left_out := {*evaluation.methods} - methods(config):
-        why = (
-            "all methods draft with the head"
-            if config.traces.drafter == "head"
-            else "there is no draft model (model.draft)"
-        )
-        console.print(f"· no {', '.join(sorted(left_out))}: {why}")
-    if "assisted" in methods(config) and not next(iter(made.values())).assists:
-        console.print(
-            "· no assisted: the output layers of target and draft have different numbers of rows,"
-            " which transformers' assisted generation takes for different tokenizers"
-        )
-    if note := without_labels(config):
-        console.print(f"! {note}: add them to traces.settings for labels.")
+    labelled = config.traces.draft_temperature
+    raw = evaluation.draft_temperature == AUTO and labelled == "raw"
+    drawn = read_draft_temperature("raw" if raw else evaluation.draft_temperature)
+    prompts, tuning, fixed = _prompts(config, pair, models)
+    made = benches(config, folders, models, tuning, drawn, fixed)
+    for notice in _notices(config, next(iter(made.values())).assists):
+        console.print(notice)
     plans: dict[str, Plan] = {}
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
@@ -115,12 +87,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             plan = plans[str(setting)] = plan_methods(bench, methods(config))
             roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
             write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
-            if draft:
+            if models[1]:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
+                drafted = drafted_under(drawn, setting, "path")
                 with working(f"{setting}: acceptance rates of all solvers"):
-                    rows = draft_paths(
-                        target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS
-                    )
+                    rows = draft_paths(*models, paths, setting, drafted, DEPTHS)
                     rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
             blocks = [(p.id, p.kind, p.tokens) for p in prompts]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
@@ -137,6 +108,47 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     }
 
 
+def _prompts(
+    config: Config, pair: Pair, models: Sequence[Any]
+) -> tuple[list[Prompt], list[Prompt], StaticShapes | None]:
+    """Return the prompts to decode, those to tune on, and the shapes that hold them all.
+
+    Raises UserError for one that does not fit a model.
+    """
+    evaluation, traced = config.evaluation, config.traces.train_prompts
+    prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
+    count = traced + evaluation.calibration_prompts
+    tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
+    room = evaluation.new_tokens + MARGIN
+    context = min(model.max_context for model in models if model)
+    check_prompts(prompts + tuning, models[0], room, context)
+    longest = max(len(prompt.tokens) for prompt in prompts + tuning)
+    return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
+
+
+def _notices(config: Config, assists: bool) -> Iterator[str]:
+    """Name what was asked for and is left out, or is worse than it could be."""
+    groups, labelled = methods(config), config.traces.draft_temperature
+    asked = config.evaluation.draft_temperature
+    if asked not in (AUTO, labelled) and {"selector", "rules", "baselines"} & groups:
+        yield (
+            f"! evaluation.draft_temperature={asked}, but the labels that choose trees were made"
+            f" with traces.draft_temperature={labelled}: these trees may be poor ones. The text"
+            " stays lossless."
+        )
+    if left_out := {*config.evaluation.methods} - groups:
+        head = config.traces.drafter == "head"
+        why = "all methods draft with the head" if head else "there is no draft model (model.draft)"
+        yield f"· no {', '.join(sorted(left_out))}: {why}"
+    if "assisted" in groups and not assists:
+        yield (
+            "· no assisted: the output layers of target and draft have different numbers of rows,"
+            " which transformers' assisted generation takes for different tokenizers"
+        )
+    if note := without_labels(config):
+        yield f"! {note}: add them to traces.settings for labels."
+
+
 def show(folder: Path) -> None:
     """Print the results of a finished evaluation."""
     for rendered in render_results(read_json(folder / "results.json")):
@@ -151,35 +163,35 @@ def report_data(
     manifests = {
         name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
     }
-    evaluation = config.evaluation
-    timed_on = (
-        config.model.device,
-        config.model.dtype,
-        evaluation.threads or torch.get_num_threads(),
-    )
-    passes = f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
-    measured = (
-        f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
-    )
-    drafted = (
-        "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
-    )
+    metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
+    evaluation, model = config.evaluation, config.model
+    timed_on = model.device, model.dtype, evaluation.threads or torch.get_num_threads()
+    parts = [
+        f"{evaluation.prompts} held-out prompts",
+        f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}",
+        f"{evaluation.new_tokens} tokens each",
+    ]
+    measured = [", ".join(parts)]
+    if config.traces.drafter == "head":
+        measured.append("all methods draft with the run's draft head")
+    measured.append(without_labels(config))
+    head = dict(metrics.get("draft", {}))
+    if head:  # the precision stands first
+        head = {"precision of training": head.pop("trained_in", config.draft.precision), **head}
     return ReportData.of(
         config.run,
         records,
         conditions(*timed_on),
-        measured="; ".join(filter(None, [measured, drafted, without_labels(config)])),
+        measured="; ".join(filter(None, measured)),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
-        pair=manifests["pair"]["metrics"],
-        offline=manifests["selector"]["metrics"] if "selector" in manifests else {},
-        head=_head(manifests["draft"]) if "draft" in manifests else {},
+        pair=metrics["pair"],
+        offline=metrics.get("selector", {}),
+        head=head,
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*timed_on),
-        **{
-            name: {s: getattr(plan, name) for s, plan in plans.items()}
-            for name in ("same", "exports")
-        },
+        same={setting: plan.same for setting, plan in plans.items()},
+        exports={setting: plan.exports for setting, plan in plans.items()},
     )
 
 
@@ -188,34 +200,16 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
 
     A selector that only exported static trees has none.
     """
-    choosing = [
-        name
-        for name in selectors(config)
-        if any(selector_title(name) in plan.learned for plan in plans)
-    ]
-    trainings = [
-        ("pair", "target"),
-        ("pair", "draft"),
-        *(("selector", name) for name in choosing),
-        ("draft", "head"),
-    ]
+    learned = {title for plan in plans for title in plan.learned}
+    choosing = [name for name in selectors(config) if selector_title(name) in learned]
+    trainings = [("pair", "target"), ("pair", "draft")]
+    trainings += [*(("selector", name) for name in choosing), ("draft", "head")]
     curves = {
         name: read_curves(folders[stage] / "curves" / name)
         for stage, name in trainings
         if stage in folders
     }
     return {name: series for name, series in curves.items() if series}
-
-
-def _head(manifest: dict) -> dict:
-    """The head's held-out figures, after the precision it was trained with."""
-    figures = dict(manifest["metrics"])
-    return {
-        "precision of training": figures.pop(
-            "trained_in", manifest["settings"]["draft"].get("precision")
-        ),
-        **figures,
-    }
 
 
 def _sample(
@@ -228,17 +222,15 @@ def _sample(
     from transformers import AutoTokenizer
 
     setting, rows = next(iter(data.tables.items()))
-    own = {
-        name: method
-        for name, method in plans[setting].methods.items()
-        if isinstance(method, Speculative)
-    }
-    drafting = [row for row in rows if row.method in own and row.nodes > 1]
+    loops = plans[setting].methods
+    drafting = [
+        row for row in rows if row.nodes > 1 and isinstance(loops.get(row.method), Speculative)
+    ]
     if not drafting:
         return {}
     name = max(drafting, key=lambda row: row.speedup[0]).method
     tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
-    blocks = list(own[name].blocks(prompt.tokens, seed))
+    blocks = list(loops[name].blocks(prompt.tokens, seed))
     return {
         "method": name,
         "setting": setting,
@@ -251,22 +243,12 @@ def _sample(
 
 
 def _track(tracker: Tracker, data: ReportData) -> None:
-    rows = [
-        {
-            "setting": setting,
-            "method": row.method,
-            "block efficiency": row.block_efficiency[0],
-            "tokens/s": row.tokens_per_second,
-            **dict(zip(("speedup", "low", "high"), row.speedup, strict=True)),
-            "speedup in CPU time": row.cpu_speedup[0] if row.cpu_speedup else None,
-            "tree nodes": row.nodes,
-            "clock": data.verdicts[setting].clock,
-        }
-        for setting, table in data.tables.items()
-        for row in table
-    ]
-    tracker.table("methods", list(rows[0]), [list(row.values()) for row in rows])
-    tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
+    """Log how much faster than plain decoding each method is, with its interval and other rates."""
+    for setting, table in data.tables.items():
+        for row in table:
+            figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
+            figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
+            tracker.log({f"{setting}/{row.method}": figures})
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-import hydra
 from pydantic import Field
 from rich.text import Text as Styled
 
@@ -33,7 +32,7 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
+from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TABLE, LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.machine import check_device, threads
@@ -393,15 +392,9 @@ def statistics(generation: "Generation", drafter: "Drafter | None" = None) -> st
     return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."
 
 
-@hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")
-def compose_and_generate(composed) -> None:
-    """Generate with the settings that Hydra has composed."""
-    try:
-        config = settled(composed, GenerateConfig)
-        config.prompt = _prompts[-1] if _prompts else config.prompt
-        generate(config)
-    except Exception as error:
-        answer(error)
+def _generate_given(config: GenerateConfig) -> None:
+    config.prompt = _prompts[-1] if _prompts else config.prompt
+    generate(config)
 
 
 def without_prompt(argument: str) -> str:
@@ -419,7 +412,7 @@ def without_prompt(argument: str) -> str:
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
     sys.argv = [without_prompt(argument) for argument in sys.argv]
-    launch(compose_and_generate, GenerateConfig)
+    launch("generate", GenerateConfig, _generate_given)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Imports torch when it is called.
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +52,8 @@ def check_device(device: str, key: str = "model.device") -> None:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu."
+            f"{key}={device}: torch, built for CUDA {torch.version.cuda}, cannot use a GPU"
+            f" ({str(error).splitlines()[0]}). Or use {key}=cpu."
         ) from error
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(
@@ -83,18 +83,3 @@ def reach_hub(names: Iterable[str]) -> None:
             f"! {constants.ENDPOINT} cannot be reached ({error}): only what is in its cache is"
             " found."
         )
-
-
-def _reason(text: str, cuda: str | None) -> str:
-    """Tell why CUDA did not start, from torch's message."""
-    if "too old" in text:
-        return (
-            f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update"
-            " the driver, or install a torch that is built for an older CUDA."
-        )
-    if shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists():
-        return (
-            f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) cannot use it:"
-            f" {text.splitlines()[0]}"
-        )
-    return "there is no NVIDIA driver, so no GPU that torch could use."

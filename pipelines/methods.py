@@ -28,15 +28,14 @@ def benches(
     fixed: StaticShapes | None,
 ) -> dict[str, Bench]:
     """Make the parts of the methods of every sampling setting, by the setting's name."""
-    evaluation, wanted, (target, draft) = config.evaluation, methods(config), models
+    evaluation, groups, (target, draft) = config.evaluation, methods(config), models
     texts = [prompt.tokens for prompt in tuning]
-    roots = None
+    roots, table, head = None, None, None
     if draft:
         run = Path(config.paths.checkpoints) / config.run
         roots = roots_of(folders["traces"], config.traces.verifiers, run, lambda text: None)[0]
-    table = LatencyTable.load(folders["latency"] / TABLE) if draft else None
-    head = None
-    if "head" in wanted:
+        table = LatencyTable.load(folders["latency"] / TABLE)
+    if "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
     parts_by_setting = {}
     for name in evaluation.settings:
@@ -50,26 +49,22 @@ def benches(
             draft_setting,
             evaluation.draft_temperature,
             fixed,
-            "tuned" in wanted and draft is not None,
+            "tuned" in groups and draft is not None,
             config.selector.verifiers,
             ngram=evaluation.ngram,
             head=head,
             kinds=[prompt.kind for prompt in tuning],
         )
-        if "selector" in wanted and bench.labels:
+        if "selector" in groups and bench.labels:
             bench.selectors = {
-                own: Selector.from_pretrained(folders["selector"] / "export" / own)
-                for own in selectors(config)
-                if setting.temperature or own == bench.main
+                selector: Selector.from_pretrained(folders["selector"] / "export" / selector)
+                for selector in selectors(config)
+                if setting.temperature or selector == bench.main
             }
-        if "policies" in wanted:
-            bench.policies = {
-                policy_title(own, options): (
-                    make_policy(own, options),
-                    default_verifier(own, setting.temperature),
-                )
-                for own, options in evaluation.policies.items()
-            }
+        if "policies" in groups:
+            for policy, options in evaluation.policies.items():
+                made = make_policy(policy, options), default_verifier(policy, setting.temperature)
+                bench.policies[policy_title(policy, options)] = made
     return parts_by_setting
 
 
@@ -82,21 +77,16 @@ def policy_title(name: str, options: dict[str, Any]) -> str:
 
 
 def without_labels(config: Config) -> str:
-    """Note the settings that were not traced, and the methods left out or chosen in another way.
+    """Note the settings that were not traced, and what is left out or chosen in another way there.
 
     Empty where all were traced.
     """
     names = [name for name in config.evaluation.settings if name not in config.traces.settings]
-    asked = methods(config)
-    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in asked]
-    missing += (
-        [f"the static tree of {config.selector.verifiers[0]} chosen by timing"]
-        if "selector" in asked
-        else []
-    )
-    return (
-        f"{', '.join(names)} not traced, so {', '.join(missing)} there" if names and missing else ""
-    )
+    groups = methods(config)
+    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in groups]
+    if "selector" in groups:
+        missing.append(f"the static tree of {config.selector.verifiers[0]} chosen by timing")
+    return f"{', '.join(names)} not traced, so {', '.join(missing)} there" * bool(names and missing)
 
 
 def methods(config: Config) -> set[str]:

@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
-from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
+from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_models, spread
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
 from nde_talf.data.text.shipped import is_shipped
@@ -25,7 +24,6 @@ from nde_talf.decoding.common.checksums import check_checksums, write_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import working
-from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
@@ -35,7 +33,6 @@ from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
-BATCH = 8  # of them at once
 PASSES = 30
 """Passes of one token that a model is timed with."""
 
@@ -43,70 +40,36 @@ PASSES = 30
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     model = asdict(config.model)
-    where_and_how = (
-        "device",
-        "device_map",
-        "forward",
-        "static_shapes",
-    )
-    for name in (*where_and_how, "threads"):
-        model.pop(name)
+    for name in ("device", "device_map", "forward", "static_shapes", "threads"):
+        del model[name]
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
-    folder, data, given = folders["pair"], config.data, bool(config.model.target)
-    device, dtype, forward = config.model.device, config.model.dtype, config.model.forward
-    target = None
+    folder, data, given = folders["pair"], config.data, config.model.target
+    where = [given, config.model.draft] if given else [str(folder / role) for role in ROLES]
+    models = []
     if given:  # wrong input is refused first
-        if config.model.draft:
-            try:
-                CausalModel.load(config.model.draft, device, dtype, "model.draft", forward)
-            except UserError:
-                CausalModel.load(
-                    str(config.model.target), device, dtype, "model.target", forward
-                )  # is reported first
-                raise
-            free_memory()
-        (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
-    text = _shipped_text(config) if is_shipped(config.model.target) else _text(config, given)
-    tokenizer, rows, held_out_rows = text.tokenizer, text.train, text.held_out
-    prompts = encode_prompts(text.prompts, tokenizer, special=given)
+        models = load_models([name for name in where if name], *config.model.placed)
+    text = _shipped_text(config) if is_shipped(given) else _text(config)
+    rows, held_out = text.train, text.held_out
+    prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     examples = first_of_each(prompts)
     for kind, example in examples.items():
-        console.print(
-            Panel(Text(shortened(example)), title=Text(f"first prompt: {kind}"), title_align="left")
-        )
-    console.print(f"{rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
+        title = Text(f"first prompt: {kind}")
+        console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
+    console.print(f"{rows.numel():,} tokens; held out: {held_out.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not given:
-            _train_pair(config, folder, tokenizer, rows, text.for_draft, tracker)
-            (target,) = load_models([str(folder / "target")], device, dtype, forward=forward)
-        domains = {name: spread(x, HELD_OUT_ROWS // 4) for name, x in text.domains.items()}
-        texts = {"": spread(held_out_rows, HELD_OUT_ROWS), **domains}
-        draft, costs, first = None, [], held_out_rows[0].tolist()
-        if config.model.has_draft:
-            console.print("the target's states and time, then the draft's ...", style="dim")
-            costs = [_cost(target, first, config.evaluation.threads)]
-            recorded = Recorded(target, texts.values())
-            del target
-            free_memory()
-            where = config.model.draft if given else str(folder / "draft")
-            draft, target = load_draft(where, device, dtype, recorded, forward), recorded
-            costs.append(_cost(draft, first, config.evaluation.threads))
+            _train_pair(config, folder, text, tracker)
+            models = load_models(where, *config.model.placed)
         with working("evaluating the models on held-out text"):
-            metrics, *others = (held_out_report(target, draft, rows) for rows in texts.values())
-        if others:
-            metrics["domains"] = dict(zip([*texts][1:], others, strict=True))
-        if draft:
-            seconds, parameters = (
-                dict(zip(ROLES, each, strict=True)) for each in zip(*costs, strict=True)
-            )
-            ratio = seconds["target"] / seconds["draft"]
-            metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
-        where = (str(config.model.target), config.model.draft) if given else ROLES
-        Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows)
+            metrics = _figures(models, text)
+        if len(models) > 1:
+            metrics |= _costs(models, held_out[0].tolist(), config.evaluation.threads)
+        names = where if given else ROLES
+        Pair(folder).write(names[0], names[1], prompts, data.test_prompts, rows, held_out)
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
         for role in () if given else ROLES:
@@ -144,9 +107,9 @@ def _shipped_text(config: Config) -> _Text:
     return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
 
 
-def _text(config: Config, own: bool) -> _Text:
-    """Read the corpus and hold documents out of it. own: with the target's tokenizer."""
-    data, length = config.data, config.model.length
+def _text(config: Config) -> _Text:
+    """Read the corpus and hold documents out of it."""
+    data, length, given = config.data, config.model.length, bool(config.model.target)
     with working("reading the text"):
         documents = (
             load_mixture(data.mix)
@@ -154,10 +117,10 @@ def _text(config: Config, own: bool) -> _Text:
             else load_documents(data.source, data.column, data.split)
         )
         train, held_out = split_documents(documents, data.held_out, config.seed)
-    with working("tokenising it" if own else "training a tokenizer, and tokenising the text"):
+    with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
             _shared_tokenizer(config)
-            if own
+            if given
             else train_tokenizer(train["text"], config.model.vocab_size)
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
@@ -168,12 +131,12 @@ def _text(config: Config, own: bool) -> _Text:
         prompts = prompts_from_documents(
             held_out, data.prompt_count, config.seed, tokenizer, limits
         )
-    texts = {
-        domain: [x for x, k in zip(held_out["text"], held_out["kind"], strict=True) if k == domain]
-        for domain in data.mix
-    }
-    domains = {domain: pack(tokenizer, own, length) for domain, own in texts.items() if own}
-    mixed = data.mix and not own
+    domains = {}
+    for domain in data.mix:
+        kinds = zip(held_out["text"], held_out["kind"], strict=True)
+        if texts := [text for text, kind in kinds if kind == domain]:
+            domains[domain] = pack(tokenizer, texts, length)
+    mixed = data.mix and not given
     known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
@@ -230,15 +193,8 @@ def _known_to_draft(train: Dataset) -> list[str]:
     return texts
 
 
-def _train_pair(
-    config: Config,
-    folder: Path,
-    tokenizer,
-    rows: torch.Tensor,
-    known: torch.Tensor,
-    tracker: Tracker,
-) -> None:
-    """Train the target on `rows` and distil the draft from it on `known`.
+def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> None:
+    """Train the target, and distil the draft from it.
 
     A finished model is loaded, an unfinished training resumed.
     """
@@ -246,75 +202,60 @@ def _train_pair(
 
     def save(path: Path) -> None:
         model.save_pretrained(path)
-        tokenizer.save_pretrained(path)
+        text.tokenizer.save_pretrained(path)
         write_checksums(path)
 
-    teacher = None
-    for role, lm, own in (
-        ("target", config.model.target_lm, rows),
-        ("draft", config.model.draft_lm, known),
+    teacher, tokenizer = None, text.tokenizer
+    for role, lm, rows in (
+        ("target", config.model.target_lm, text.train),
+        ("draft", config.model.draft_lm, text.for_draft),
     ):
         out = folder / role
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")
             teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
             continue
-        console.print(
-            f"training the {role}" + (", distilled from the target" if teacher is not None else "")
-        )
-        module = LanguageModel(
-            build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher), lm, teacher
-        )
+        distilled = "" if teacher is None else ", distilled from the target"
+        console.print(f"training the {role}{distilled}")
+        built = build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher)
+        module = LanguageModel(built, lm, teacher)
         module.gpu = torch.device(config.model.device).index
-        model = teacher = fit(module, own, folder / "training" / role, tracker.loggers(role))
+        model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
         write_atomically(out, save)
 
 
-class Recorded:
-    """Hidden states and readout of a model whose weights have been freed, for the figures.
+def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:
+    """Measure the models on held-out rows, all of them and by domain."""
+    draft = models[1] if len(models) > 1 else None
+    domains = {name: spread(rows, HELD_OUT_ROWS // 4) for name, rows in text.domains.items()}
+    metrics = held_out_report(models[0], draft, spread(text.held_out, HELD_OUT_ROWS))
+    by_domain = {name: held_out_report(models[0], draft, rows) for name, rows in domains.items()}
+    return metrics | ({"domains": by_domain} if by_domain else {})
 
-    Args:
-        model: runs the rows now.
-        texts: rows of tokens [n, length] each, as `held_out_report` will be given them.
-    """
 
-    @torch.inference_mode()
-    def __init__(self, model: CausalModel, texts: Iterable[Tensor]):
-        self.device, self.config, self.vocab_size, self.logits = (
-            model.device,
-            model.config,
-            model.vocab_size,
-            model.readout,
-        )
-        self._states: dict[tuple[int, ...], Tensor] = {}
-        for rows in texts:
-            for batch in rows.to(model.device)[:, :-1].split(BATCH):
-                positions = torch.arange(batch.shape[1], device=model.device).expand_as(batch)
-                states = model.hidden(batch, positions, None, None)
-                self._states |= zip(map(tuple, batch.tolist()), states, strict=True)
-
-    def hidden(self, tokens: Tensor, *_: Any) -> Tensor:
-        """[B, n, H]: the states of `tokens` [B, n]."""
-        return torch.stack([self._states[tuple(row)] for row in tokens.tolist()])
+def _costs(models: list[CausalModel], text: list[int], count: int) -> dict[str, Any]:
+    """Measure what a token costs in each model, by `count` threads, and count the parameters."""
+    with threads(count):
+        seconds = dict(zip(ROLES, (_seconds(model, text) for model in models), strict=True))
+    sizes = (sum(weight.numel() for weight in model.module.parameters()) for model in models)
+    return {
+        "seconds_per_token": seconds,
+        "cost_ratio": seconds["target"] / seconds["draft"],
+        "parameters": dict(zip(ROLES, sizes, strict=True)),
+    }
 
 
 @torch.inference_mode()
-def _cost(model: CausalModel, text: list[int], count: int) -> tuple[float, int]:
-    """Measure a model alone.
-
-    Returns:
-        The median seconds of a one-token pass at 256 tokens of context, by `count` threads, and its
-        number of parameters.
-    """
+def _seconds(model: CausalModel, text: list[int]) -> float:
+    """Measure the median seconds of a one-token pass at 256 tokens of context."""
     session, seconds = TreeSession(model.hidden, model.device, model.dtype, model.layers), []
     session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])
-    with threads(count):
-        for _ in range(PASSES):
-            started = time.perf_counter()
-            model.logits(session.grow(text[:1], [-1])).argmax().item()
-            seconds.append(time.perf_counter() - started)
-            session.rollback()
-    return statistics.median(seconds), sum(weight.numel() for weight in model.module.parameters())
+    for _ in range(PASSES):
+        started = time.perf_counter()
+        model.logits(session.grow(text[:1], [-1])).argmax().item()
+        seconds.append(time.perf_counter() - started)
+        session.rollback()
+    return statistics.median(seconds)
 
 
 def _print(metrics: dict[str, Any]) -> None:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-import hydra
-from omegaconf import DictConfig
 from rich.box import SIMPLE
 from rich.table import Table
 
@@ -28,7 +26,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Text, one_of, settings
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
+from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
@@ -211,18 +209,9 @@ def _shown(title: str, best: "Recommendation") -> Table:
     return table
 
 
-@hydra.main(version_base=None, config_path=CONFIGS, config_name="recommend")
-def compose_and_recommend(composed: DictConfig) -> None:
-    """Recommend with the settings that Hydra has composed."""
-    try:
-        recommend(settled(composed, RecommendConfig))
-    except Exception as error:
-        answer(error)
-
-
 def main() -> None:
     """The command `python -m pipelines.recommend`, which is `nde recommend` too."""
-    launch(compose_and_recommend, RecommendConfig)
+    launch("recommend", RecommendConfig, recommend)
 
 
 if __name__ == "__main__":

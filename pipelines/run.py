@@ -16,11 +16,9 @@ from pathlib import Path
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-import hydra
-
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config, check_machine
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, settled
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 from nde_talf.pipelines.finished import remember
 
@@ -73,24 +71,22 @@ def run(config: Config) -> None:
             raise_swallowed()
 
 
-@hydra.main(version_base=None, config_path=CONFIGS, config_name="config")
-def compose_and_run(composed) -> None:
-    """Run the stages with the settings that Hydra has composed."""
+def run_or_end(config: Config) -> None:
+    """Run the stages; an interruption ends the command with one line."""
     try:
-        config = settled(composed, Config)
         run(config)
     except BaseException as error:
-        if interrupted(error):
-            leave_at_once()
-            same = "The same command without force=true" if composed.force else "The same command"
-            console.print(f"\nInterrupted. {same} goes on from here.", style="yellow")
-            sys.exit(status())
-        answer(error)
+        if not interrupted(error):
+            raise
+        leave_at_once()
+        same = "The same command without force=true" if config.force else "The same command"
+        console.print(f"\nInterrupted. {same} goes on from here.", style="yellow")
+        sys.exit(status())
 
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    launch(compose_and_run, Config)
+    launch("config", Config, run_or_end)
     leave_at_once()
 
 

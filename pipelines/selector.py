@@ -39,7 +39,8 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Train, evaluate and export the selectors; return the figures for the manifest."""
     folder = folders["selector"]
-    tables, models = latency_tables(config, folders), load_drafted(config, folders)
+    models = load_drafted(config, folders)
+    tables = latency_tables(config, folders, models)
     origin = {
         "draft_setting": (
             (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None
@@ -152,18 +153,20 @@ def table_digests(config: Config) -> dict[str, str]:
     }
 
 
-def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, LatencyTable]:
-    """The latency tables by name.
+def latency_tables(
+    config: Config, folders: dict[str, Path], models: Sequence[Any]
+) -> dict[str, LatencyTable]:
+    """Load the latency tables by name.
 
     Raises UserError for one of another pair, or one measured on a machine under load.
     """
-    tables, models = {}, load_drafted(config, folders)
+    tables = {}
     for name in config.selector.tables:
         path = table_file(name, folders["latency"])
-        tables[name] = LatencyTable.load(path)
-        tables[name].check_models(*models, path)
+        table = tables[name] = LatencyTable.load(path)
+        table.check_models(*models, path)
         if not (accepts_noise(config) if name == MEASURED else config.latency.accept_noise):
-            tables[name].check_quiet(path)
+            table.check_quiet(path)
     return tables
 
 

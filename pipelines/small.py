@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-import hydra
 from pydantic import Field
 
 from nde_talf.data.text.shipped import DRAFT, TARGET
@@ -26,7 +25,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Seed, Text, one_of, settings
-from nde_talf.pipelines.cli import CONFIGS, answer, launch, register, settled
+from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TrackingConfig
 
 if TYPE_CHECKING:
@@ -195,18 +194,9 @@ def _leg(
         write_atomically(folder / name, model.save_pretrained)
 
 
-@hydra.main(version_base=None, config_path=CONFIGS, config_name="small")
-def compose_and_run(composed: Any) -> None:
-    """Run a step as the command line says."""
-    try:
-        run(settled(composed, SmallConfig))
-    except Exception as error:
-        answer(error)
-
-
 def main() -> None:
     """Run the command `python -m nde_talf.pipelines.small`."""
-    launch(compose_and_run, SmallConfig)
+    launch("small", SmallConfig, run)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
-from nde_talf.decoding.common.training_bar import TrainingBar
 from nde_talf.selector.latency import context_counts
 from nde_talf.selector.network import Selector, SelectorSchema
 from nde_talf.selector.objective import deviance, selector_loss, taken, visits
@@ -202,7 +201,7 @@ def fit_selector(
     if stop_early:
         callbacks.append(EarlyStopping(GAIN, mode="max", patience=config.patience))
     if progress:
-        callbacks.append(TrainingBar("training the selector", "batch"))
+        callbacks.append(RichProgressBar())
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,

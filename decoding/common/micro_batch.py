@@ -14,8 +14,6 @@ T = TypeVar("T")
 class MicroBatch:
     """Number of items that go through the models at once.
 
-    When they do not fit into memory, the number is halved for good.
-
     When they do not fit into memory the number is halved, for good.
 
     Args:

@@ -37,34 +37,26 @@ console = Console(
 
 
 class Rate(bars.ProgressColumn):
-    """Units a second. unit: None takes the task's own."""
-
-    def __init__(self, unit: str | None = None):
-        super().__init__()
-        self.unit = unit
+    """Units a second."""
 
     def render(self, task: bars.Task) -> Text:
         """Format the rate of `task`, such as "12.3 prompts/s"."""
-        return Text(
-            f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s"
-        )
-
-
-def columns(title: str, unit: str | None = None, width: int = 40) -> list[bars.ProgressColumn]:
-    """Make the columns of a bar: title, bar of `width` characters, count, rate, and two times.
-
-    The times are those passed and left.
-    """
-    times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
-    named = bars.TextColumn(title, style="bold", markup=False)
-    return [named, bars.BarColumn(width), bars.MofNCompleteColumn(), Rate(unit), *times]
+        return Text(f"{task.finished_speed or task.speed or 0:.1f} {task.fields['unit']}/s")
 
 
 def track(
     items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0
 ) -> Iterator[T]:
     """Yield `items` under a bar; `done` of `total` were finished by an earlier run."""
-    with bars.Progress(*columns("{task.description}"), console=console) as progress:
+    columns = (
+        bars.TextColumn("{task.description}", style="bold", markup=False),
+        bars.BarColumn(40),
+        bars.MofNCompleteColumn(),
+        Rate(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=total, completed=done, unit=unit)
         for item in items:
             yield item

@@ -7,14 +7,14 @@ Imports no torch. Example, and what a user reads who gives `traces.stride=0`:
         stride: Count = 16
         dtype: Annotated[str, one_of(DTYPES)] = "float32"
 
-    traces.stride=0: it should be greater than or equal to 1, such as traces.stride=16.
+    traces.stride=0: it should be greater than or equal to 1.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
 from dataclasses import field as dataclass_field
+from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
 
@@ -139,9 +139,7 @@ def explained(error: ValidationError, schema: type, content: Any, group: str = "
         tag, names = fault["ctx"]["tag"], fault["ctx"]["expected_tags"].replace("'", "")
         return f"{key}.name={tag}: there is none; choose from {names}."
     message = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    default = _default(schema, path)
-    example = "" if default is None or "choose" in message else f", such as {key}={shown(default)}"
-    return f"{key}={shown(fault['input'])}: {message}{example}."
+    return f"{key}={shown(fault['input'])}: {message}."
 
 
 def _path(fault: ErrorDetails, content: Any) -> list[str]:
@@ -156,23 +154,6 @@ def _path(fault: ErrorDetails, content: Any) -> list[str]:
     if isinstance(last, int):
         return [*path, f"[{last}]"]
     return path if last == "[key]" else [*path, str(last)]
-
-
-def _default(schema: type, path: list[str]) -> Any:
-    """Return the default of a field; None where it has none."""
-    kind: Any = schema
-    for name in path:
-        if not is_dataclass(kind):
-            return None
-        each = next((each for each in fields(kind) if each.name == name), None)
-        if each is None:
-            return None
-        if name == path[-1]:
-            made = each.default_factory
-            default = made() if made is not MISSING else each.default
-            return None if default is MISSING or is_dataclass(default) else default
-        kind = _inner(get_type_hints(kind)[name])
-    return None
 
 
 def shown(value: Any) -> str:
@@ -192,10 +173,6 @@ def keys(schema: type, prefix: str = "") -> Iterator[str]:
                 f".{NAME}" if dict in _origins(hint) else "[0]" if list in _origins(hint) else ""
             )
             yield from keys(inner, f"{key}{named}.")
-
-
-def _inner(hint: Any) -> Any:
-    return next(_settings_in(hint), None)
 
 
 def _settings_in(hint: Any) -> Iterator[type]:

@@ -48,38 +48,18 @@ def test_an_option_that_a_policy_does_not_have_is_refused_before_any_work():
     "group,key,value",
     [
         ("traces", "shard_prompts", 0),
-        ("traces", "samples", 1),
-        ("traces", "dtype", "foo"),
         ("data", "prompt_tokens", [32]),
         ("data", "prompt_tokens", [40, 30]),
-        ("data", "held_out", 1.5),
-        ("selector", "hidden", [512]),
         ("latency", "contexts", []),
         ("latency", "contexts", [0]),
         ("selector", "verifiers", ["nss"]),
-        ("evaluation", "calibration_prompts", 0),
         ("evaluation", "calibration_prompts", 17),
-        ("evaluation", "new_tokens", 1),
-        ("evaluation", "prompts", 0),
         ("evaluation", "settings", ["t0.4"]),
-        ("draft", "optimizer", "sgd"),
-        ("model", "dtype", "foo"),
-        ("selector", "verifiers", ["bv"]),
         ("engine", "name", "sglang"),
-        ("engine", "workers", 0),
-        ("data", "test_fraction", 0.0),
         ("selector", "tables", ["nowhere"]),
-        ("selector", "pricing", "free"),
-        ("selector", "folds", 1),
         ("selector", "folds", 1000),
-        ("evaluation", "methods", ["magic"]),
-        ("evaluation", "policies", {"slaf": {}}),
         ("evaluation", "policies", {"salf": 32}),
-        ("evaluation", "draft_temperature", "-1"),
         ("evaluation", "draft_temperature", "cold"),
-        ("dialogues", "held_out", 1.0),
-        ("dialogues", "length", 0),
-        ("dialogues", "count", 1),
         ("dialogues", "source", "nowhere/chats.jsonl"),
     ],
 )
@@ -90,9 +70,7 @@ def test_bad_values_are_named(group, key, value):
         check_config(config)
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "..", ".", "", "a/b", "/tmp/x", ".hidden", "-x", "a b", "a(b", "a" * 101]
-)
+@pytest.mark.parametrize("name", ["../x", ".", "", "/tmp/x", ".hidden", "-x", "a b", "a" * 101])
 def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
     with pytest.raises(UserError, match=r"letters .* digits, dashes, underscores and dots"):
         Config(run=name)
@@ -103,5 +81,5 @@ def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
 
 
 def test_usual_run_names_pass():
-    for name in ("default", "sweep-3", "qwen3_8b.v2", "2026-01-01", "a" * 100):
+    for name in ("default", "qwen3_8b.v2-1", "a" * 100):
         check_config(Config(run=name))

@@ -10,10 +10,9 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS
 from nde_talf.decoding.verifier import check_compatible
-from nde_talf.pipelines.cli import explained
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.machine import _reason, check_device
+from nde_talf.pipelines.machine import check_device
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 
 
@@ -25,7 +24,8 @@ def test_every_policy_has_a_verifier_that_is_lossless_on_its_trees(name, tempera
 
 def test_options_reach_the_policy():
     assert make_policy("delayed", {"k": 3, "l1": 2, "l2": 1}).action == (3, 2, 1)
-    assert make_policy("dynatree", {"branches": [1, 2, 2]}).config.branches == (1, 2, 2)
+    options = {"branches": [1, 2, 2], "confident_low": 0}
+    assert make_policy("dynatree", options).config.branches == (1, 2, 2)
     with pytest.raises(UserError, match="it has k, depth, nodes"):
         make_policy("beam", {"width": 3})
 
@@ -35,13 +35,9 @@ def test_options_reach_the_policy():
     [
         (
             {"draft_temperature": "-0.1"},
-            "draft_temperature=-0.1: choose auto, match, raw, or a number of at least 0",
+            "draft_temperature=-0.1: choose auto, match, raw, or a num",
         ),
-        ({"draft_temperature": "hot"}, "draft_temperature=hot: choose auto"),
-        (
-            {"draft_temperature": "raw", "policy": "autoregressive"},
-            "policy=autoregressive drafts nothing; leave it out",
-        ),
+        ({"draft_temperature": "raw", "policy": "autoregressive"}, "drafts nothing; leave it out"),
     ],
 )
 def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
@@ -55,15 +51,6 @@ def test_suggestions_name_the_key_that_was_meant():
     assert nearest("traces.sampels", known) == "traces.samples"
     assert nearest("new_token", keys(GenerateConfig)) == "new_tokens"
     assert nearest("zzz", known) is None
-
-
-def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
-    from omegaconf.errors import OmegaConfBaseException
-
-    assert (
-        explained(OmegaConfBaseException("something odd"), Config)
-        == "something odd. See --help for every key."
-    )
 
 
 @pytest.mark.parametrize(
@@ -84,31 +71,21 @@ def test_a_device_that_cannot_be_used_is_refused(device, said):
         check_device(device)
 
 
-def test_an_old_driver_is_not_called_a_missing_gpu():
-    old = "The NVIDIA driver on your system is too old (found version 11040)."
-    assert "driver is too old for this torch, which is built for CUDA 13.0" in _reason(old, "13.0")
-
-
 def test_names_that_are_checked_without_torch_are_the_names_there_are():
     assert set(LABELLED) == {*SOLVERS, "traversal", "gbv"}
 
 
-def test_an_option_of_another_type_is_told_with_what_the_policy_takes():
-    with pytest.raises(
-        UserError,
-        match=r"nodes=abc is of another type than policy=dyspec takes: \(nodes: int = 64\)",
-    ):
-        make_policy("dyspec", {"nodes": "abc"})
-    wrong = (
-        ("salf", "nodes", 3.7),
-        ("salf", "nodes", True),
-        ("dynatree", "step", float("nan")),
-    )
-    for policy, option, value in wrong:
-        with pytest.raises(
-            UserError, match=f"{option}={value} is of another type than policy={policy} takes"
-        ):
-            make_policy(policy, {option: value})
-    with pytest.raises(UserError, match="window=-1"):
-        make_policy("dynatree", {"window": -1})
-    make_policy("dynatree", {"branches": [1, 2, 3], "confident_low": 0})
+@pytest.mark.parametrize(
+    "policy,option,value,words",
+    [
+        ("dyspec", "nodes", "abc", "it should be a valid integer"),
+        ("salf", "nodes", 3.7, "valid integer"),
+        ("salf", "nodes", True, "valid integer"),
+        ("salf", "nodes", 10**9, "at most"),
+        ("dynatree", "step", float("nan"), "not JSON compliant"),
+        ("dynatree", "window", -1, ""),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(policy, option, value, words):
+    with pytest.raises(UserError, match=f"{option}={value}.*{words}"):
+        make_policy(policy, {option: value})

@@ -13,6 +13,7 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import latency
 from nde_talf.pipelines.config import TABLE, Config
+from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.selector import latency_tables
 from nde_talf.selector.latency import LatencyTable
 from tests.selector.examples import TABLE as QUIET
@@ -85,12 +86,10 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     refusing = of_this_test()
     refusing.latency.accept_noise = False
     with pytest.raises(UserError, match="under load"):
-        latency_tables(refusing, folders)
-    assert (
-        latency_tables(config, folders)
-        == latency_tables(of_this_test(), folders)
-        == {"measured": table}
-    )
+        latency_tables(refusing, folders, load_drafted(refusing, folders))
+    models = load_drafted(config, folders)
+    for accepting in (config, of_this_test()):
+        assert latency_tables(accepting, folders, models) == {"measured": table}
     refusing.latency.accept_noise, refusing.model.target = None, "own/model"
     assert not latency.accepts_noise(refusing) and latency.accepts_noise(of_this_test())
 
@@ -108,7 +107,9 @@ def test_a_selector_is_trained_on_no_table_that_cannot_be_trusted(folders, tmp_p
     config = of_this_test()
     config.selector.tables = [str(tmp_path / "own.json")]
     QUIET.save(tmp_path / "own.json")
-    assert latency_tables(config, folders) == {config.selector.tables[0]: QUIET}
+    assert latency_tables(config, folders, load_drafted(config, folders)) == {
+        config.selector.tables[0]: QUIET
+    }
     replace(QUIET, **change).save(tmp_path / "own.json")
     with pytest.raises(UserError, match=rf"own\.json.*{words}"):
-        latency_tables(config, folders)
+        latency_tables(config, folders, load_drafted(config, folders))

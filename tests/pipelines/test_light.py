@@ -105,11 +105,9 @@ def command():
     [
         (["selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
         (["+selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
-        (["++draft.stepz=1"], "Did you mean draft.steps?"),
-        (["+nonsense=1"], "nonsense: there is no such key"),
         (["lr=1"], "Did you mean selector.lr?"),
         (["selector.lr=fast"], "it should be a valid number"),
-        (["model=tinny2"], "Did you mean model=tiny2?"),
+        (["model=tinny3"], "Did you mean model=tiny3?"),
         (["data.source=mine.txt"], "data.source=mine.txt is not read"),
         (["run=a(b"], "'run=\"a(b\"'"),
         (["mine"], "every argument is key=value"),
@@ -117,14 +115,9 @@ def command():
             ["data=text", "data.source=/nope.jsonl"],
             "data.source=/nope.jsonl: there is no such file",
         ),
-        (
-            ["data=file", "data.sets.file.source=/nope.jsonl"],
-            "data.sets.file.source=/nope.jsonl: there is no such file",
-        ),
         (["paths.checkpoints=README.md/runs"], "README.md is not a folder"),
         (["data=text"], "data.source=corpus.jsonl"),
         (["data=file"], "data.sets.file.source is not given"),
-        (["dialogues=file"], "dialogues.source=chats.jsonl"),
         (["run=../x"], "run=../x: a run's name is that of its folder in paths.checkpoints"),
         (["stage=trace"], "choose from all, pair"),
         (["base=nowhere"], "base=nowhere: there is no run of that name"),
@@ -149,7 +142,7 @@ def test_help_needs_no_heavy_imports(command):
     )
 
 
-@pytest.mark.parametrize("made", ["data/__init__.py", "selector.py", "configs/__init__.py"])
+@pytest.mark.parametrize("made", ["data/__init__.py", "selector.py"])
 def test_a_users_own_modules_of_our_rooms_names_are_in_nobodys_way(tmp_path, made):
     path = tmp_path / made
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +151,4 @@ def test_a_users_own_modules_of_our_rooms_names_are_in_nobodys_way(tmp_path, mad
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "import nde_talf.pipelines.run, nde_talf.selector.settings, nde_talf.data.text.settings"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    python(code)

@@ -1,5 +1,5 @@
-"""Your own models through the stages: a target without a draft model, a target that no head can be
-built for, and tokenizers that know different numbers of tokens.
+"""Your own models through the stages: a target without a draft model, and a target that no head can
+be built for.
 """
 
 import json
@@ -37,27 +37,15 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with models of a tokenizer with 300 tokens: `llama` and its noisy copy `draft` with
-    other rows, and `opt`.
-    """
+    """A folder with models of a tokenizer with 300 tokens."""
     made = tmp_path_factory.mktemp("own")
     micro.command(made)  # writes the corpus
     texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 300)
     torch.manual_seed(0)
-    llama, draft = (
-        LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES))
-        for _ in range(2)
-    )
-    draft.load_state_dict(
-        {
-            name: weight + 0.01 * torch.randn_like(weight)
-            for name, weight in llama.state_dict().items()
-        }
-    )
-    draft.resize_token_embeddings(300)
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES))
     opt = OPTForCausalLM(OPTConfig(vocab_size=300, ffn_dim=64, word_embed_proj_dim=32, **SIZES))
-    models: dict[str, PreTrainedModel] = {"llama": llama, "draft": draft, "opt": opt}
+    models: dict[str, PreTrainedModel] = {"llama": llama, "opt": opt}
     for name, model in models.items():
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
@@ -110,23 +98,4 @@ def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     assert (
         "no draft head can be built for a model of type opt" in told
         and "evaluation.methods" in told
-    )
-
-
-def test_a_pair_of_differently_padded_vocabularies_goes_from_pair_to_report(folder):
-    own = (
-        "run=padded",
-        f"model.target={folder}/llama",
-        f"model.draft={folder}/draft",
-        *QUICK,
-        "traces.settings=[t0.6]",
-    )
-    done = run(folder, *own, "selector.epochs=2", "traces.new_tokens=16", "traces.train_prompts=4")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no assisted: the output layers" in done.stdout
-    found = methods(folder, "padded")
-    assert (
-        found[:2] == [BASELINE, CONTROL]
-        and len(found) > 3
-        and not any("assisted" in name for name in found)
     )

@@ -56,10 +56,7 @@ class Whole(TypedDict):
     "value,kind,expected",
     [
         (3, float, 3),
-        ([1, 2], tuple[int, ...], (1, 2)),
         ([[1, "a"]], list[tuple[int, str]], [(1, "a")]),
-        (None, int | None, None),
-        ({"a": None}, dict[str, Any], {"a": None}),
         ({"parts": [{"rows": 2}], "other": 1}, Whole, {"parts": [Part(2)]}),
     ],
 )
@@ -72,12 +69,9 @@ def test_what_fits_its_type_is_read_as_it(value, kind, expected):
     [
         (True, int, "it: it should be a valid integer"),
         (float("nan"), float, "not JSON compliant"),
-        ("x" * 99, list[int], "valid array"),
         ([1, 2, 3], tuple[int, int], "at most 2 items"),
         ({"parts": [{"rows": "2"}]}, Whole, r"parts\.0\.rows: it should be a valid integer"),
         ({"parts": [{"name": "a"}]}, Whole, r"parts\.0\.rows: Field required"),
-        ({"parts": [], "size": "a"}, Whole, "size"),
-        ([], Whole, "object"),
     ],
 )
 def test_what_does_not_fit_its_type_is_named(value, kind, words):
@@ -125,25 +119,21 @@ def test_tensors_are_compared_with_what_is_declared(tmp_path):
 
 
 def test_short_memory_is_called_that():
-    assert memory_is_short(MemoryError()) and memory_is_short(
-        RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    )
-    assert memory_is_short(RuntimeError("can't start new thread"))
-    assert memory_is_short(RuntimeError("could not create a primitive"))
-    assert not memory_is_short(
-        RuntimeError("could not create a primitive descriptor for the matmul primitive")
-    )
-    switched = (
-        "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered"
-        " internally at x.cpp:1)"
-    )
-    assert memory_is_short(UserWarning(switched))
+    switched = "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered"
+    for error in (
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+        UserWarning(switched),
+    ):
+        assert memory_is_short(error)
+    for other in (OSError("nothing"), RuntimeError("could not create a primitive descriptor for")):
+        assert not memory_is_short(other)
     quiet()
     with pytest.raises(UserWarning):  # no other kernel in silence
         warnings.warn(switched, stacklevel=1)
-    assert not memory_is_short(OSError("nothing"))
-    assert "not enough memory" in str(unreadable("file", MemoryError(), "delete it"))
-    assert "delete" not in str(unreadable("file", MemoryError(), "delete it"))
+    told = str(unreadable("file", MemoryError(), "delete it"))
+    assert "not enough memory" in told and "delete" not in told
 
 
 def changed(kind: str, folder: Path, file: str, **changes: Any) -> Path:
@@ -167,13 +157,8 @@ def changed(kind: str, folder: Path, file: str, **changes: Any) -> Path:
     "changes",
     [
         {"width": 10**12},
-        {"hidden": [10**9, 10**9]},
-        {"hidden": [2]},
         {"target_hidden": 9},
-        {"settings": []},
         {"settings": [[1.0, 2.0], [0.6, 1.0]]},
-        {"learned": [True]},
-        {"verifiers": "specinfer"},
         {"verifiers": [3]},
         {"dropout": None},
         {"pair": {"target": []}},
@@ -188,13 +173,9 @@ def test_a_selector_whose_sizes_are_wrong_is_refused(tmp_path, changes):
     "changes",
     [
         {"draft_head__sizes": {"intermediate_size": 10**12}},
-        {"draft_head__sizes": {"vocab_size": 10**12}},
-        {"draft_head__sizes": {"num_attention_heads": 0}},
         {"draft_head__sizes": {"rope_parameters": "x"}},
-        {"draft_head__sizes": 3},
         {"draft_head__kind": ["eagle"]},
         {"draft_head__format": 2},
-        {"draft_head": 7},
         {"eagle_aux_hidden_state_layer_ids": 5},
     ],
 )
@@ -204,17 +185,16 @@ def test_a_head_whose_sizes_are_wrong_is_refused(tmp_path, changes):
         load_head(changed("head", tmp_path, "config.json", **changes), target)
 
 
-@pytest.mark.parametrize("size", ["num_hidden_layers", "vocab_size", "intermediate_size"])
-@pytest.mark.parametrize("value", [10**9, "many", -1])
+@pytest.mark.parametrize(
+    "size,value", [("num_hidden_layers", 10**9), ("vocab_size", "many"), ("intermediate_size", -1)]
+)
 def test_a_model_that_claims_what_it_does_not_hold_is_refused(tmp_path, size, value):
     draft = changed("pair/draft", tmp_path, "config.json", **{size: value})
     with pytest.raises(UserError, match=r"pair/draft.*(could be loaded|weights are not those)"):
         CausalModel.load(draft)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"target": 3}, {"files": []}, {"models": {"target": 1}}, {"draft": ["x"]}]
-)
+@pytest.mark.parametrize("changes", [{"target": 3}, {"models": {"target": 1}}])
 def test_an_index_of_a_pair_of_another_shape_is_refused(tmp_path, changes):
     with pytest.raises(UserError, match=r"pair\.json"):
         Pair(changed("pair", tmp_path, "pair.json", **changes)).every_prompt()
@@ -225,8 +205,6 @@ def test_an_index_of_a_pair_of_another_shape_is_refused(tmp_path, changes):
     [
         {"../pair/pair.json": {"rows": 1, "sha256": "a"}},
         {"traces-00000-of-00002.parquet": {"rows": "1", "sha256": "a"}},
-        {"traces-00000-of-00002.parquet": {"sha256": "a"}},
-        [],
     ],
 )
 def test_an_index_of_a_store_of_another_shape_is_refused(tmp_path, shards):
@@ -239,7 +217,7 @@ def test_an_index_of_a_store_of_another_shape_is_refused(tmp_path, shards):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"contexts": [1, "2"]}, {"contexts": [-5, 2]}, {"verify": [1]}, {"target": 1}],
+    [{"contexts": [-5, 2]}, {"verify": [1]}],
 )
 def test_a_latency_table_of_another_shape_is_refused(tmp_path, changes):
     content = read_sealed(HERE / "latency.json", "") | changes
@@ -264,28 +242,19 @@ def test_what_is_no_checkpoint_is_refused_and_stays(tmp_path):
     assert path.exists()
 
 
-def test_prompts_are_lists_tensors_or_arrays():
-    for prompt in (
-        [1, 2],
-        (1, 2),
-        torch.tensor([1, 2]),
-        torch.tensor([[1, 2]]),
-        np.array([1, 2], np.int32),
-        range(1, 3),
-    ):
-        assert token_ids(prompt) == [1, 2]
-    for prompt in (
-        "text",
-        torch.tensor([[1], [2]]),
-        torch.tensor([0.5]),
-        [1.0],
-        [True],
-        None,
-        {"input_ids": [1]},
-        torch.tensor(3),
-    ):
-        with pytest.raises(UserError, match="prompt: it has to be integers"):
-            token_ids(prompt)
+@pytest.mark.parametrize(
+    "prompt", [[1, 2], (1, 2), torch.tensor([[1, 2]]), np.array([1, 2], np.int32), range(1, 3)]
+)
+def test_prompts_are_lists_tensors_or_arrays(prompt):
+    assert token_ids(prompt) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["text", torch.tensor([[1], [2]]), [1.0], [True], None, {"input_ids": [1]}]
+)
+def test_what_is_no_prompt_is_refused(prompt):
+    with pytest.raises(UserError, match="prompt: it has to be integers"):
+        token_ids(prompt)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +265,7 @@ def test_prompts_are_lists_tensors_or_arrays():
         ("traces", "shards.json", TraceStore),
     ],
 )
-@pytest.mark.parametrize("number", [0, 2, None, "1"])
+@pytest.mark.parametrize("number", [2, None])
 def test_another_format_is_refused_with_what_to_do(tmp_path, folder, file, load, number):
     path = changed(folder, tmp_path, file, format=number)
     with pytest.raises(UserError, match=rf"its format is {number}, and has to be 1.* again"):

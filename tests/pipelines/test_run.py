@@ -77,10 +77,8 @@ def test_one_command_makes_everything(finished):
     assert "<svg" in page and '<mark class="drafted">' in page and "How it was measured" in page
     assert not re.search(r'(src|href)="http', page)
     assert "index.html" in printed and "speed-up" in printed
-    offline = json.loads((out / "selector/offline.json").read_text())["traversal"]["measured"][
-        "settings"
-    ]
-    assert len(offline) == 2
+    offline = json.loads((out / "selector/offline.json").read_text())
+    assert len(offline["traversal"]["measured"]["settings"]) == 2
     table = datasets.load_dataset(
         "parquet",
         data_files=str(out / "traces/*.parquet"),
@@ -129,15 +127,12 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     [
         ("policy=magic", "policy=magic: choose from traversal"),
         ("run=nowhere", "holds no finished pair. The runs there"),
-        ("drafter=owl", "drafter=owl: there is none; choose from lm, head"),
-        ("model.device=cuda:9", "model.device=cuda:9"),
         ("drafter=head policy=traversal", "selector was not trained for its head"),
         ("drafter=ngram policy=traversal", "n-grams have none. Leave policy out"),
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
         ("verifier=greedy", "lossless at temperature 0 only"),
-        ("verifier=typo", "choose from nss"),
         ("prompt=", "it is empty"),
     ],
 )
@@ -300,12 +295,6 @@ def test_a_head_learns_on_features_of_three_layers(finished):
         out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
     )
     assert drafter.feature_layers == (0, 1, 2)
-    refused = run(
-        folder, "run=four", "base=default", "stage=draft", "draft=eagle3", "draft.loss.name=hass"
-    )
-    assert refused.returncode == 1 and "draft.features=three with draft.loss.name=hass" in said(
-        refused
-    )
 
 
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:
@@ -350,7 +339,6 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
 @pytest.mark.parametrize(
     "overrides,words",
     [
-        (["stage=nonsense"], "stage=nonsense"),
         (["stage=traces", "run=empty"], "run stage=pair"),
         (
             ["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"],
@@ -360,13 +348,8 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["run=empty", "data=[text,file]", "data.sets.file.source={empty}"], "empty.jsonl"),
         (["run=empty", "model.target={folder}", "model.draft={folder}"], "model.target="),
-        (["run=empty", "traces.settings=[t7]"], "t7"),
-        (["run=empty", "data.prompt_count=3"], "data.prompt_count"),
         (["run=empty", "model.device=cuda:99"], "cuda:99"),
         (["run=empty", "selector.tables=[h300]"], "a100_70b_8b"),
-        (["run=empty", "selector.tables=[{empty}]"], "no latency table"),
-        (["run=empty", "selector.verifiers=[gbv]"], "traces.verifiers"),
-        (["run=empty", "evaluation.methods=[magic]"], "magic"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
 )
@@ -377,20 +360,6 @@ def test_bad_input_is_named_before_any_work(finished, tmp_path, overrides, words
     assert words in refused(folder, *overrides)
     assert not list((folder / "checkpoints/empty").glob("*/training")), (
         "work was done before the input was found wrong"
-    )
-
-
-@pytest.mark.parametrize(
-    "overrides,words",
-    [("selector.lrr=1", "lrr"), ("selector.lr=abc", "selector.lr"), ("stage=x", "stage=x")],
-)
-def test_errors_are_one_paragraph_and_exit_code_1(finished, overrides, words):
-    folder, _ = finished
-    done = run(folder, overrides)
-    assert (
-        done.returncode == 1
-        and words in said(done)
-        and "Traceback" not in done.stdout + done.stderr
     )
 
 

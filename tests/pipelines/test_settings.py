@@ -22,7 +22,7 @@ def test_the_defaults_compose(config):
     [
         (
             "traces.stride=0",
-            "traces.stride=0: it should be greater than or equal to 1, such as traces.stride=16.",
+            "traces.stride=0: it should be greater than or equal to 1.",
         ),
         ("draft.loss.k=0", "draft.loss.k=0: it should be greater than or equal to 1"),
         ("selector.pricing=eq12", "selector.pricing=eq12: there is none; choose from table, eq11"),

@@ -106,16 +106,6 @@ def test_force_with_the_stages_name_replaces_it_when_the_new_one_is_whole(chain)
     assert not chain.path("traces.new").exists()
 
 
-def test_what_a_stage_found_is_shown_from_where_it_stays(chain):
-    shown = []
-    chain.stages["selector"] = replace(
-        chain.stages["selector"], show=lambda folder: shown.append((folder, folder.exists()))
-    )
-    for force in (True, False):
-        chain.run("selector", force=force)
-    assert shown == [(chain.path("selector"), True)] * 2
-
-
 def test_force_by_name_removes_what_it_replaces_and_force_for_all_keeps_it(chain):
     chain.run("selector", force=True)
     assert not chain.kept() and not chain.path("selector.new").exists()
@@ -188,14 +178,6 @@ def test_a_damaged_file_is_named_by_its_own_stage_and_by_the_next(chain, damage)
     with pytest.raises(UserError, match=r"traces/made\.txt"):
         chain.run()
     assert chain.run("traces", force=True) == ["traces"] and chain.run() == []
-
-
-def test_files_of_another_run_are_noticed(chain, tmp_path):
-    other = Chain(tmp_path / "other", text="other")
-    other.run()
-    chain.path("traces", "made.txt").write_bytes(other.path("traces", "made.txt").read_bytes())
-    with pytest.raises(UserError, match=r"traces/made\.txt"):
-        chain.run("selector")
 
 
 def test_what_was_begun_with_inputs_of_before_starts_again(tmp_path, capsys):

@@ -120,17 +120,6 @@ def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(f
             assert difference.mean() < 2.5, (verifier, temperature)
 
 
-def test_broken_shards_are_named_and_made_again(folder):
-    first, second = sorted((folder / "checkpoints/default/traces").glob("*.parquet"))[:2]
-    kept = first.read_bytes(), second.read_bytes()
-    first.unlink()
-    second.write_bytes(kept[1][:-1] + bytes([kept[1][-1] ^ 1]))
-    mended = traces(folder, "stage=traces")
-    said = " ".join(mended.stdout.replace("│", " ").split())
-    assert f"{first.name}: the file is missing" in said and f"{second.name}: its checksum" in said
-    assert mended.returncode == 0 and (first.read_bytes(), second.read_bytes()) == kept
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, tmp_path):
     small = tmp_path / "checkpoints"
