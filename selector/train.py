@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks import EarlyStopping, RichProgressBar
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
