@@ -86,6 +86,16 @@ class Text(NamedTuple):
             self.scores.append(apply(processors, ids[:, :-1], row)[0])
 
 
+class Silent:
+    """Streamer of a call that streams nothing."""
+
+    def put(self, tokens: Tensor) -> None:
+        """Drop the tokens."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(eq=False)
 class Speculation:
     """A callable for `generate(custom_generate=...)`, made by `speculate`.
@@ -119,39 +129,30 @@ class Speculation:
     ) -> Any:
         """See `GenerationMixin._sample`, whose arguments and results these are."""
         config = generation_config
-        streamer = of_generate("streamer") if streamer is None else streamer
+        streamer = streamer or of_generate("streamer") or Silent()
         check(model, config, given, synced_gpus)
-        sampled = bool(config.do_sample)
-        asked, setting = split(logits_processor, sampled, tuple(self.stateless), len(input_ids))
-        rows, loaded = rows_of(input_ids, given), self._load(model)
+        sampled, stateless = bool(config.do_sample), tuple(self.stateless)
+        asked, setting = split(logits_processor, sampled, stateless, len(input_ids))
+        loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
-        scored = logits_processor if full and config.output_scores else None
-        recorded = full and bool(config.output_scores or config.output_logits)
+        scored, recorded = _recorded(config, logits_processor) if full else (None, False)
         ends = config._eos_token_tensor
         ends = frozenset(() if ends is None else ends.tolist())
         self.generations, texts = [], list[Text]()
-        for row in rows:
+        for row in rows_of(input_ids, given):
             process = RowProcess(asked, row, ends, limit) if asked else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
             for token, logits in self._tokens(decoders, row, limit, setting):
                 ids = torch.tensor([[*row.ids, *text.tokens, token]], device=input_ids.device)
                 text.add(token, logits, scored, ids)
-                if streamer is not None:
-                    streamer.put(torch.tensor([token]))
+                streamer.put(torch.tensor([token]))
                 if stopping_criteria(ids, tuple(x[None] for x in text.scores) or None).item():
                     break
-        if streamer is not None:
-            streamer.end()
+        streamer.end()
         sequences = _padded(input_ids, texts, config._pad_token_tensor)
-        if not full:
-            return sequences
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,  # type: ignore[arg-type]
-            scores=_steps([text.scores for text in texts]),  # type: ignore[arg-type]
-            logits=_steps([text.logits for text in texts]) if config.output_logits else None,  # type: ignore[arg-type]
-        )
+        return _output(sequences, texts, bool(config.output_logits)) if full else sequences
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder for `generate(custom_generate=folder)`; see `nde_talf.saved`."""
@@ -169,10 +170,9 @@ class Speculation:
         rng = Rng.seeded(int(torch.randint(1 << 62, ())) if setting.temperature else 0)
         tokens = list[int]()
         for decoder in decoders:
-            if tokens and len(tokens) == limit:
-                return
             text = row.prompt + tokens
-            if len(text) >= decoder.max_context and (decoder is not decoders[-1] or tokens):
+            full = len(text) >= decoder.max_context and (decoder is not decoders[-1] or tokens)
+            if full or len(tokens) == limit > 0:
                 continue
             stream = decoder.blocks(text, limit - len(tokens), setting, rng)
             generation = stream.generation
@@ -387,6 +387,21 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     rows = [text.tokens + [filler] * (longest - len(text.tokens)) for text in texts]
     return torch.cat(
         [input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], -1
+    )
+
+
+def _recorded(config: Any, processors: Any) -> tuple[Any, bool]:
+    """Return the processors of the scores that are asked for, and whether logits are kept."""
+    scores = bool(config.output_scores)
+    return processors if scores else None, scores or bool(config.output_logits)
+
+
+def _output(sequences: Tensor, texts: list[Text], logits: bool) -> GenerateDecoderOnlyOutput:
+    """What generate() returns with return_dict_in_generate."""
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,  # type: ignore[arg-type]
+        scores=_steps([text.scores for text in texts]),  # type: ignore[arg-type]
+        logits=_steps([text.logits for text in texts]) if logits else None,  # type: ignore[arg-type]
     )
 
 

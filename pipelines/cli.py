@@ -77,10 +77,11 @@ def answer(error: BaseException) -> None:
         fail(str(error))
     chain = list(_causes(error))
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
-    short = next((each for each in chain if lacks_memory(each)), None)
-    if any(_disk_is_full(each) for each in chain):
+    short = next(filter(lacks_memory, chain), None)
+    if any(map(_disk_is_full, chain)):
+        where = f" ({named.filename})" if named else ""
         fail(
-            f"the disk is full{f' ({named.filename})' if named else ''}. Free some space, or set"
+            f"the disk is full{where}. Free some space, or set"
             " paths.checkpoints to another disk, and run the same command again; everything"
             " finished so far is kept."
         )

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
-from nde_talf.data.dialogues.settings import KEY
+from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.base import Engine
 from nde_talf.data.engines.transformers import TransformersEngine
@@ -98,36 +98,27 @@ def _regenerated(
 
     Shards of these dialogues that are there already are used.
     """
-    settings, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    setting = settings.setting
-    shards = [
-        dialogues[start : start + settings.shard]
-        for start in range(0, len(dialogues), settings.shard)
-    ]
+    size, store = config.dialogues.shard, TraceStore(folders["draft"] / "answers", "answers")
+    shards = [dialogues[start : start + size] for start in range(0, len(dialogues), size)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
-    asked = [[one.name for one in shard] for shard in shards]
-    todo = [
-        i
-        for i, name in enumerate(names)
-        if not store.holds(name) or store.lists(name)["asked"] != asked[i]
-    ]
+    todo = []
+    for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
+        asked = [one.name for one in shard]
+        if not store.holds(name) or store.lists(name)["asked"] != asked:
+            todo.append((name, shard, i))
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
-        for i in track(todo, "answers", len(shards), "shard", len(shards) - len(todo)):
-            found = {
-                one.name: one
-                for one in regenerate(
-                    engine, encoder, shards[i], setting, settings.new_tokens, longest, i
-                )
-            }
-            answers = [found.get(name) or Dialogue(name, []) for name in asked[i]]
-            messages, cut = (
-                [json.dumps(one.messages) for one in answers],
-                [one.cut for one in answers],
-            )
-            store.write(names[i], {"asked": asked[i], "messages": messages, "cut": cut})
+        for name, shard, seed in track(
+            todo, "answers", len(shards), "shard", len(shards) - len(todo)
+        ):
+            store.write(name, _answers(config.dialogues, engine, encoder, shard, longest, seed))
         engine.close()
         store.finish()
+    return _answered(store, names, config.dialogues)
+
+
+def _answered(store: TraceStore, names: list[str], settings: DialogueConfig) -> list[Dialogue]:
+    """Read the dialogues that the target answered. Raises UserError if there are none."""
     rows = [row for name in names for row in zip(*store.lists(name).values(), strict=True)]
     answered = [
         Dialogue(name, json.loads(messages), cut)
@@ -146,6 +137,25 @@ def _regenerated(
         f" {settings.new_tokens} tokens"
     )
     return answered
+
+
+def _answers(
+    settings: DialogueConfig,
+    engine: Engine,
+    encoder: ChatEncoder,
+    shard: list[Dialogue],
+    longest: int,
+    seed: int,
+) -> dict[str, list]:
+    """Let the target answer a shard: columns, empty messages where it answered nothing."""
+    made = regenerate(engine, encoder, shard, settings.setting, settings.new_tokens, longest, seed)
+    by_name = {one.name: one for one in made}
+    answers = [by_name.get(one.name) or Dialogue(one.name, []) for one in shard]
+    return {
+        "asked": [one.name for one in shard],
+        "messages": [json.dumps(one.messages) for one in answers],
+        "cut": [one.cut for one in answers],
+    }
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:

@@ -12,10 +12,12 @@ from nde_talf.data.text.pair import Pair, spread
 from nde_talf.decoding.common.files import checksum, write_json
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.families import family_of, layer_config, not_for_vllm
+from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL
 from nde_talf.draft_training.train_head import fit_head
@@ -59,48 +61,46 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
-        some = spread(held_out, HELD_OUT_ROWS)
-        head = fit_head(
-            target, rows, config.draft, folder / "training", tracker.loggers("head"), held_out=some
-        )
-        head = load_head(
-            save_head(head, folder / "export"), target
-        )  # in the target's dtype, as it is served
-        if reason := not_for_vllm(head.family):
-            console.print(reason, style="yellow")
-        elif len(target.windows) == 1:  # one kind of layer, and it has a window
-            console.print(
-                "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's"
-                " drafts than the torch loop does. The text stays the same."
-            )
+        some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
+        head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)
+        # Read again in the target's dtype, as it is served.
+        head = load_head(save_head(head, folder / "export"), target)
+        _tell_about_vllm(head, target)
         with working("evaluating the head on held-out text"):
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             report = held_out_report(head, target, some, loss.k, depth)
         write_json(folder / "held_out.json", report)
-        texts = (
-            [config.dialogues.source]
-            if config.dialogues.source
-            else config.data.mix or [config.data.source]
-        )
-        facts = {
-            "text": ", ".join(
-                Path(each).name if Path(each).exists() else each for each in texts
-            ),  # no path of this machine
-            "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
-            "answers": "written by the target" if config.dialogues.regenerate else "as in the text",
-            "loss": asdict(loss),
-            "steps": (
-                f"{config.draft.steps} of"
-                f" {config.draft.batch * config.draft.accumulate * config.draft.devices} rows"
-            ),
-            "seed": config.draft.seed,
-        }
-        write_head_card(folder / "export", head, facts, report)
+        write_head_card(folder / "export", head, _facts(config, rows), report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     return report
+
+
+def _tell_about_vllm(head: EagleHead, target: CausalModel) -> None:
+    """Print what keeps vLLM from serving the head, or from accepting as much as we do."""
+    if reason := not_for_vllm(head.family):
+        console.print(reason, style="yellow")
+    elif len(target.windows) == 1:  # one kind of layer, and it has a window
+        console.print(
+            "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's"
+            " drafts than the torch loop does. The text stays the same."
+        )
+
+
+def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
+    """Describe the training for the head's card, without paths of this machine."""
+    draft, dialogues = config.draft, config.dialogues
+    texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
+    return {
+        "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),
+        "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
+        "answers": "written by the target" if dialogues.regenerate else "as in the text",
+        "loss": asdict(draft.loss),
+        "steps": f"{draft.steps} of {draft.batch * draft.accumulate * draft.devices} rows",
+        "seed": draft.seed,
+    }
 
 
 STAGE = Stage("draft", "draft", lambda config: ("pair",), settings, work)

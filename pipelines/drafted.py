@@ -4,6 +4,7 @@ The drafter is the draft model, or with traces.drafter=head the run's draft head
 """
 
 from pathlib import Path
+from typing import Any
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.super_trees import Draft
@@ -27,6 +28,13 @@ def load_drafted(
         return pair.models(*placed)
     target = pair.target(*placed)
     return target, load_head_draft(folders["draft"] / "export", target)
+
+
+def load_decoded(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
+    """The target, and what drafts for it; None where there is nothing traced."""
+    if config.drafts:
+        return load_drafted(config, folders)
+    return Pair(folders["pair"]).target(*config.model.placed), None
 
 
 def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:

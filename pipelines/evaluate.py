@@ -13,18 +13,23 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import K_MAX
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.common.progress import working
-from nde_talf.decoding.setting import AUTO, drafted_under, read_draft_temperature
+from nde_talf.decoding.setting import (
+    AUTO,
+    SamplingSetting,
+    drafted_under,
+    read_draft_temperature,
+)
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
-from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
+from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
 from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from nde_talf.evaluation.terminal import render_results
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.drafted import load_drafted
+from nde_talf.pipelines.drafted import load_decoded
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.methods import benches, methods, without_labels
 from nde_talf.pipelines.selector import selectors
@@ -63,37 +68,21 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    models = (
-        load_drafted(config, folders)
-        if config.drafts
-        else (pair.target(*config.model.placed), None)
-    )
-    labelled = config.traces.draft_temperature
-    raw = evaluation.draft_temperature == AUTO and labelled == "raw"
-    drawn = read_draft_temperature("raw" if raw else evaluation.draft_temperature)
+    models = load_decoded(config, folders)
+    drawn = _drawn(config)
     prompts, tuning, fixed = _prompts(config, pair, models)
     made = benches(config, folders, models, tuning, drawn, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
-    plans: dict[str, Plan] = {}
-    rates: dict[str, dict[str, list[float]]] = {}
+    plans, rates = {}, {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
+    blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name, bench in made.items():
             setting = SETTINGS[name]
-            console.print(
-                f"{setting}: choosing the methods' trees, some by timing them ...", style="dim"
-            )
-            plan = plans[str(setting)] = plan_methods(bench, methods(config))
-            roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
-            write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
+            plan = plans[str(setting)] = _plan(config, folder, name, bench)
             if models[1]:
-                paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
-                drafted = drafted_under(drawn, setting, "path")
-                with working(f"{setting}: acceptance rates of all solvers"):
-                    rows = draft_paths(*models, paths, setting, drafted, DEPTHS)
-                    rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
-            blocks = [(p.id, p.kind, p.tokens) for p in prompts]
+                rates[str(setting)] = _acceptance(models, prompts, setting, drawn)
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
         data.acceptance = rates
@@ -106,6 +95,36 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
     }
+
+
+def _drawn(config: Config) -> SamplingSetting | str:
+    """Return what the draft is warped with: as traced, where evaluation.draft_temperature=auto."""
+    asked = config.evaluation.draft_temperature
+    raw = asked == AUTO and config.traces.draft_temperature == "raw"
+    return read_draft_temperature("raw" if raw else asked)
+
+
+def _plan(config: Config, folder: Path, name: str, bench: Bench) -> Plan:
+    """Choose the methods of a setting and their trees, and write which play which part."""
+    setting = SETTINGS[name]
+    console.print(f"{setting}: choosing the methods' trees, some by timing them ...", style="dim")
+    plan = plan_methods(bench, methods(config))
+    roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
+    write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
+    return plan
+
+
+def _acceptance(
+    models: Sequence[Any],
+    prompts: list[Prompt],
+    setting: SamplingSetting,
+    drawn: SamplingSetting | str,
+) -> dict[str, list[float]]:
+    """Measure the acceptance rates of all solvers by depth, on paths after some prompts."""
+    paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
+    drafted = drafted_under(drawn, setting, "path")
+    with working(f"{setting}: acceptance rates of all solvers"):
+        return acceptance_by_depth(*draft_paths(*models, paths, setting, drafted, DEPTHS), K_MAX)
 
 
 def _prompts(

@@ -249,35 +249,44 @@ def make_decoder(
 
 def choose_policy(config: GenerateConfig, run: Run) -> "tuple[TreePolicy, Verifier]":
     """Return the policy asked for, and its verifier. Raises UserError for options it lacks."""
-    from nde_talf.decoding.policies.delayed import Delayed
-    from nde_talf.decoding.policies.ngram import NgramTree
     from nde_talf.pipelines.policy_table import default_verifier, make_policy
-    from nde_talf.selector.latency import LatencyTable
-    from nde_talf.selector.network import Selector
-    from nde_talf.selector.policy import NeuralPolicy
 
     name, selectors = config.policy, run.selectors()
     policy: TreePolicy
     # A run may have a selector for the verifier gbv, which is a policy's name too.
     if name in POLICIES and name not in selectors:
         policy = make_policy(name, config.options)
-        return policy, VERIFIERS[config.verifier or default_verifier(name, config.temperature)]
-    if config.options:
+        rule = VERIFIERS[default_verifier(name, config.temperature)]
+    elif config.options:
         raise UserError(
             "options: they are those of a policy, such as policy=salf. A selector takes none, and"
             " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
         )
-    if name is None and config.drafter == "ngram":
-        policy, rule = NgramTree(config.ngram), "nss" if config.temperature else "greedy"
-    elif name is None and (config.drafter.endswith("head") or not selectors):
-        policy, rule = Delayed(run.head_action(config.temperature)), "traversal"
+    elif name is None and (config.drafter in ("ngram", "head", "ngram+head") or not selectors):
+        policy, rule = _policy_of_drafter(config, run)
     else:
-        export = run.stage("selector") / "export" / (name or selectors[0])
-        selector = Selector.from_pretrained(export)
-        table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
-        policy = NeuralPolicy(selector, table)
-        return policy, VERIFIERS[config.verifier] if config.verifier else policy.verifier
-    return policy, VERIFIERS[config.verifier or rule]
+        policy = _selector(run, name or selectors[0])
+        rule = policy.verifier
+    return policy, VERIFIERS[config.verifier] if config.verifier else rule
+
+
+def _policy_of_drafter(config: GenerateConfig, run: Run) -> "tuple[TreePolicy, Verifier]":
+    """Return the trees of a drafter without a selector."""
+    from nde_talf.decoding.policies.delayed import Delayed
+    from nde_talf.decoding.policies.ngram import NgramTree
+
+    if config.drafter == "ngram":
+        return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
+    return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
+
+
+def _selector(run: Run, name: str) -> "NeuralPolicy":
+    from nde_talf.selector.latency import LatencyTable
+    from nde_talf.selector.network import Selector
+    from nde_talf.selector.policy import NeuralPolicy
+
+    selector = Selector.from_pretrained(run.stage("selector") / "export" / name)
+    return NeuralPolicy(selector, selector.table or LatencyTable.load(run.stage("latency") / TABLE))
 
 
 def _draft_of_run(

@@ -6,6 +6,7 @@ from typing import Any
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.evaluation.methods import Bench
@@ -38,13 +39,13 @@ def benches(
     if "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
     parts_by_setting = {}
-    for name in evaluation.settings:
-        setting = SETTINGS[name]
-        bench = parts_by_setting[name] = Bench(
+    for title in evaluation.settings:
+        setting = SETTINGS[title]
+        bench = parts_by_setting[title] = Bench(
             target,
             draft,
             setting,
-            Tuner(folders["evaluate"] / f"tuned-{name}.json", evaluation.new_tokens, texts),
+            Tuner(folders["evaluate"] / f"tuned-{title}.json", evaluation.new_tokens, texts),
             StaticTrees.of(roots, table, setting),
             draft_setting,
             evaluation.draft_temperature,
@@ -56,16 +57,25 @@ def benches(
             kinds=[prompt.kind for prompt in tuning],
         )
         if "selector" in groups and bench.labels:
-            bench.selectors = {
-                selector: Selector.from_pretrained(folders["selector"] / "export" / selector)
-                for selector in selectors(config)
-                if setting.temperature or selector == bench.main
-            }
+            names = selectors(config) if setting.temperature else [bench.main]
+            exports = folders["selector"] / "export"
+            bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
         if "policies" in groups:
-            for policy, options in evaluation.policies.items():
-                made = make_policy(policy, options), default_verifier(policy, setting.temperature)
-                bench.policies[policy_title(policy, options)] = made
+            bench.policies = _policies(evaluation.policies, setting)
     return parts_by_setting
+
+
+def _policies(
+    asked: dict[str, dict[str, Any]], setting: SamplingSetting
+) -> dict[str, tuple[TreePolicy, str]]:
+    """Make the policies asked for, each with its verifier, by their titles."""
+    return {
+        policy_title(name, options): (
+            make_policy(name, options),
+            default_verifier(name, setting.temperature),
+        )
+        for name, options in asked.items()
+    }
 
 
 def policy_title(name: str, options: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,34 +49,34 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, given = folders["pair"], config.data, config.model.target
-    where = [given, config.model.draft] if given else [str(folder / role) for role in ROLES]
-    models = []
-    if given:  # wrong input is refused first
-        models = load_models([name for name in where if name], *config.model.placed)
+    where = (given, config.model.draft) if given else [str(folder / role) for role in ROLES]
+    models = _load(config, where) if given else []  # wrong input is refused first
     text = _shipped_text(config) if is_shipped(given) else _text(config)
-    rows, held_out = text.train, text.held_out
     prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
-    console.print(f"{rows.numel():,} tokens; held out: {held_out.numel():,}")
+    console.print(f"{text.train.numel():,} tokens; held out: {text.held_out.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not given:
             _train_pair(config, folder, text, tracker)
-            models = load_models(where, *config.model.placed)
+            models = _load(config, where)
         with working("evaluating the models on held-out text"):
             metrics = _figures(models, text)
         if len(models) > 1:
-            metrics |= _costs(models, held_out[0].tolist(), config.evaluation.threads)
-        names = where if given else ROLES
-        Pair(folder).write(names[0], names[1], prompts, data.test_prompts, rows, held_out)
+            metrics |= _costs(models, text.held_out[0].tolist(), config.evaluation.threads)
+        target, draft = where if given else ROLES
+        Pair(folder).write(target, draft, prompts, data.test_prompts, text.train, text.held_out)
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
-        for role in () if given else ROLES:
-            tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _print(metrics)
     return metrics
+
+
+def _load(config: Config, where: Sequence[str | None]) -> list[CausalModel]:
+    """Load the target, and the draft if there is one."""
+    return load_models([name for name in where if name], *config.model.placed)
 
 
 @dataclass
@@ -131,14 +132,16 @@ def _text(config: Config) -> _Text:
         prompts = prompts_from_documents(
             held_out, data.prompt_count, config.seed, tokenizer, limits
         )
-    domains = {}
-    for domain in data.mix:
-        kinds = zip(held_out["text"], held_out["kind"], strict=True)
-        if texts := [text for text, kind in kinds if kind == domain]:
-            domains[domain] = pack(tokenizer, texts, length)
+    by_domain = {domain: _of_domain(held_out, domain) for domain in data.mix}
+    domains = {name: pack(tokenizer, texts, length) for name, texts in by_domain.items() if texts}
     mixed = data.mix and not given
     known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
+
+
+def _of_domain(documents: Dataset, domain: str) -> list[str]:
+    kinds = zip(documents["text"], documents["kind"], strict=True)
+    return [text for text, kind in kinds if kind == domain]
 
 
 def shortened(text: str, max_length: int = 600) -> str:
@@ -222,6 +225,8 @@ def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> 
         module.gpu = torch.device(config.model.device).index
         model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
         write_atomically(out, save)
+    for role in ROLES:
+        tracker.artifact(f"{config.run}-{role}", "model", folder / role)
 
 
 def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:

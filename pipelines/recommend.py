@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
@@ -32,6 +32,7 @@ from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
 
 if TYPE_CHECKING:
+    from nde_talf.data.engines.vllm_speculation import Method
     from nde_talf.evaluation.recommend import Recommendation
     from nde_talf.selector.latency import LatencyTable
 
@@ -77,31 +78,23 @@ def recommend(config: RecommendConfig) -> None:
     """
     run = Run(config.run, config.paths.checkpoints, config.base)
     quiet()
-    from nde_talf.data.engines.vllm_speculation import draft_method, head_method
-    from nde_talf.data.text.pair import Pair
     from nde_talf.evaluation import recommend as choices
     from nde_talf.pipelines.selector import roots_of
 
     made = check_stage(run, "traces")["traces"]
     names, rule = [config.setting] if config.setting else made["settings"], config.rejection
     if made["draft_temperature"] == "raw":
-        console.print(
-            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
-            " it like the target"
+        _warn(
+            "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
+            " like the target"
         )
     table = _table(config, run)
     splits = roots_of(run.stage("traces"), made["verifiers"], run.folders[0], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
-    head, pair = made["drafter"] == "head", Pair(run.stage("pair"))
-    folder = str(run.stage("draft") / "export") if head else pair.where("draft")
-    if Path(folder).is_dir():  # else a name on the hub
-        folder = str(Path(folder).resolve())
-    method = head_method(folder, 1) if head else draft_method(folder, 1)
-    settings = [SETTINGS[name] for name in names]
+    method, settings = _method(run, made["drafter"]), [SETTINGS[name] for name in names]
     vllm = choices.vllm_config(method, best.lengths, rule, settings)
     options, adaptive = choices.sglang_config(method, best.lengths, best.candidates, rule, settings)
-    out = run.folders[0] / FOLDER
     figures = {
         "settings": names,
         "rejection": rule,
@@ -111,6 +104,7 @@ def recommend(config: RecommendConfig) -> None:
         "vllm": vllm,
         "sglang": {"options": options, "adaptive": adaptive},
     }
+    out = run.folders[0] / FOLDER
     files = {"vllm.json": vllm, "sglang.json": adaptive, "recommend.json": figures}
     for name, content in files.items():
         if content is None:
@@ -120,19 +114,38 @@ def recommend(config: RecommendConfig) -> None:
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     if len(best.lengths) == 1:
         console.print(ONE_SEQUENCE)
-    lines = [
-        "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch"
-        " size."
-    ]
-    if vllm is not None:
-        options += [f"--speculative-adaptive-config {out}/sglang.json"] if adaptive else []
-        serve = f"vllm serve {pair.where('target')}"
-        lines = [
-            f'vLLM: {serve} --speculative-config "$(cat {out}/vllm.json)"',
-            f"SGLang: {' '.join(options)}",
-        ]
-    for line in (*lines, f"Figures: {out}/recommend.json"):
+    for line in (*_commands(run, figures), f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _method(run: Run, drafter: str) -> "Method":
+    """Return how an engine drafts one token with the run's draft."""
+    from nde_talf.data.engines.vllm_speculation import draft_method, head_method
+    from nde_talf.data.text.pair import Pair
+
+    if drafter == "head":
+        return head_method(str((run.stage("draft") / "export").resolve()), 1)
+    folder = Pair(run.stage("pair")).where("draft")
+    return draft_method(str(Path(folder).resolve()) if Path(folder).is_dir() else folder, 1)
+
+
+def _commands(run: Run, figures: dict[str, Any]) -> list[str]:
+    """Return the commands that start the engines with what is recommended."""
+    from nde_talf.data.text.pair import Pair
+
+    if figures["vllm"] is None:
+        return [
+            "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every"
+            " batch size."
+        ]
+    out, options = run.folders[0] / FOLDER, figures["sglang"]["options"]
+    if figures["sglang"]["adaptive"]:
+        options = [*options, f"--speculative-adaptive-config {out}/sglang.json"]
+    serve = f"vllm serve {Pair(run.stage('pair')).where('target')}"
+    return [
+        f'vLLM: {serve} --speculative-config "$(cat {out}/vllm.json)"',
+        f"SGLang: {' '.join(options)}",
+    ]
 
 
 def _warn(text: str) -> None:

@@ -112,33 +112,48 @@ class _Attempt:
             pass  # it goes on
         elif (folder / MANIFEST).exists():
             manifest = read_manifest(folder)
-            self._same_settings(folder, "finished", manifest)
-            if manifest["inputs"] != self.inputs:
-                console.print(
-                    f"↻ {stage.name}: an earlier stage was made again, so this one is too"
-                )
-                if successor.exists():
-                    _set_aside(successor, own)
-            else:
-                check_files(folder, manifest, stage.name)
-                if stage.whole(folder):
-                    console.print(f"✓ {stage.name}: finished ({folder}); force=true redoes it")
-                    return stage.show(folder)
-                console.print(f"↻ {stage.name}: part of it is missing and is made again")
+            if self._stays(folder, manifest):
+                return stage.show(folder)
+            if manifest["inputs"] == self.inputs:  # its own files are mended
                 target, mended = own, manifest if folder == own else None
-        elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # something is made
-            begun = _begin(own)
-            self._same_settings(own, "begun", begun)
-            if begun["inputs"] != self.inputs:
-                console.print(
-                    f"↻ {stage.name}: an earlier stage was made again, so this one begins again"
-                )
-                _set_aside(own, own)
+        elif (own / BEGUN).exists():
+            self._begin_again()
         seconds = self._work(target, mended)
         if target == successor:
             _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
         stage.show(own)
         console.print(f"✓ {stage.name}: {seconds:.0f} s, {own}")
+
+    def _stays(self, folder: Path, manifest: dict[str, Any]) -> bool:
+        """Return True if what is finished in `folder` can stay as it is, and say why it cannot.
+
+        Raises UserError for other settings or damaged files.
+        """
+        name = self.stage.name
+        self._same_settings(folder, "finished", manifest)
+        if manifest["inputs"] != self.inputs:
+            console.print(f"↻ {name}: an earlier stage was made again, so this one is too")
+            if self.successor.exists():
+                _set_aside(self.successor, self.own)
+            return False
+        check_files(folder, manifest, name)
+        if self.stage.whole(folder):
+            console.print(f"✓ {name}: finished ({folder}); force=true redoes it")
+            return True
+        console.print(f"↻ {name}: part of it is missing and is made again")
+        return False
+
+    def _begin_again(self) -> None:
+        """Set aside what was begun with other inputs. Raises UserError for other settings."""
+        if list(self.own.iterdir()) == [self.own / BEGUN]:  # nothing is made yet
+            return
+        begun = _begin(self.own)
+        self._same_settings(self.own, "begun", begun)
+        if begun["inputs"] != self.inputs:
+            console.print(
+                f"↻ {self.stage.name}: an earlier stage was made again, so this one begins again"
+            )
+            _set_aside(self.own, self.own)
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Return True if a manifest, or a begun stage, has the current settings and inputs."""

@@ -5,6 +5,7 @@ Labels come from super-trees (Eq. 3 of the NDE paper).
 
 import importlib.util
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,69 +39,69 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Sample trajectories and write the traces; return the figures for the manifest."""
     traces, folder = config.traces, folders["traces"]
-    train, count = traces.train_prompts, traces.train_prompts + traces.validation_prompts
-    found = Pair(folders["pair"]).prompts(
-        "trace", count, "traces.train_prompts + traces.validation_prompts"
-    )
-    prompts = [
-        replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)
-    ]
+    prompts = _prompts(config, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine, everything = (
-        chosen_engine(config, config.engine.max_length or longest),
-        units(prompts, traces),
-    )
-    stores = {"traces": folder}
+    engine = chosen_engine(config, config.engine.max_length or longest)
+    work, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
-    model = config.model
-    placed = model.device, traces.dtype, model.device_map, model.forward
-    head = (
-        partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
-    )
-    make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
-    missing = {
-        kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()
-    }
+    make = _maker(config, folders, stores, engine)
+    missing = {kind: _missing(TraceStore(where, kind), len(work)) for kind, where in stores.items()}
     todo = missing["traces"]
-    if len(todo) < len(everything):
-        console.print(
-            f"resuming: {len(everything) - len(todo)} of {len(everything)} shards are there"
-        )
+    if len(todo) < len(work):
+        console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
     with tracked(config, "traces", folder) as tracker:
         if todo:
-            workers = min(engine.workers, len(todo))
-            with Workers(
-                make, workers, config.ray.address, _gpus_of_a_worker(config, engine)
-            ) as pool:
+            gpus, count = _gpus_of_a_worker(config, engine), min(engine.workers, len(todo))
+            with Workers(make, count, config.ray.address, gpus) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
-                of = prompts, [everything[i] for i in todo], folder
-                ((_, needs),) = pool.map(_check_needs, [of], 1)
-                console.print(f"{engine.name}: {needs}")
-                for kind in stores:
-                    own = [i for i in missing[kind] if i in todo]
-                    items = ((kind, everything[i], i, len(everything)) for i in own)
-                    for _ in track(
-                        pool.map(Tracer.write, items, len(own)),
-                        kind,
-                        len(todo),
-                        "shard",
-                        len(todo) - len(own),
-                    ):
-                        pass
+                needs = prompts, [work[i] for i in todo], folder
+                ((_, said),) = pool.map(_check_needs, [needs], 1)
+                console.print(f"{engine.name}: {said}")
+                _write(pool, work, missing)
         for kind, where in stores.items():
-            _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
+            _finish(TraceStore(where, kind), len(work) if kind == "traces" else 0)
         store = TraceStore(folder)
-        if not store.roots:
-            raise UserError(
-                f"the target ended its text at once after every one of {len(prompts)} prompts:"
-                " there is no root to trace. Are these prompts complete texts already?"
-            )
-        metrics = {"roots": store.roots, "shards": len(everything)}
+        _check_roots(store, len(prompts))
+        metrics = {"roots": store.roots, "shards": len(work)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
-    console.print(f"{store.roots} roots in {len(everything)} shards: {store.folder}/*.parquet")
+    console.print(f"{store.roots} roots in {len(work)} shards: {store.folder}/*.parquet")
     return metrics
+
+
+def _prompts(config: Config, pair: Pair) -> list[Prompt]:
+    """Return the prompts to trace, the first of which are to train on."""
+    train, validation = config.traces.train_prompts, config.traces.validation_prompts
+    key = "traces.train_prompts + traces.validation_prompts"
+    prompts = pair.prompts("trace", train + validation, key)
+    return [
+        replace(prompt, split="train" if i < train else "validation")
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _maker(
+    config: Config, folders: dict[str, Path], stores: dict[str, Path], engine: EngineConfig
+) -> Callable[[], Tracer]:
+    """Return what makes a worker, wherever it runs."""
+    traces, model = config.traces, config.model
+    placed = model.device, traces.dtype, model.device_map, model.forward
+    head = None
+    if traces.drafter == "head":
+        head = partial(load_head_draft, folders["draft"] / "export")
+    return partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
+
+
+def _write(pool: Workers, work: list[Unit], missing: dict[str, list[int]]) -> None:
+    """Let the workers write the missing shards of each kind that traces are made from."""
+    todo = missing["traces"]
+    for kind, shards in missing.items():
+        needed = [i for i in shards if i in todo]
+        items = ((kind, work[i], i, len(work)) for i in needed)
+        written = pool.map(Tracer.write, items, len(needed))
+        for _ in track(written, kind, len(todo), "shard", len(todo) - len(needed)):
+            pass
 
 
 def _missing(store: TraceStore, count: int) -> list[int]:
@@ -143,6 +144,15 @@ def _finish(store: TraceStore, count: int) -> None:
             f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
             f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
             " shared file system."
+        )
+
+
+def _check_roots(store: TraceStore, prompts: int) -> None:
+    """Raise UserError where no text is long enough to hold a root."""
+    if not store.roots:
+        raise UserError(
+            f"the target ended its text at once after every one of {prompts} prompts: there is no"
+            " root to trace. Are these prompts complete texts already?"
         )
 
 

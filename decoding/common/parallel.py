@@ -6,7 +6,7 @@ Each worker has GPUs of its own.
 import os
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from types import ModuleType, TracebackType
@@ -88,49 +88,53 @@ class Workers:
             UserError: a worker raised it; four workers died over one item; the cluster lacks what
                 the workers need.
         """
-        if self.count == 1:
-            for i, item in enumerate(items):
-                yield i, work(self._here, *item)
-            return
-        waiting, again, deaths = enumerate(items), deque[tuple[int, tuple]](), dict[int, int]()
+        return self._spread(work, items, limit) if self.count > 1 else self._alone(work, items)
+
+    def _alone(self, work: Callable[..., Any], items: Iterable[tuple]) -> Iterator[tuple[int, Any]]:
+        for i, item in enumerate(items):
+            yield i, work(self._here, *item)
+
+    def _spread(
+        self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None
+    ) -> Iterator[tuple[int, Any]]:
+        waiting, deaths = deque(enumerate(items)), Counter[int]()
         self._start(min(self.count, limit or self.count))
-        following = next(waiting, None)
-        while following or again or self._running:
-            while self._free and (following or again):
-                if again:
-                    i, item = again.popleft()
-                else:
-                    assert following is not None
-                    (i, item), following = following, next(waiting, None)
-                actor = self._free.pop()
+        while waiting or self._running:
+            while self._free and waiting:
+                (i, item), actor = waiting.popleft(), self._free.pop()
                 self._running[actor.do.remote(work, item)] = i, item, actor
             ready = self._next()
             started = ready in self._starting
-            i, item, actor = (
-                (-1, (), self._starting.pop(ready)) if started else self._running.pop(ready)
-            )
+            if started:
+                i, item, actor = -1, (), self._starting.pop(ready)
+            else:
+                i, item, actor = self._running.pop(ready)
             try:
                 result = self._ray.get(ready)
             except self._ray.exceptions.RayActorError as error:
-                deaths[i] = deaths.get(i, 0) + 1
-                if deaths[i] == DEATHS:
-                    when = "as they started" if started else f"over unit {i} of {work.__name__}"
-                    raise UserError(
-                        f"{DEATHS} workers died {when}, one after the other ({_first_line(error)})."
-                        " If memory ran out, lower traces.micro_batch or traces.node_chunk, or"
-                        " start fewer workers."
-                    ) from error
+                deaths[i] += 1
+                self._check_deaths(deaths[i], i, work, error)
                 if not started:
-                    again.append((i, item))
+                    waiting.appendleft((i, item))
                 self._start(len(self._running) + len(self._free) + len(self._starting) + 1)
                 continue
             self._free.append(actor)
             if isinstance(result, UserError):
                 raise result
             if started:
-                deaths.pop(i, None)
+                deaths[-1] = 0
             else:
                 yield i, result
+
+    def _check_deaths(self, count: int, i: int, work: Callable[..., Any], error: Exception) -> None:
+        """Raise UserError once too many workers died over unit `i`, or as they started (-1)."""
+        if count < DEATHS:
+            return
+        when = "as they started" if i < 0 else f"over unit {i} of {work.__name__}"
+        raise UserError(
+            f"{DEATHS} workers died {when}, one after the other ({_first_line(error)}). If memory"
+            " ran out, lower traces.micro_batch or traces.node_chunk, or start fewer workers."
+        ) from error
 
     @cached_property
     def _here(self) -> Any:
@@ -206,16 +210,20 @@ def start_ray(address: str | None) -> ModuleType:
         raise UserError(
             "engine.workers above 1 needs Ray: pip install -e '.[ray]', or set engine.workers=1."
         ) from error
-    if ray.is_initialized():
-        return ray
+    if not ray.is_initialized():
+        _connect(ray, address)
+    return ray
+
+
+def _connect(ray: ModuleType, address: str | None) -> None:
+    """Raise UserError if no cluster answers at `address`, or none starts here."""
+    options: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
         if address and ":" in address:  # Ray itself would go on trying for a minute
             url = urlsplit(address if "://" in address else f"//{address}")
             socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
-        ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
-    except (
-        Exception
-    ) as error:  # Ray has no class of its own for a cluster that does not start in time
+        ray.init(address=address or "local", **options)
+    except Exception as error:  # Ray has no class of its own for a cluster that does not start
         if address:
             raise UserError(
                 f"ray.address={address}: no Ray cluster answers there ({_first_line(error)})."
@@ -224,7 +232,6 @@ def start_ray(address: str | None) -> ModuleType:
             f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run"
             " the same command again when it is less busy, or set engine.workers=1."
         ) from error
-    return ray
 
 
 def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
