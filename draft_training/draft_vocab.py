@@ -45,22 +45,20 @@ def vocabulary_of(d2t: Tensor) -> Tensor:
 
 
 def vocabulary_in(weights: dict[str, Tensor], vocab_size: int, source: str) -> Tensor | None:
-    """The draft vocabulary in a head's weights; None if they have none.
+    """Return the draft vocabulary in a head's weights; None if they have none.
 
-    Raises UserError, naming `source`, where d2t and t2d do not say the same.
+    A missing t2d is added. Raises UserError, naming `source`, where d2t and t2d do not say the
+    same.
     """
     if not {"d2t", "t2d"} & weights.keys():
         return None
-    if (
-        {"d2t", "t2d"} <= weights.keys()
-        and weights["d2t"].ndim == 1
-        and weights["d2t"].dtype == torch.int64
-    ):
-        vocabulary = vocabulary_of(weights["d2t"])
-        if (
-            torch.equal(vocabulary, weights["t2d"].nonzero().flatten())
-            and len(weights["t2d"]) == vocab_size
-        ):
+    d2t = weights.get("d2t", torch.empty(0))
+    if d2t.ndim == 1 and d2t.dtype == torch.int64:
+        vocabulary = vocabulary_of(d2t)
+        if "t2d" not in weights and bool((vocabulary < vocab_size).all()):
+            weights["t2d"] = layout_of(vocabulary.clamp(min=0), vocab_size)[1]
+        inside = weights.get("t2d", torch.empty(0))
+        if len(inside) == vocab_size and torch.equal(vocabulary, inside.nonzero().flatten()):
             return vocabulary
     raise UserError(
         f"{source}: its d2t and t2d do not name the same of the target's {vocab_size} tokens, in"

@@ -16,7 +16,7 @@ knows training.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,23 +26,20 @@ from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, reading, write_atomically
+from nde_talf.decoding.common.files import read_json, write_atomically
 from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.tensors import read_tensors
-from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
-from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.families import served_config
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import LAYERS, Parts, assembled, load_published
+from nde_talf.draft_training.published import LAYERS, load_layout
 from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 
 class Note(TypedDict):
     """The content of `config.json` under `NOTE`."""
 
-    kind: str
+    kind: Literal["eagle", "eagle3"]
     layer: str
     hidden_size: int
     vocab_size: int
@@ -59,8 +56,6 @@ lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where
 and sizes (fields of the layer's configuration that are not the target's: those of a published head
 that it was trained from).
 """
-
-KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
 _WEIGHTS, _CONFIG, ADAPTER = "model.safetensors", "config.json", "adapter_config.json"
 
@@ -184,9 +179,9 @@ def load_head(
     config = read_json(folder / _CONFIG, again="give the folder that stage=draft exported")
     # where there are checksums it is an export without its note
     if NOTE not in config and not (folder / CHECKSUMS).exists():
-        return load_published(folder, config, target, dtype)
+        return load_layout(folder, config, target, dtype)
     note = config.get(NOTE)
-    if not isinstance(note, dict) or str(note.get("kind")) not in KINDS:
+    if not isinstance(note, dict):
         raise UserError(
             f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export"
             " the head again."
@@ -199,15 +194,7 @@ def load_head(
                 f" {target.name}'s. Use the target it was trained with, or train a head for this"
                 " one."
             )
-    with reading(folder / _CONFIG, FORMAT.again):
-        layers = typed(config.get(LAYERS) or [], list[int])
-    head = assembled(
-        KINDS[note["kind"]],
-        target,
-        LLAMA if note["layer"] == LLAMA else FAMILY,
-        Parts(read_tensors(folder / _WEIGHTS, FORMAT.again), note["sizes"], layers),
-        folder,
-        dtype,
-    )
+    layer = LLAMA if note["layer"] == LLAMA else FAMILY
+    head = load_layout(folder, config, target, dtype, (layer, note["sizes"]))
     head.trained_in = note["trained_in"]
     return head

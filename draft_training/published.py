@@ -7,7 +7,6 @@ the target's. Such a folder does not say which target it belongs to. What can be
 sizes, and the copy of the target's embedding that most of them hold.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.tensors import not_finite, read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_in, vocabulary_of
+from nde_talf.draft_training.draft_vocab import vocabulary_in
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.families import family_of
 from nde_talf.draft_training.head import EagleHead
@@ -45,8 +44,12 @@ _OTHER_WIRING = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_no
 _SAME = 0.999
 
 
-def load_published(
-    folder: Path, config: dict[str, Any], target: CausalModel, dtype: torch.dtype | None = None
+def load_layout(
+    folder: Path,
+    config: dict[str, Any],
+    target: CausalModel,
+    dtype: torch.dtype | None = None,
+    layer: tuple[str, dict[str, Any]] | None = None,
 ) -> EagleHead:
     """Load the head in `folder`, in evaluation mode, for `target`.
 
@@ -55,38 +58,44 @@ def load_published(
         config: content of its config.json.
         target: whose head it is.
         dtype: of its weights; None: the target's.
+        layer: kind of its layer, and fields of its configuration that are not the target's; None:
+            those of `config`.
 
     Raises:
         UserError: it is no head, one of another wiring, or one for another target.
     """
-    weights = _weights(folder)
-    fc = weights.get("fc.weight", torch.empty(0))
-    if fc.ndim != 2:
+    weights, hidden = _weights(folder), target.hidden_size
+    shape = weights.get("fc.weight", torch.empty(0)).shape
+    if shape not in ((hidden, 2 * hidden), (hidden, 3 * hidden)):
         raise UserError(
-            f"{folder}: it holds no draft head: among its weights is no matrix fc.weight. Give the"
-            " folder of a head in EAGLE's or EAGLE-3's layout, or one that stage=draft exported."
-        )
-    hidden, width = fc.shape
-    if hidden != target.hidden_size or width not in (2 * hidden, 3 * hidden):
-        raise UserError(
-            f"{folder}: its fc.weight is [{hidden}, {width}], and that of a head for {target.name}"
-            f" is [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head"
-            " for another target."
+            f"{folder}: its fc.weight is {list(shape)}, and that of a head for {target.name} is"
+            f" [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {hidden}. It is no draft head, or a"
+            " head for another target."
         )
     if not _same_signs(weights.pop("embed_tokens.weight", None), target):
         raise UserError(
             f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
             " target."
         )
-    layer, sizes = _layer_of(folder, config, target)
-    parts = Parts(weights, sizes, _feature_layers(folder, config))
-    if width == 2 * hidden:
-        weights.pop("lm_head.weight", None)  # the target's is used
-        sizes |= {"fc_bias": True} if "fc.bias" in weights else {}
-        return assembled(EagleHead, target, layer, parts, folder, dtype)
-    if "d2t" in weights and "t2d" not in weights:
-        weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
-    return assembled(Eagle3Head, target, layer, parts, folder, dtype)
+    name, sizes = layer or _layer_of(folder, config, target)
+    layers = _feature_layers(folder, config)
+    with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
+        check_sizes(sizes, weights, target)
+        if shape[1] == 3 * hidden:
+            vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
+            head: EagleHead = Eagle3Head(target, name, vocabulary, dtype=dtype, sizes=sizes)
+        else:
+            weights.pop("lm_head.weight", None)  # the target's is used
+            bias = {"fc_bias": True} if "fc.bias" in weights else {}
+            head = EagleHead(target, name, dtype, sizes | bias)
+    if layers and tuple(layers) != head.feature_layers:
+        raise UserError(
+            f"{folder}: it takes features of the layers {layers}; beside {target.name}, which has"
+            f" {target.layers}, these are {list(head.feature_layers)}. It is a head for another"
+            " target."
+        )
+    load_weights(head, weights, folder)
+    return head.eval().requires_grad_(False)
 
 
 def _feature_layers(folder: Path, config: dict[str, Any]) -> list[int]:
@@ -117,49 +126,6 @@ def _layer_of(
         given = {key: value for key, value in inner.items() if key != "model_type"}
         described = family_of(target, layer).config.from_dict(given).to_dict()
     return layer, {name: described[name] for name in _SIZES if name in described}
-
-
-@dataclass
-class Parts:
-    """Content of a head's folder.
-
-    Attributes:
-        weights: by name, as `EagleHead.file_weights` gives them.
-        sizes: fields of the layer's configuration that are not the target's.
-        layers: of the target, whose features the head takes; empty where the folder does not say.
-    """
-
-    weights: dict[str, Tensor]
-    sizes: dict[str, Any]
-    layers: list[int]
-
-
-def assembled(
-    kind: type[EagleHead],
-    target: CausalModel,
-    layer: str,
-    parts: Parts,
-    folder: Path,
-    dtype: torch.dtype | None,
-) -> EagleHead:
-    """Build the head of `folder`, in evaluation mode, from its parts.
-
-    Raises UserError, naming `folder`, if they are not exactly those of a head for `target`.
-    """
-    options: dict[str, Any] = {"dtype": dtype, "sizes": parts.sizes}
-    if kind is Eagle3Head:
-        options["vocabulary"] = vocabulary_in(parts.weights, target.vocab_size, str(folder))
-    with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
-        check_sizes(parts.sizes, parts.weights, target)
-        head = kind(target, layer, **options)
-    if parts.layers and tuple(parts.layers) != head.feature_layers:
-        raise UserError(
-            f"{folder}: it takes features of the layers {parts.layers}; beside {target.name}, which"
-            f" has {target.layers}, these are {list(head.feature_layers)}. It is a head for another"
-            " target."
-        )
-    load_weights(head, parts.weights, folder)
-    return head.eval().requires_grad_(False)
 
 
 def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: CausalModel) -> None:

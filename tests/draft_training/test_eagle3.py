@@ -90,7 +90,7 @@ def test_d2t_and_t2d_name_the_vocabulary():
     assert d2t.tolist() == [2, 2, 3, 8, 24] and t2d.nonzero().flatten().tolist() == SOME.tolist()
     assert torch.equal(vocabulary_of(d2t), SOME)
     assert torch.equal(vocabulary_in({"d2t": d2t, "t2d": t2d}, 29, ""), SOME)
-    for broken in ({"d2t": d2t}, {"d2t": d2t + 1, "t2d": t2d}, {"d2t": d2t, "t2d": t2d[:-1]}):
+    for broken in ({"t2d": t2d}, {"d2t": d2t + 1, "t2d": t2d}, {"d2t": d2t, "t2d": t2d[:-1]}):
         with pytest.raises(UserError, match=r"head: its d2t and t2d"):
             vocabulary_in(broken, 29, "head")
 
