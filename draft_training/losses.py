@@ -46,32 +46,32 @@ class HeadReadout(Readout):
     `HeadReadout.of(head)` is that of a head. Products are taken in the weights' dtype.
 
     Args:
-        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the target's
+        matrix: the head's own, [V, H] or [D, H], which gets gradients; None where the target's
             readout reads the head out.
-        vocabulary: ids [D] of the tokens that `own` has rows for, ascending; None: all.
+        vocabulary: ids [D] of the tokens that `matrix` has rows for, ascending; None: all.
         chunk: rows of [V] that are held at once.
     """
 
-    own: Tensor | None = None
+    matrix: Tensor | None = None
     vocabulary: Tensor | None = None
     chunk: int = 512
 
     @classmethod
     def of(cls, head: "EagleHead", chunk: int = 512) -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
-        target, own, kind = head.target.readout, head.own_matrix, head.device.type
+        target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
         dtype = (
             torch.get_autocast_dtype(kind)
             if torch.is_autocast_enabled(kind)
             else target.weight.dtype
         )
-        own = None if own is None else own.to(dtype)
+        matrix = None if matrix is None else matrix.to(dtype)
         return cls(
             target.weight.to(dtype),
             target.bias,
             target.scale,
             target.cap,
-            own,
+            matrix,
             head.vocabulary,
             chunk,
         )
@@ -84,8 +84,8 @@ class HeadReadout(Readout):
         """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
         return (
             self.of_target(features)
-            if self.own is None
-            else F.linear(features.to(self.own.dtype), self.own).float()
+            if self.matrix is None
+            else F.linear(features.to(self.matrix.dtype), self.matrix).float()
         )
 
     def slope(self, logits: Tensor) -> Tensor | float:
@@ -202,15 +202,15 @@ def distribution_loss(
     loss is 0 at nodes whose most likely token is outside.
 
     Args:
-        features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
+        features: the head's f, [R, H]. Gradients reach it, and `readout.matrix`.
         labels: the target's h, [R, H].
         readout: of both.
         weights: of the terms.
     """
     with torch.autocast(features.device.type, enabled=False):
-        if readout.own is None:
+        if readout.matrix is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, weights))
-        # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
+        # The gradient of `matrix` needs q again: the backward pass computes a chunk a second time.
         chunks = zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True)
         parts = [
             checkpoint(written_out, guess, truth, readout, weights, use_reentrant=False)

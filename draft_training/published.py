@@ -182,13 +182,13 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     if file is None:
         raise UserError(f"{folder}: there is no draft head: it has no {' or '.join(FILES)}.")
     if file.suffix == ".safetensors":
-        found = read_tensors(file, _AGAIN)
+        weights = read_tensors(file, _AGAIN)
     else:
         with reading(file, _AGAIN):
-            found = dict(torch.load(file, map_location="cpu", weights_only=True))
+            weights = dict(torch.load(file, map_location="cpu", weights_only=True))
     return {
         name: weight
-        for name, weight in found.items()
+        for name, weight in weights.items()
         if isinstance(weight, Tensor) and "rotary_emb" not in name
     }
 

@@ -192,9 +192,8 @@ def _run(
     cache, roots = KVCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
     device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
-    found: list[list[tuple[Tensor, ...]]] = [
-        [] for _ in range(depth)
-    ]  # of each level, for some roots: tokens, parents, labels
+    # of each level, for some roots: tokens, parents, labels
+    parts: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]
     chunk = max(1, tree.rows // k)
     for start in range(0, roots.shape[1] if depth else 0, chunk):
         some = slice(start, start + chunk)
@@ -227,9 +226,9 @@ def _run(
             states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(
                 1, (-1, k)
             )
-            found[level - 1].append((chosen.tokens, chosen.parents, states))
+            parts[level - 1].append((chosen.tokens, chosen.parents, states))
         cache.commit(length)
-    full = [[torch.cat(parts, 1) for parts in zip(*level, strict=True)] for level in found]
+    full = [[torch.cat(each, 1) for each in zip(*level, strict=True)] for level in parts]
     levels, labels = (
         [TreeLevel(tokens, parents) for tokens, parents, _ in full],
         [states for *_, states in full],

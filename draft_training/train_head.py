@@ -57,29 +57,21 @@ def build_head(
 
     Raises UserError as `load_head` does.
     """
-    masters = torch.promote_types(target.dtype, torch.float32)
+    dtype = torch.promote_types(target.dtype, torch.float32)
     if config.warm_start:
-        head, where = (
-            load_head(config.warm_start, target, masters),
-            f"draft.warm_start={config.warm_start}",
-        )
-        if type(head) is not HEADS[config.features]:
-            raise UserError(
-                f"{where}: its head is of kind {head.kind}, not for"
-                f" draft.features={config.features}."
-            )
+        head = load_head(config.warm_start, target, dtype)
         drafted = None if head.vocabulary is None else len(head.vocabulary)
-        if drafted != config.draft_vocab:
-            asked = f"draft.draft_vocab={config.draft_vocab}"
+        if type(head) is not HEADS[config.features] or drafted != config.draft_vocab:
             raise UserError(
-                f"{where}: its head drafts from a vocabulary of {drafted or 'all'} tokens; {asked}"
-                " is another."
+                f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} and drafts"
+                f" {drafted or 'all'} tokens, which is no head of"
+                f" draft.features={config.features} with draft.draft_vocab={config.draft_vocab}."
             )
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         part = {} if vocabulary is None else {"vocabulary": vocabulary}
-        return HEADS[config.features](target, config.layer, dtype=masters, **part)
+        return HEADS[config.features](target, config.layer, dtype=dtype, **part)
 
 
 class HeadModule(RowModule):

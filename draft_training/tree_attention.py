@@ -182,9 +182,9 @@ def _attend(
     for start in range(0, query.shape[2], some):
         roots = slice(start, start + some)
         seen = slice(0, reach[min(start + some, len(reach)) - 1])
-        own = (states[:, :, roots] for states in (query, keys, values))
+        nodes = (states[:, :, roots] for states in (query, keys, values))
         text = (states[:, :, seen] for states in (text_keys, text_values))
-        parts.append(run(_attend_part, *own, *text, hidden[:, None, roots, None, seen]))
+        parts.append(run(_attend_part, *nodes, *text, hidden[:, None, roots, None, seen]))
     return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
 
 

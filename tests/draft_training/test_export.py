@@ -10,13 +10,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.export import fingerprint, load_head, save_head
 from tests.draft_training.heads import random_head, tiny_target
 
-KEYS = {
-    "fc.weight",
-    *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    "layers.0.post_attention_layernorm.weight",
-}
-
 
 @pytest.fixture
 def folder(target, tmp_path):
@@ -28,7 +21,6 @@ def test_the_layout_is_the_one_vllm_reads(target, folder):
         load_file(folder / "model.safetensors"),
         json.loads((folder / "config.json").read_text()),
     )
-    assert set(weights) == KEYS
     assert weights["fc.weight"].shape == (target.hidden_size, 2 * target.hidden_size)
     assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
     assert config["num_hidden_layers"] == 1
