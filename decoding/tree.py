@@ -104,9 +104,6 @@ class DraftTree:
             self._ends if count == 1 else [end for end in self._ends for _ in range(count)],
         )
         tokens = rng.categorical(self.q_rows(tips), ends)
-        if len(tokens) == 1:
-            self.tips = [self.add(tips[0], tokens[0])]
-            return
         numbers: dict[int, int] = {}
         self._ends = [
             numbers.setdefault(self.add(tips[at], token), len(numbers))

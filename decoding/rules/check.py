@@ -8,7 +8,6 @@ not checked.
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
@@ -18,16 +17,16 @@ TOLERANCE = 1e-3
 """Of the sum of a distribution."""
 
 
-def check_rows(name: str, rows: Tensor, nodes: list[int] | None = None) -> None:
+def check_rows(name: str, rows: Tensor, first: int = 0) -> None:
     """Raise ValueError unless `rows` [n, V] are finite, not negative and sum to 1.
 
-    nodes: numbers of the nodes that the rows belong to, where these are not 0, 1, ...
+    first: number of the node that the first row belongs to.
     """
     masses, smallest = rows.sum(-1).tolist(), rows.amin(-1).tolist()
-    for at, (mass, least) in enumerate(zip(masses, smallest, strict=True)):
+    for node, (mass, least) in enumerate(zip(masses, smallest, strict=True), first):
         if not (abs(mass - 1) <= TOLERANCE and least >= 0):  # neither is true of NaN
             raise ValueError(
-                f"{name}: node {nodes[at] if nodes else at} is no distribution: its sum is"
+                f"{name}: node {node} is no distribution: its sum is"
                 f" {mass:.6g}, its smallest number {least:.6g}."
             )
 
@@ -72,24 +71,21 @@ def _check_draws(tree: DraftTree, vocabulary: int, drawn: bool) -> None:
 
     drawn: False for children that were picked: they need no mass, their parent no q.
     """
-    rows: dict[int, Tensor] = {}
     for node, children in enumerate(tree.children):
-        row = tree.q[node]
-        if children and row is not None:
-            rows[node] = row
-        elif children and drawn:
+        row = tree.q[node] if children else None
+        if row is not None:
+            if row.shape != (vocabulary,):
+                raise ValueError(
+                    f"tree.q: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}]."
+                )
+            check_rows("tree.q", row[None], node)
+        if not children or not drawn:
+            continue
+        if row is None:
             raise ValueError(
                 f"tree.q: node {node} has children, but no distribution that they were drawn from."
             )
-    for node, row in rows.items():
-        if row.shape != (vocabulary,):
-            raise ValueError(
-                f"tree.q: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}]."
-            )
-    if rows:
-        check_rows("tree.q", torch.stack(list(rows.values())), list(rows))
-    for node, row in rows.items() if drawn else ():
-        tokens = [tree.tokens[child] for child in tree.children[node]]
+        tokens = [tree.tokens[child] for child in children]
         for token, mass in zip(tokens, row[tokens].tolist(), strict=True):
             if not mass > 0:
                 raise ValueError(

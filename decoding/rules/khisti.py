@@ -12,7 +12,7 @@ from nde_talf.decoding.registry import IID, rule
 from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.naive import Naive
 from nde_talf.decoding.rules.residual import ratio
-from nde_talf.decoding.rules.tournament import Played, play, play_program, play_rows
+from nde_talf.decoding.rules.tournament import play, play_program, play_rows
 from nde_talf.decoding.rules.walk import Node
 from nde_talf.decoding.sampling import Rng
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class Khisti(Naive):
     """Select one token Y of law r, accept it with min(1, p / r), otherwise draw from (p - r)_+."""
 
-    def play(self, p: Tensor, q: Tensor, k: int) -> Played:
-        """Return the stages and laws of the tournament among k draws."""
-        return play(p, q, k)
+    play = staticmethod(play)
+    """Gives the stages and laws of the tournament among k draws, from p, q [V] and k."""
 
     def select(self, node: Node, rng: Rng) -> Node:
         """Return the node with the winner as its only draw, from the law r."""
@@ -53,9 +52,7 @@ class KhistiProgram(Khisti):
 
     host_only = True
 
-    def play(self, p: Tensor, q: Tensor, k: int) -> Played:
-        """Return the stages and laws of the tournament among k draws."""
-        return play_program(p, q, k)
+    play = staticmethod(play_program)
 
 
 class KhistiBranching:

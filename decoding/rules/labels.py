@@ -24,6 +24,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.residual import excess
+from nde_talf.decoding.rules.sums import positive_sums
 from nde_talf.decoding.rules.traversal import path_weights
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
@@ -142,6 +143,33 @@ def draws_by_row(levels: list[Level]) -> Tensor:
     for level in levels:
         counts.scatter_reduce_(0, level.node.flatten(), level.same[:, 0].sum(-1).flatten(), "amax")
     return counts
+
+
+@dataclass
+class _Rows:
+    """Rows number `rows` [M] of p, q [R, V], of which a chunk is held at a time."""
+
+    p: Tensor
+    q: Tensor
+    rows: Tensor
+
+    def mass(self, c: Tensor, w0: float) -> Tensor:
+        """Return sum_t (p(t) - c q(t))_+, [M]; w0 is 1."""
+        return positive_sums(self.p, self.q, self.rows, torch.ones_like(c), c)
+
+
+def states_after(rule: Rule, p: Tensor, q: Tensor, draws: Tensor) -> Any:
+    """Return a rule's states [R, n] after 0.. rejections; see `Rule.table`."""
+    turns = int(draws.max()) if rule.offered is None else min(rule.offered, int(draws.max()))
+    first = rule.start(None)
+    fields = [p.new_full((len(p), turns + 1), value, dtype=torch.float64) for value in first]
+    for turn in range(1, turns + 1):
+        rows = (draws >= turn).nonzero()[:, 0]
+        before = type(first)(*(field[rows, turn - 1] for field in fields))
+        after = rule.reject(_Rows(p, q, rows), before)
+        for field, value in zip(fields, after, strict=True):
+            field[rows, turn] = value
+    return type(first)(*fields)
 
 
 class Branching:

@@ -15,6 +15,9 @@ EMPTY = 1e-12
 """A residual with less mass than this is rounding noise (p = q), and the token is drawn from p."""
 
 
+_LONG = 1 << 12  # numbers of a row from which on a sum in float64 is slow
+
+
 class Residual(NamedTuple):
     """Residual of p after some rejections.
 
@@ -93,3 +96,12 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, Tensor):
         return torch.where(condition, yes, no)
     return yes if condition else no
+
+
+def total(row: Tensor) -> float:
+    """Return the sum of a row [V].
+
+    torch adds pairwise, so a long row of float32 loses no more than its own rounding, in a fifth of
+    the time of float64.
+    """
+    return float(row.sum(dtype=None if row.shape[0] >= _LONG else torch.float64))

@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 
 _CACHED = 1 << 18  # numbers of a chunk that stay in a CPU's cache
-_LONG = 1 << 12  # numbers of a row from which on a sum in float64 is slow
 _FULL = 1 << 26  # numbers of a chunk on a GPU
-
-
-def total(row: Tensor) -> float:
-    """Return the sum of a row [V].
-
-    torch adds pairwise, so a long row of float32 loses no more than its own rounding, in a fifth of
-    the time of float64.
-    """
-    return float(row.sum(dtype=None if row.shape[0] >= _LONG else torch.float64))
 
 
 def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:

@@ -17,15 +17,12 @@ and `labels.Branching` for the branching probabilities that labels are made of. 
 the same formulas.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import number
-from nde_talf.decoding.rules.residual import EMPTY, Residual, excess
-from nde_talf.decoding.rules.sums import positive_sums, total
+from nde_talf.decoding.rules.residual import EMPTY, Residual, excess, total
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
@@ -97,35 +94,15 @@ class Rule:
         Each field is a tensor [R, n], of which column j is the state after j rejections
         (`by_count`: with j draws).
         """
-        turns = int(draws.max()) if self.offered is None else min(self.offered, int(draws.max()))
-        first = self.start(None)
-        fields = [p.new_full((len(p), turns + 1), value, dtype=torch.float64) for value in first]
-        for turn in range(1, turns + 1):
-            rows = (draws >= turn).nonzero()[:, 0]
-            before = type(first)(*(field[rows, turn - 1] for field in fields))
-            after = self.reject(_LabelRows(p, q, rows), before)
-            for field, value in zip(fields, after, strict=True):
-                field[rows, turn] = value
-        return type(first)(*fields)
+        from nde_talf.decoding.rules.labels import states_after
+
+        return states_after(self, p, q, draws)
 
     def branching(self, p: Tensor, q: Tensor, draws: Tensor) -> Any:
         """Return the branching probabilities at rows of p, q [R, V] with up to draws [R] draws."""
         from nde_talf.decoding.rules.labels import Branching
 
         return Branching(self, p, q, draws)
-
-
-@dataclass
-class _LabelRows:
-    """Rows number `rows` [M] of p, q [R, V], of which a chunk is held at a time."""
-
-    p: Tensor
-    q: Tensor
-    rows: Tensor
-
-    def mass(self, c: Tensor, w0: float) -> Tensor:
-        """Return sum_t (p(t) - c q(t))_+, [M]; w0 is 1."""
-        return positive_sums(self.p, self.q, self.rows, torch.ones_like(c), c)
 
 
 class Node:

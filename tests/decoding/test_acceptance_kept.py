@@ -11,7 +11,7 @@ from itertools import islice
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
+from nde_talf.decoding.actions import Action, action_space
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -22,7 +22,7 @@ from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.labels import pooled
+from nde_talf.decoding.rules.labels import _pooling
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -308,22 +308,11 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
 
 
 def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():
-    """Two branches of one token behind a trunk of at most one: a path of one token is either
-    branch, or the trunk.
-    """
-    layout = super_tree_layout(2, 1, 1)
-    reach, trunk = (
-        torch.tensor([[1.0, 0.5]], dtype=torch.float64),
-        torch.tensor([[0.0, 0.4]], dtype=torch.float64),
-    )
-    # Gains [root, end of the trunk] x subsets {second}, {first}, both x levels.
-    gains = torch.tensor(
-        [[[0, 0.1], [0, 0.3], [0, 0.6]], [[0, 0.05], [0, 0.15], [0, 0.2]]], dtype=torch.float64
-    )
-    none, one, two, pair, behind = (
-        float(x) for x in pooled(reach, trunk, gains, layout)[0].sort().values
-    )
-    assert none == 1
-    assert one == pytest.approx((2 * (1 + 0.2) + 1 * (1 + 0.4)) / 3)
-    assert two == pytest.approx(1 + 0.5 + 0.1)
-    assert {round(pair, 9), round(behind, 9)} == {1.6, 1.7}
+    """A path of one token is either of two branches, or the trunk before them."""
+    actions, trees = action_space(2, 1, 1)
+    weights = _pooling(super_tree_layout(2, 1, 1))[:, trees.index(Action(1, 0, 1))]
+    weights = dict(zip(actions, weights.tolist(), strict=True))
+    assert {action: w for action, w in weights.items() if w} == {
+        Action(1, 0, 1): pytest.approx(2 / 3),
+        Action(1, 1, 0): pytest.approx(1 / 3),
+    }

@@ -17,14 +17,11 @@ from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, o
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
-from nde_talf.decoding.rules.residual import excess
-from nde_talf.decoding.rules.spectr import partial_sums, threshold
 from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.tree import DraftTree
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables, one_step, tau
-from tests.decoding.wide_rows import rows as wide_rows
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls
 # back on p.
@@ -194,20 +191,3 @@ def test_gbv_selects_with_its_tilted_law(kind):
         lambda rng: tau(*one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng))
     )
     assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot"])
-def test_rho_in_float32_accepts_what_the_hosts_does_in_float64(kind):
-    p, q = wide_rows(kind, 2)
-    k = torch.tensor([2.0, 4.0], dtype=torch.float64)
-    rho, covered = threshold(
-        lambda x: 1 - excess(p, q, x).sum(-1, dtype=torch.float64), k, one=torch.ones_like(k)
-    )
-    p, q = p.double(), q.double()
-    exact = [threshold(partial_sums(p[i], q[i]), float(k[i]), exact=True) for i in range(2)]
-    torch.testing.assert_close(
-        rho, torch.tensor([x[0] for x in exact], dtype=rho.dtype), atol=1e-4, rtol=0
-    )
-    torch.testing.assert_close(
-        covered, torch.tensor([x[1] for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0
-    )
