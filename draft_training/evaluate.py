@@ -16,6 +16,7 @@ from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_b
 from nde_talf.draft_training.tree_attention import TreeLevel
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
+_STRIDE = 8  # roots from one that is looked at to the next
 
 
 @torch.inference_mode()
@@ -25,10 +26,8 @@ def held_out_report(
     rows: TokenRows,
     k: int = 4,
     depth: int = 3,
-    stride: int = 8,
-    seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure how well `head` follows `target` after every `stride`-th root of held-out rows.
+    """Measure how well `head` follows `target` after every eighth root of held-out rows.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
     target's own beams; `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k
@@ -39,9 +38,9 @@ def held_out_report(
     report: dict[str, Any] = {"roots": 0}
     if head.trained_in:
         report["trained_in"] = head.trained_in
-    readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(seed)
+    readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
     agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
-    for row, roots in rows_with_roots(rows.to(target.device), stride):
+    for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
         trees = target_beam(
             target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers
         )

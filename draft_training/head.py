@@ -214,7 +214,7 @@ class EagleHead(nn.Module):
         Passes that need gradients stay with transformers' layer.
         """
         if self.target.native is not None and self.native is None:
-            with suppress(NotNativeError):  # as where its weights are divided among processes
+            with suppress(NotNativeError):  # its layer has none
                 self.native = HeadForward(self)
 
     tree_features = tree_attention.tree_features

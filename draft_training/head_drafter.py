@@ -39,14 +39,12 @@ class EagleDrafter(SessionDrafter):
         super().__init__(session, head.logits, self.target.max_context, static)
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None
-    ) -> "EagleDrafter":
+    def from_pretrained(cls, folder: str | Path, target: CausalModel) -> "EagleDrafter":
         """The head in `folder`, next to the target it was trained with.
 
         Raises UserError as `load_head` does.
         """
-        return cls(load_head(folder, target), static)
+        return cls(load_head(folder, target))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the head to `folder`, as `save_head` does."""

@@ -114,7 +114,6 @@ def target_levels(
     tokens: Tensor,
     roots: Tensor,
     levels: list[TreeLevel],
-    rows: int = 128,
     document: Tensor | None = None,
 ) -> list[Tensor]:
     """Compute the target's features [B, R, k, H] at the nodes of given `levels` of trees.
@@ -125,14 +124,8 @@ def target_levels(
     def given(level: int, some: slice, features: Tensor) -> TreeLevel:
         return TreeLevel(levels[level - 1].tokens[:, some], levels[level - 1].parents[:, some])
 
-    return _run(
-        target,
-        tokens,
-        roots,
-        TreeSpec(levels[0].tokens.shape[2], len(levels) + 1, rows),
-        given,
-        document,
-    ).labels
+    tree = TreeSpec(levels[0].tokens.shape[2], len(levels) + 1)
+    return _run(target, tokens, roots, tree, given, document).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:

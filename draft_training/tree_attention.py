@@ -91,9 +91,7 @@ def tree_features(
     if document is not None:
         inside = entry_documents(document)
         mask, positions = same_document(inside, head.dtype), document_positions(document)[:, :-1]
-    trunk = head.forward(
-        tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1])
-    )  # sharding hooks on head(...)
+    trunk = head(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))
     outputs = [trunk]
     if not levels:
         return outputs

@@ -3,15 +3,11 @@
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import reading, write_atomically
-from nde_talf.decoding.common.tensors import BOOL, INTEGER, Like, read_tensors
 
 PADDING = -1
 """The document of a padding token."""
@@ -73,26 +69,6 @@ class TokenRows:
     def padding(self) -> float:
         """The fraction of the tokens that are padding."""
         return float((self.document == PADDING).float().mean())
-
-    def save(self, path: Path) -> None:
-        """Write a safetensors file atomically; ids as 32-bit integers."""
-        parts = {
-            "tokens": self.tokens.int(),
-            "loss": self.loss.bool(),
-            "document": self.document.int(),
-        }
-        parts = {name: part.cpu().contiguous() for name, part in parts.items()}
-        write_atomically(path, lambda temporary: save_file(parts, temporary))
-
-    @classmethod
-    def load(cls, path: Path) -> "TokenRows":
-        """Read what `save` wrote. Raises UserError naming `path` if it is no such file."""
-        kinds = {"tokens": INTEGER, "loss": BOOL, "document": INTEGER}
-        parts = read_tensors(
-            path, "make it again", {name: Like((None, None), kind) for name, kind in kinds.items()}
-        )
-        with reading(path, "make it again"):
-            return cls(parts["tokens"].long(), parts["loss"].bool(), parts["document"].long())
 
 
 @dataclass(frozen=True)

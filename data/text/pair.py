@@ -89,22 +89,19 @@ class Pair:
             self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
         )
 
-    def models(
-        self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
-    ) -> tuple[CausalModel, CausalModel]:
-        """Load target and draft, checked to be the models that the pair was made from."""
+    def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
+        """Load target and draft, checked to be the models that the pair was made from.
+
+        placed: device, dtype and perhaps device map and forward pass, see `load_models`.
+        """
         self.check_models()
-        target, draft = load_models(
-            [self.where(role) for role in ROLES], device, dtype, device_map, forward
-        )
+        target, draft = load_models([self.where(role) for role in ROLES], *placed)
         return target, draft
 
-    def target(
-        self, device: str, dtype: str, device_map: str | None = None, forward: str = "auto"
-    ) -> CausalModel:
+    def target(self, *placed: Any) -> CausalModel:
         """Load the target alone, checked like both."""
         self.check_models()
-        return load_models([self.where("target")], device, dtype, device_map, forward)[0]
+        return load_models([self.where("target")], *placed)[0]
 
     @property
     def has_draft(self) -> bool:
@@ -212,26 +209,14 @@ def load_models(
         forward: see `CausalModel`.
     """
     target = CausalModel.load(where[0], device, dtype, "model.target", forward, device_map)
-    report_forward(target)
-    return [
-        target,
-        *(load_draft(draft, device, dtype, target, forward) for draft in where[1:]),
-    ]
-
-
-def load_draft(
-    where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto"
-) -> CausalModel:
-    """Load the draft in a folder, or of this hub name."""
-    draft = CausalModel.load(where, device, dtype, "model.draft", forward)
-    check_pair(target, draft)
-    report_forward(draft)
-    return draft
-
-
-def report_forward(model: CausalModel) -> None:
-    """Print which forward passes a model has."""
-    console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
+    models = [target]
+    for name in where[1:]:
+        draft = CausalModel.load(name, device, dtype, "model.draft", forward)
+        check_pair(target, draft)
+        models.append(draft)
+    for model in models:
+        console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
+    return models
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

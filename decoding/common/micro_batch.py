@@ -41,8 +41,7 @@ class MicroBatch:
                 if self.size == 1:
                     raise UserError(
                         f"memory runs out on a single super-tree ({str(error).splitlines()[0]})."
-                        " Lower traces.node_chunk, use a smaller traces.dtype, or a device with"
-                        " more memory."
+                        " Use a smaller traces.dtype, or a device with more memory."
                     ) from error
             # Outside the handler, which would keep the tensors of the failed attempt.
             self.size = max(1, min(self.size, count) // 2)
