@@ -145,15 +145,15 @@ def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tupl
 
     Records of its other blocks, and a cut line, are dropped from the file.
     """
-    found = list(read_records(records))
+    recorded = list(read_records(records))
     by_block: dict[tuple[str, int], list[str]] = {}
-    for record in found:
+    for record in recorded:
         if record.setting == setting:
             by_block.setdefault(record.block, []).append(record.method)
     done = {block for block, names in by_block.items() if sorted(names) == sorted(methods)}
     text = "".join(
         record.line() + "\n"
-        for record in found
+        for record in recorded
         if record.setting != setting or record.block in done
     )
     if records.exists() and records.read_bytes() != text.encode():

@@ -335,15 +335,15 @@ def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
 
 def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
     """The best tree of every domain with enough roots, by timing a few where all is tuned."""
-    found = {}
+    best_trees = {}
     for kind in sorted({*labels.roots.kind}):
         trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
         grid = {str(tuple(tree)): bench.static(bench.main, tree) for tree in trees}
         if grid:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
             best = bench.tune(f"{BEST_STATIC}, {kind}", grid, texts)
-            found[kind] = trees[list(grid).index(best)]
-    return found
+            best_trees[kind] = trees[list(grid).index(best)]
+    return best_trees
 
 
 def _by_domain(

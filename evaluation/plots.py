@@ -96,7 +96,7 @@ def svg(figure: Figure, name: str) -> str:
     for colour, variable in THEMED.items():
         text = text.replace(colour, f"var(--{variable})")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    return re.sub(r'( id="|url\(#|href="#)', lambda found: found[1] + f"{name}-", text)
+    return re.sub(r'( id="|url\(#|href="#)', lambda match: match[1] + f"{name}-", text)
 
 
 def whiskers(values: list[list[float]]) -> list[list[float]]:
@@ -171,9 +171,9 @@ def selector_ratios(axis: Axes, part: dict[str, Any]) -> None:
 def offline_picture(offline: dict[str, dict[str, Any]]) -> Picture:
     """The selectors offline, by selector and latency table."""
     parts = {
-        f"{TITLES[name]} + selector, latency table “{table}”": own
+        f"{TITLES[name]} + selector, latency table “{table}”": figures
         for name, tables in offline.items()
-        for table, own in tables.items()
+        for table, figures in tables.items()
     }
     return Picture(
         "selector",
@@ -212,7 +212,7 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
         setting: {rule: list(enumerate(values)) for rule, values in rules.items()}
         for setting, rules in data.acceptance.items()
     }
-    curves = {name: found for name, series in data.curves.items() if (found := losses(series))}
+    curves = {name: shown for name, series in data.curves.items() if (shown := losses(series))}
     for picture in (
         Picture(
             "speedup",

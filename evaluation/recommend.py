@@ -8,7 +8,6 @@ the seconds per token (`nde_talf.selector.objective.best_static` says why).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH, traced_index
-from nde_talf.selector.evaluate import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.objective import mean_step
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
@@ -121,20 +119,18 @@ class Recommendation:
     Attributes:
         lengths: of the best path for a batch of 1, 2, ... sequences, as many as the table knows; 0:
             draft nothing.
-        candidates: for each batch the lengths that are best for some kind of prompt, or for all.
         paths: the figures of these paths, for the first and last batch of every length.
         trees: the best tree of every labelled rule, for one sequence.
     """
 
     lengths: list[int]
-    candidates: list[list[int]]
     paths: dict[int, Choice]
     trees: dict[str, Choice]
 
 
 def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) -> Recommendation:
     """Choose on training roots, and report on other ones. rule: of CHAIN_LABELS."""
-    lengths, candidates = lengths_by_batch(training, table, rule)
+    lengths = lengths_by_batch(training, table, rule)
     labels, paths, trees = chain_labels(training, rule), {}, {}
     for count in sorted({end for first, last, _ in ranges(lengths) for end in (first, last)}):
         roots = PricedRoots.of(others, [labels], [table.batched(count)])
@@ -142,33 +138,23 @@ def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) ->
     for name in training.samples:
         (tree,) = fastest_trees(PricedRoots.of(training, [name], [table]), DRAFTING)
         trees[name] = held_out(PricedRoots.of(others, [name], [table]), tree, 0)
-    return Recommendation(lengths, candidates, paths, trees)
+    return Recommendation(lengths, paths, trees)
 
 
-def lengths_by_batch(
-    training: Roots, table: LatencyTable, rule: str
-) -> tuple[list[int], list[list[int]]]:
-    """The lengths and candidates of a `Recommendation`."""
+def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> list[int]:
+    """The lengths of a `Recommendation`."""
     counts = range(1, max(table.sequences, default=1) + 1)
     tables = [table.batched(count) for count in counts]
     roots = PricedRoots.of(training, [chain_labels(training, rule)], tables)
-    best = [tree.depth for tree in fastest_trees(roots, PATHS)]
-    by_kind = []
-    for kind in sorted(set(training.kind)):
-        alike = torch.tensor([other == kind for other in training.kind])
-        if int(alike.sum()) >= MIN_ROOTS:
-            by_kind.append(fastest_trees(roots.where(alike), PATHS))
-    return best, [
-        sorted({length, *(trees[at].depth for trees in by_kind)}) for at, length in enumerate(best)
-    ]
+    return [tree.depth for tree in fastest_trees(roots, PATHS)]
 
 
-def ranges(lengths: Sequence[Any]) -> list[tuple[int, int, Any]]:
+def ranges(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
     """Neighbours that are equal as one range of batch sizes.
 
     Example: [5, 5, 3] -> [(1, 2, 5), (3, 3, 3)].
     """
-    merged: list[tuple[int, int, Any]] = []
+    merged: list[tuple[int, int, int]] = []
     for size, length in enumerate(lengths, 1):
         start = merged.pop()[0] if merged and merged[-1][2] == length else size
         merged.append((start, size, length))
@@ -195,22 +181,14 @@ def vllm_config(
     return config
 
 
-def sglang_config(
-    method: Method,
-    lengths: Sequence[int],
-    candidates: Sequence[list[int]],
-    rule: str,
-    settings: Sequence[SamplingSetting],
-) -> tuple[list[str], dict[str, dict[str, list[int]]] | None]:
-    """SGLang's options, and its adaptive configuration by batch size.
-
-    Its candidates are the lengths that are best for some kind of prompt. No options: do not
-    speculate. SGLang 0.5.23 adapts with heads only, so a draft model has no configuration.
-    """
-    if not any(lengths):
-        return [], None
+def sglang_options(
+    method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]
+) -> list[str]:
+    """SGLang's options, for the longest path of all batch sizes; none: do not speculate."""
+    longest = max(lengths)
+    if not longest:
+        return []
     head = method["method"] != "draft_model"
-    longest = max(*lengths, *(max(tried) for tried in candidates)) if head else max(lengths)
     options = [
         f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}",
         f"--speculative-draft-model-path {method['model']}",
@@ -218,10 +196,7 @@ def sglang_config(
         f"--speculative-num-steps {longest}",
         f"--speculative-num-draft-tokens {longest + 1}",
     ]
-    if not head:
-        return options, None
-    if any(setting.temperature for setting in settings):
+    if head and any(setting.temperature for setting in settings):
         kind = "block-verification" if rule == "block" else "rejection-sampling"
         options.append(f"--speculative-use-{kind}")
-    adaptive = {str(first): {"candidate_steps": tried} for first, _, tried in ranges(candidates)}
-    return [*options, "--speculative-adaptive"], adaptive
+    return options

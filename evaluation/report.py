@@ -108,22 +108,26 @@ class ReportData:
     @property
     def drafting(self) -> dict[str, dict[str, list[int]]]:
         """The histograms of methods that had a draft accepted."""
-        found = {
+        drafting = {
             setting: {m: counts for m, counts in methods.items() if len(counts) > 1}
             for setting, methods in self.histograms.items()
         }
-        return {setting: methods for setting, methods in found.items() if methods}
+        return {setting: methods for setting, methods in drafting.items() if methods}
 
 
 def _by_method(
     records: list[Record], figure: Callable[[list[Record]], Any]
 ) -> dict[str, dict[str, Any]]:
     """`figure` of every method's records that has one, by setting."""
-    found = {
-        setting: {name: value for name, own in methods.items() if (value := figure(own))}
+    figures = {
+        setting: {
+            name: value
+            for name, method_records in methods.items()
+            if (value := figure(method_records))
+        }
         for setting, methods in by_setting(records).items()
     }
-    return {setting: values for setting, values in found.items() if values}
+    return {setting: values for setting, values in figures.items() if values}
 
 
 def results(data: ReportData) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
     kinds = data.kinds.get(setting, {})
     speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
     methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
-    rows = [[m, *(own.get(m, "–") for own in speeds)] for m in methods if kinds]
+    rows = [[m, *(speed.get(m, "–") for speed in speeds)] for m in methods if kinds]
     return Table(setting, ["speed-up", *kinds], rows)
 
 
@@ -211,11 +215,11 @@ BY_SETTING = {
 
 def tables(data: ReportData) -> dict[str, list[Table]]:
     """The tables that have rows, by section."""
-    found = {
+    sections = {
         section: [table for s in data.tables if (table := make(data, s)).rows]
         for section, make in BY_SETTING.items()
     }
-    return {section: own for section, own in found.items() if own}
+    return {section: made for section, made in sections.items() if made}
 
 
 def tags(data: ReportData, setting: str) -> dict[str, str]:
@@ -232,11 +236,14 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
 
 def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[list[str], str]]:
     """The keys and the value of every figure, for example (["overlap", "1.0"], "0.8925")."""
-    found = []
+    leaves = []
     for key, value in figures.items():
         path = (*before, str(key))
-        found += flat(value, path) if isinstance(value, dict) else [([*path], number(value))]
-    return found
+        if isinstance(value, dict):
+            leaves += flat(value, path)
+        else:
+            leaves.append(([*path], number(value)))
+    return leaves
 
 
 def number(value: Any) -> str:

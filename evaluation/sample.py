@@ -10,17 +10,17 @@ CONTEXT = 8  # tokens of the text before, with which a token's own text is found
 
 def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list[str]]:
     """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined."""
-    found = [[tokenizer.decode(prompt), PROMPT]]
+    pieces_of_text = [[tokenizer.decode(prompt), PROMPT]]
     tokens, kinds = [], []
     for block in blocks:
         tokens += block.tokens
         kinds += [DRAFTED if i < block.accepted else CORRECTED for i in range(len(block.tokens))]
     for text, kind in zip(pieces(tokenizer, prompt, tokens), kinds, strict=True):
-        if kind == found[-1][1]:
-            found[-1][0] += text
+        if kind == pieces_of_text[-1][1]:
+            pieces_of_text[-1][0] += text
         elif text:
-            found.append([text, kind])
-    return found
+            pieces_of_text.append([text, kind])
+    return pieces_of_text
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:

@@ -64,11 +64,11 @@ def draft_paths(
     depths: int,
 ) -> tuple[Tensor, Tensor]:
     """p, q [R, depths, V] along a path of the draft at each root of `trajectory_trees`."""
-    found = trajectory_trees(
+    drawn = trajectory_trees(
         target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0)
     )
     rows = zip(
-        *(trees.distributions(target, draft, setting, draft_setting) for trees in found),
+        *(trees.distributions(target, draft, setting, draft_setting) for trees in drawn),
         strict=True,
     )
     p, q = map(torch.cat, rows)

@@ -80,5 +80,5 @@ class StaticTrees:
 def traced_index(settings: Sequence[tuple[float, float]], setting: SamplingSetting) -> int | None:
     """Place of a setting among traced ones, (temperature, top-p) each; None if it is not there."""
     pair = torch.tensor([setting.temperature, setting.top_p])
-    near = (at for at, own in enumerate(settings) if torch.allclose(torch.tensor(own), pair))
+    near = (at for at, traced in enumerate(settings) if torch.allclose(torch.tensor(traced), pair))
     return next(near, None)

@@ -48,13 +48,15 @@ class Row:
 
 def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
     """Records by setting and method: plain decoding, its control, the others as first run."""
-    found: dict[str, dict[str, list[Record]]] = {}
+    grouped: dict[str, dict[str, list[Record]]] = {}
     for record in records:
-        methods = found.setdefault(record.setting, {BASELINE: [], CONTROL: []})
+        methods = grouped.setdefault(record.setting, {BASELINE: [], CONTROL: []})
         methods.setdefault(record.method, []).append(record)
     return {
-        setting: {name: own for name, own in methods.items() if own}
-        for setting, methods in found.items()
+        setting: {
+            name: method_records for name, method_records in methods.items() if method_records
+        }
+        for setting, methods in grouped.items()
     }
 
 
@@ -62,9 +64,9 @@ def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
     """Rows by setting."""
     return {
         setting: [
-            row(method, own, methods.get(BASELINE, []))
-            for method, own in methods.items()
-            if any(r.steps for r in own)
+            row(method, method_records, methods.get(BASELINE, []))
+            for method, method_records in methods.items()
+            if any(r.steps for r in method_records)
         ]
         for setting, methods in by_setting(records).items()
     }
@@ -72,12 +74,12 @@ def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
 
 def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     """Rows by setting and domain of the prompts; empty where there is one domain."""
-    found: dict[str, dict[str, list[Row]]] = {}
+    tables: dict[str, dict[str, list[Row]]] = {}
     kinds = dict.fromkeys(record.kind for record in records)
     for kind in kinds if len(kinds) > 1 else ():
         for setting, rows in tabulate(r for r in records if r.kind == kind).items():
-            found.setdefault(setting, {})[kind] = rows
-    return found
+            tables.setdefault(setting, {})[kind] = rows
+    return tables
 
 
 def tokens_a_pass(records: Sequence[Record]) -> list[float]:

@@ -68,14 +68,14 @@ def verdict(
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
     speculate, sentence = _on_plain_decoding(setting, best, conditions)
-    found = Verdict("trusted", control, speculate, name, speedup, sentence)
-    found.clock_note = (
+    conclusion = Verdict("trusted", control, speculate, name, speedup, sentence)
+    conclusion.clock_note = (
         f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
     )
     here = [record for record in records if record.setting == setting]
-    _compare_runner_up(found, [row for row in methods if row is not best], here)
-    found.sentence += _few_blocks({record.block for record in here})
-    return found
+    _compare_runner_up(conclusion, [row for row in methods if row is not best], here)
+    conclusion.sentence += _few_blocks({record.block for record in here})
+    return conclusion
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
@@ -120,18 +120,18 @@ def _on_plain_decoding(setting: str, best: Row | None, conditions: str) -> tuple
     return True, f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
 
 
-def _compare_runner_up(found: Verdict, others: list[Row], records: list[Record]) -> None:
+def _compare_runner_up(conclusion: Verdict, others: list[Row], records: list[Record]) -> None:
     second = max(others, key=lambda row: row.speedup[0], default=None)
     if second is None:
         return
     theirs, best = (
         [record for record in records if record.method == name]
-        for name in (second.method, found.best)
+        for name in (second.method, conclusion.best)
     )
     behind = speed_ratio(theirs, best)
     if behind:
-        found.runner_up, found.behind = second.method, behind
+        conclusion.runner_up, conclusion.behind = second.method, behind
         words = f"is slower: {shown(behind)}."
         if behind[2] >= 1:
             words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-        found.sentence += f" The runner-up, {second.method}, {words}"
+        conclusion.sentence += f" The runner-up, {second.method}, {words}"

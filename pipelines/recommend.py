@@ -94,7 +94,6 @@ def recommend(config: RecommendConfig) -> None:
     best = choices.recommend(training, others, table, rule)
     method, settings = _method(run, made["drafter"]), [SETTINGS[name] for name in names]
     vllm = choices.vllm_config(method, best.lengths, rule, settings)
-    options, adaptive = choices.sglang_config(method, best.lengths, best.candidates, rule, settings)
     figures = {
         "settings": names,
         "rejection": rule,
@@ -102,15 +101,14 @@ def recommend(config: RecommendConfig) -> None:
         "paths": {count: asdict(shape) for count, shape in best.paths.items()},
         "trees": {name: asdict(shape) for name, shape in best.trees.items()},
         "vllm": vllm,
-        "sglang": {"options": options, "adaptive": adaptive},
+        "sglang": choices.sglang_options(method, best.lengths, rule, settings),
     }
     out = run.folders[0] / FOLDER
-    files = {"vllm.json": vllm, "sglang.json": adaptive, "recommend.json": figures}
-    for name, content in files.items():
-        if content is None:
-            remove(out / name)  # what an earlier command recommended
-        else:
-            write_json(out / name, content)
+    if vllm is None:
+        remove(out / "vllm.json")  # what an earlier command recommended
+    else:
+        write_json(out / "vllm.json", vllm)
+    write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     if len(best.lengths) == 1:
         console.print(ONE_SEQUENCE)
@@ -138,13 +136,11 @@ def _commands(run: Run, figures: dict[str, Any]) -> list[str]:
             "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every"
             " batch size."
         ]
-    out, options = run.folders[0] / FOLDER, figures["sglang"]["options"]
-    if figures["sglang"]["adaptive"]:
-        options = [*options, f"--speculative-adaptive-config {out}/sglang.json"]
+    out = run.folders[0] / FOLDER
     serve = f"vllm serve {Pair(run.stage('pair')).where('target')}"
     return [
         f'vLLM: {serve} --speculative-config "$(cat {out}/vllm.json)"',
-        f"SGLang: {' '.join(options)}",
+        f"SGLang: {' '.join(figures['sglang'])}",
     ]
 
 

@@ -74,8 +74,7 @@ class PathLengths:
             )
         if not 1 <= max_tokens <= LONGEST_PATH:
             raise UserError(
-                f"max_tokens={max_tokens}: a selector chooses among paths of 1 to {LONGEST_PATH}"
-                " tokens."
+                f"max_tokens={max_tokens}: selectors know paths of 1 to {LONGEST_PATH}."
             )
         self.selector, self.model, self.setting, self.table = selector.eval(), model, setting, table
         self.max_tokens, self.overhead = max_tokens, overhead
@@ -107,9 +106,8 @@ class PathLengths:
         scalars = scalar_features(q_previous, q_previous, q_root).float().cpu()
         context = torch.tensor(contexts)
         setting = torch.tensor([self.setting.temperature, self.setting.top_p])
-        local = [context[:, None].float(), setting.expand(len(contexts), 2)]
-        row = costs.row(context)
-        inputs = torch.cat([scalars, *local, self._passes[row]], -1)
+        row, settings = costs.row(context), setting.expand(len(contexts), 2)
+        inputs = torch.cat([scalars, context[:, None].float(), settings, self._passes[row]], -1)
         previous, root = previous.float().cpu(), root.float().cpu()
         logits = self.selector(previous[:, :0], previous, root, inputs, costs.seconds[row])
         return logits[:, costs.paths].argmax(-1).tolist()

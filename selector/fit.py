@@ -56,34 +56,35 @@ def fit_table(
     """
     cells: dict[tuple[int, Action], list] = defaultdict(list)
     sizes: dict[Action, list[int]] = defaultdict(list)
-    rests: dict[str, dict[Action, list[float]]] = {name: defaultdict(list) for name in verifiers}
     for step in steps:
         cells[step.context, step.action].append(step.seconds)
         sizes[step.action].append(step.nodes)
-        if step.verifier in rests:
-            rests[step.verifier][step.action].append(step.seconds[2])
-    means = {cell: _middle(seconds) for cell, seconds in cells.items()}
     nodes = {action: float(np.mean(sizes[action])) for action in PROBES}
     branches = _branches(levels)
-    parts: dict[str, list] = {"first": [], "second": [], "draft": [], "target": []}
+    rows = []  # by context
     for index in range(len(contexts)):
-        draft, target, _ = zip(*(means[index, action] for action in PROBES), strict=True)
-        passes = _draft_passes(np.array(draft), branches)
-        for name, part in zip(("first", "second", "draft"), passes, strict=True):
-            parts[name].append(part)
-        parts["target"].append(_at([*nodes.values()], target, NODES))
-    verify = {
-        name: _at([nodes[action] for action in rest], [*map(_middle, rest.values())], NODES)
-        for name, rest in rests.items()
-    }
+        middles = np.array([_middle(cells[index, action]) for action in PROBES])
+        target = _at([*nodes.values()], middles[:, 1], NODES)
+        rows.append((*_draft_passes(middles[:, 0], branches), target))
+    names = ("first", "second", "draft", "target")
+    parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     return LatencyTable(
         contexts,
         list(NODES),
         list(WIDTHS),
-        verify={name: seconds.tolist() for name, seconds in verify.items()},
+        verify={name: _rest(steps, name, nodes).tolist() for name in verifiers},
         branches=branches if levels else [],
-        **{name: np.maximum(rising(np.array(part)), 1e-9).tolist() for name, part in parts.items()},
+        **{name: np.maximum(rising(part), 1e-9).tolist() for name, part in parts.items()},
     )
+
+
+def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) -> np.ndarray:
+    """Seconds of all else in a step under a verifier, by number of nodes."""
+    took: dict[Action, list[float]] = defaultdict(list)
+    for step in steps:
+        if step.verifier == verifier:
+            took[step.action].append(step.seconds[2])
+    return _at([nodes[action] for action in took], [*map(_middle, took.values())], NODES)
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:

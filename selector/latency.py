@@ -6,7 +6,6 @@ seconds, bilinearly interpolated. The first draft pass of a step has a time of i
 ran before it, so the draft's weights are not in the caches.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.actions import K_MAX, L2_MAX, TREES
-from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_sealed
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.typed import typed
@@ -145,26 +144,13 @@ class LatencyTable:
             )
 
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
-        """Raise UserError if the table was measured on a pair of other sizes.
-
-        Warn where it was measured with other forward passes.
-        """
+        """Raise UserError if the table was measured on a pair of other sizes."""
         for name, model in (("target", target), ("draft", draft)):
             if name in self.models and self.models[name] != sizes(model):
                 raise UserError(
                     f"{path}: its {name} has (hidden size, layers, vocabulary)"
                     f" {tuple(self.models[name])} and the pair's {tuple(sizes(model))}: it is of"
                     " another pair. Measure this one: stage=latency."
-                )
-            measured, now = self.machine.get(f"{name} forward"), forward_of(model)
-            if measured not in (None, now):
-                warnings.warn(
-                    f"{path}: it was measured with the {measured} forward pass of the {name}, and"
-                    f" this run takes the {now} one, so its prices are of other steps, and the"
-                    " trees chosen by them may be poor ones. The text stays lossless. Measure it"
-                    " again: stage=latency force=true.",
-                    Advice,
-                    stacklevel=2,
                 )
 
     def passes(self, context: Tensor) -> Tensor:
@@ -331,11 +317,6 @@ class StepCosts:
         """[C]: mean seconds over the contexts that `context_counts` counted, however long."""
         seen = counts.nonzero()[:, 0]  # of the others an infinite price would not count as zero
         return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
-
-
-def forward_of(model: CausalModel) -> str:
-    """Name the forward pass that a model runs: native or transformers."""
-    return "native" if model.native else "transformers"
 
 
 def grid_context(row: Tensor) -> Tensor:

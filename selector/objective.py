@@ -134,6 +134,6 @@ def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]
     """
     half = samples.shape[1] // 2
     first, second = samples[:, :half].mean(1), samples[:, half:].mean(1)
-    chosen = [(own / seconds).argmax(-1) for own in (first, second)]
+    chosen = [(half_labels / seconds).argmax(-1) for half_labels in (first, second)]
     tokens = [taken(other, action) for other, action in zip((second, first), chosen, strict=True)]
     return torch.cat(tokens), torch.cat([taken(seconds, action) for action in chosen])

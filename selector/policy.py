@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.device_tree import DeviceTree
@@ -75,10 +75,7 @@ class NeuralPolicy(TreePolicy):
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
         """What drafts were warped with in training; None: as the target is."""
         setting = self.selector.schema.draft_setting
-        if not setting:
-            return None
-        temperature, top_p = setting
-        return SamplingSetting(temperature, top_p)
+        return SamplingSetting(*setting) if setting else None
 
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
         """Warn where a decoder differs from what the selector was trained with.
@@ -88,11 +85,8 @@ class NeuralPolicy(TreePolicy):
         schema = self.selector.schema
         draft = None if drafter is None else drafter.model
         for role, model in (("target", target), ("draft", draft)):
-            if (
-                role in schema.pair
-                and model is not None
-                and not same_model(schema.pair[role], fingerprint(model))
-            ):
+            trained = schema.pair.get(role)
+            if trained and model is not None and not same_model(trained, fingerprint(model)):
                 warnings.warn(
                     f"selector: it was trained for another {role} than {model.name}, so the trees"
                     " it chooses may be poor ones. The text stays lossless. Load the selector of"
@@ -122,13 +116,6 @@ class NeuralPolicy(TreePolicy):
         tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
         tree.rule = self.rules[index // len(TREES)]
         return tree
-
-    def actions(self) -> Counter[Action]:
-        """Steps by action."""
-        steps: Counter[Action] = Counter()
-        for index, count in self.counts.items():
-            steps[TREES[index % len(TREES)]] += count
-        return steps
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """Return the most probable option at a root: see `nde_talf.selector.network.action_at`."""

@@ -23,17 +23,6 @@ from nde_talf.evaluation.loops import (
 from tests.decoding.pairs import tiny_pair
 
 
-def test_tokens_and_passes_of_the_prefill_are_not_counted():
-    target, draft = tiny_pair(40)
-    prompt, new_tokens = [1, 2, 3, 4], 40
-    record = transformers_assisted("assisted", target, SamplingSetting(0.0), new_tokens, draft)(
-        prompt, 0, "code"
-    )
-    assert 0 < record.tokens < new_tokens and record.steps > 0 and record.seconds > 0
-    # Greedy: a pass commits what the draft and the target agree on, so passes partition the tokens.
-    assert record.steps <= record.tokens
-
-
 @pytest.mark.parametrize("tokens", [2, 6])
 def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     """A flat draft stops the default schedule behind its first token, whose probability is far

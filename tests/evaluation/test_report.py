@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -13,7 +12,7 @@ from rich.console import Console
 from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.plots import OTHERS, OURS, losses, pictures
 from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL
-from nde_talf.evaluation.report import ReportData, flat, markdown_table, results, write_report
+from nde_talf.evaluation.report import ReportData, markdown_table, results, write_report
 from nde_talf.evaluation.table import tabulate
 from nde_talf.evaluation.terminal import render_results
 from tests.evaluation.example import NDE, SETTING, everything, records
@@ -102,14 +101,6 @@ def test_an_untrusted_clock_is_told_everywhere_and_nothing_is_claimed(tmp_path):
         assert NOT_TRUSTED in text and "as fast as plain" not in text
 
 
-@pytest.mark.slow
-def test_a_text_of_a_pair_that_was_trained_here_is_called_gibberish(report, tmp_path):
-    data, folder = report
-    assert "gibberish" not in (folder / "index.html").read_text()
-    trained = replace(data, sample={**data.sample, "trained_here": True})
-    assert write_report(trained, tmp_path).read_text().count("gibberish") == 1
-
-
 def test_missing_parts_are_left_out(tmp_path):
     data = ReportData.of("bare", records(tmp_path), "")
     page = write_report(data, tmp_path / "report").read_text()
@@ -130,23 +121,6 @@ def test_only_what_learned_is_drawn_as_learned(tmp_path):
         assert bars[3] == to_rgba(expected) and bars[2] == to_rgba(OTHERS)
 
 
-def test_every_selector_and_setting_has_chosen_trees_of_its_own(tmp_path):
-    data = everything(records(tmp_path))
-    data.chosen = {
-        "T=1": {"a": {"(1, 0, 4)": 3, "(2, 0, 2)": 1}, "b": {"(4, 0, 1)": 5}},
-        "T=0.6": {"a": {"(1, 0, 2)": 2}},
-    }
-    fractions = [
-        {t.get_text(): b.get_height() for t, b in zip(x.get_xticklabels(), x.patches, strict=True)}
-        for x in drawn(data, "actions")
-    ]
-    assert fractions == [
-        {"(1, 0, 4)": 75, "(2, 0, 2)": 25},
-        {"(4, 0, 1)": 100},
-        {"(1, 0, 2)": 100},
-    ]
-
-
 def test_a_heads_losses_count_drafted_tokens_and_one_step_is_a_visible_point(tmp_path):
     series = {"loss": [(0, 40.0)], "loss_depth_0": [(0, 4.0)], "loss_depth_1": [(5, 5.0)]}
     assert list(losses(series)) == ["drafted token 1", "drafted token 2"]
@@ -154,11 +128,3 @@ def test_a_heads_losses_count_drafted_tokens_and_one_step_is_a_visible_point(tmp
     curves = {"selector": {"loss": [(0, -3.0)]}, "empty": {"lr": [(0, 0.1)]}}
     (axis,) = drawn(everything(records(tmp_path), curves=curves), "curves")
     assert axis.lines[0].get_marker() == "o"
-
-
-def test_figures_are_flat_with_the_path_of_their_keys():
-    assert flat({"positions": 16320, "overlap": {"1.0": 0.892463}, "kl": [0.1, [2, 0.25]]}) == [
-        (["positions"], "16320"),
-        (["overlap", "1.0"], "0.8925"),
-        (["kl"], "0.1, 2, 0.25"),
-    ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
-from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
 from nde_talf.selector.objective import (
     best_static,
@@ -52,11 +52,10 @@ def test_loss_of_the_baseline_is_zero_and_a_better_action_lowers_it():
 def test_tail_counts_the_worst_fraction_only():
     efficiency = torch.ones(10, 2)
     efficiency[0, 1] = 0.5
-    logits = torch.tensor([[-50.0, 50.0]]).expand(10, -1)
-    base = torch.zeros(10, dtype=torch.long)
+    logits, base = torch.tensor([[-50.0, 50.0]]).expand(10, -1), torch.zeros(10, dtype=torch.long)
     plain, tailed = (
-        float(selector_loss(logits, efficiency, torch.ones(10, 2), base, w, 0.1))
-        for w in (0.0, 1.0)
+        float(selector_loss(logits, efficiency, torch.ones(10, 2), base, weight, 0.1))
+        for weight in (0.0, 1.0)
     )
     assert tailed - plain == pytest.approx(0.25)
 
@@ -107,20 +106,13 @@ def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
     assert outside.tolist() == [values[0][0], values[1][1]]
 
 
-def test_a_table_of_another_pair_is_named(tmp_path):
+def test_a_table_of_another_pair_is_named():
     target, draft = tiny_pair(16)
-    native = {"target forward": "native", "draft forward": "native"}
-    own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)}, machine=native)
-    own.check_models(target, draft, "own.json")
-    with pytest.warns(
-        Advice, match=r"earlier.json: .* transformers forward pass of the target, .* native"
-    ):
-        replace(own, machine={"target forward": "transformers"}).check_models(
-            target, draft, "earlier.json"
-        )
+    measured = replace(table(), models={"target": sizes(target), "draft": sizes(draft)})
+    measured.check_models(target, draft, "own.json")
     table().check_models(target, draft, "profile.json")
     with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
-        replace(own, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")
+        replace(measured, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")
 
 
 def test_eq11_prices_every_pass_by_its_context_alone():

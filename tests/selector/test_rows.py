@@ -54,26 +54,27 @@ def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
 
 def test_roots_in_files_are_those_in_memory(tmp_path):
     one, other = read(tmp_path, True), read(tmp_path, False)
-    assert (
-        len(one) == len(other) == 120 and one.settings == other.settings and one.kind == other.kind
-    )
+    assert len(one) == len(other) == 120
+    assert one.settings == other.settings and one.kind == other.kind
     index = torch.tensor([3, 119, 0, 3])
-    for a, b in zip(one.states, other.states, strict=True):
+    for a, b in zip(
+        (*one.states, *one.samples.values()), (*other.states, *other.samples.values()), strict=True
+    ):
         assert torch.equal(a, b[:]) and torch.equal(a[index], b[index]) and a.shape == b.shape
-    for name in one.samples:
-        assert torch.equal(one.samples[name], other.samples[name][:])
-    priced = [PricedRoots.of(own, ["gbv", "specinfer"], [TABLE]) for own in (one, other)]
-    for chosen in (one.setting == 0, torch.arange(120) % 3 == 1, index):
-        a, b = (own.where(chosen).where(torch.tensor([0, 2, 1])) for own in priced)
-        assert (
-            torch.equal(a.efficiency, b.efficiency)
-            and torch.equal(a.samples, b.samples)
-            and a.roots.kind == b.roots.kind
-        )
-        assert all(
-            torch.equal(x, y[:]) for x, y in zip(a.roots.states, b.roots.states, strict=True)
-        )
+
+
+def test_chosen_roots_share_the_files_and_labels_of_all(tmp_path):
+    priced = [
+        PricedRoots.of(read(tmp_path, in_memory), ["gbv", "specinfer"], [TABLE])
+        for in_memory in (True, False)
+    ]
+    for chosen in (torch.arange(120) % 3 == 1, torch.tensor([3, 119, 0, 3])):
+        a, b = (roots.where(chosen).where(torch.tensor([0, 2, 1])) for roots in priced)
+        assert torch.equal(a.efficiency, b.efficiency) and torch.equal(a.samples, b.samples)
         assert torch.equal(a.efficiency, priced[0].efficiency[chosen][[0, 2, 1]])
+        assert a.roots.kind == b.roots.kind
+        for x, y in zip(a.roots.states, b.roots.states, strict=True):
+            assert torch.equal(x, y[:])
 
 
 def test_a_file_that_the_disk_cannot_hold_is_refused_before_it_is_written(tmp_path, monkeypatch):

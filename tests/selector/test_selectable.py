@@ -9,8 +9,6 @@ import pytest
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.config import Config
 from nde_talf.selector.network import Selector, selectable
 from tests.selector.examples import schema
 
@@ -56,10 +54,3 @@ def test_an_edited_export_is_refused_by_its_file(tmp_path):
     write_checksums(tmp_path / "export")  # edited by somebody who knows of them
     with pytest.raises(UserError, match=r"config\.json: verifiers: a selector cannot choose tv"):
         Selector.from_pretrained(tmp_path / "export")
-
-
-def test_the_configuration_is_refused_before_any_work():
-    config = Config()
-    config.selector.verifiers = ["specinfer", "naive"]
-    with pytest.raises(UserError, match=r"selector\.verifiers"):
-        check_config(config)

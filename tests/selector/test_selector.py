@@ -134,7 +134,7 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
         monkeypatch.setattr(policy._fast, "logits", lambda *_: pytest.fail("the network was asked"))
         decoder.generate([1, 2], 20, SamplingSetting(1.2), Rng.seeded(0))
-        assert {action.depth for action in policy.actions()} == {depth}
+        assert {TREES[index].depth for index in policy.counts} == {depth}
         with pytest.raises(pytest.fail.Exception, match="asked"):
             decoder.generate([1, 2], 20, SamplingSetting(0.4), Rng.seeded(0))
 
@@ -152,30 +152,22 @@ def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(
     selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
     costs = StepCosts(TABLE, verifiers, 200)
     fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
-    for seed in range(5):
-        states = [torch.randn(size) for size in (6, 4, 4)]
-        top_p = 1.0 if seed % 2 else 0.9  # below 1 there are zeros among the rows
+    opening = Opening(None, costs.seconds, costs.passes)
+    for seed, top_p in enumerate((0.9, 1.0, 0.9, 1.0)):  # below 1 there are zeros among the rows
+        states = [torch.randn(size).bfloat16().float() for size in (6, 4, 4)]
         logits = 3 * torch.randn(3, 30 + 250 * seed)
         rows = warp(logits, SamplingSetting(1.0, top_p)).unbind()
-        context, temperature = 20 + 40 * seed, 0.5 + 0.1 * seed
-        seconds, passes = costs.at(torch.tensor([context]))
-        local = torch.tensor([context, temperature, top_p])
-        scalars = torch.cat([scalar_features(*rows), local, passes[0]])
+        inputs = states, rows, 20 + 40 * seed, 0.5 + 0.1 * seed, top_p
+        seconds, passes = costs.at(torch.tensor([inputs[2]]))
+        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes[0]])
+        seen = [states[0][:target_hidden], *states[1:]]
         with torch.inference_mode():
-            seen = [states[0][:target_hidden], *states[1:]]
             expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
-            inputs = states, rows, context, temperature, top_p
             found = torch.from_numpy(fast.logits(*inputs))
-            assert torch.allclose(expected / (sharpness or 1.0), found, atol=1e-4)
-            opening = Opening(None, costs.seconds, costs.passes)
-            assert int(found.argmax()) == int(expected.argmax())
-            assert policy._by_module(inputs, opening) == int(expected.argmax())
-            half = [x.bfloat16() for x in states]  # hidden states have their model's dtype
-            assert np.allclose(
-                fast.logits(half, *inputs[1:]),
-                fast.logits([x.float() for x in half], *inputs[1:]),
-                atol=1e-5,
-            )
+            half = fast.logits([x.bfloat16() for x in states], *inputs[1:])  # a model's own dtype
+        assert torch.allclose(expected / (sharpness or 1.0), found, atol=1e-4)
+        assert np.allclose(half, found, atol=1e-5)
+        assert int(found.argmax()) == policy._by_module(inputs, opening) == int(expected.argmax())
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
