@@ -182,9 +182,10 @@ class SpeculativeDecoder:
         raw = self.target.logits(hidden[-1])
         logits, processed = raw, None
         if self.process is not None:
-            from nde_talf.decoding.processing import begin_processing
+            from nde_talf.decoding.processing import Processed
 
-            processed, logits = begin_processing(self.process, prompt, raw)
+            processed = Processed(self.process, [*prompt])
+            logits = processed([prompt], raw[None])[0]
         p_previous = warp(logits, setting)
         token = rng.categorical(p_previous)
         if processed is not None:

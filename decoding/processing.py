@@ -103,11 +103,3 @@ class Processed:
             return True
         row = self._rows[before]
         return row is not None and float(row[text[-1]]) > -torch.inf
-
-
-def begin_processing(
-    process: LogitsProcess, prompt: list[int], logits: Tensor
-) -> tuple[Processed, Tensor]:
-    """Begin a sequence: what processes it, and its first row [V] processed."""
-    processed = Processed(process, [*prompt])
-    return processed, processed([prompt], logits[None])[0]

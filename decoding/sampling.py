@@ -6,6 +6,7 @@ categorical draws, one or many at once. `nde_talf.decoding.testing` replaces it 
 all outcomes and obtains the exact law of the code the decode loop runs.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -25,7 +26,6 @@ _LARGE = 1 << 14
 # 1 / LEAST_MASS has to be a float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
-_INFINITY = float("inf")
 
 
 def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
@@ -236,12 +236,10 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     for row, uniform in zip(at, uniforms, strict=True):
         cdf = cdfs[row]
         total = cdf.item(-1)
-        if not 0 < total < _INFINITY:
+        if not 0 < total < math.inf:
             raise _massless(total)
-        index = int(cdf.searchsorted(uniform * total, "right"))
-        if index == len(cdf):  # the product was rounded up
-            index = int(rows[row].nonzero()[-1])
-        indices.append(index)
+        below = math.nextafter(total, 0.0)  # the product may be rounded up to the total
+        indices.append(int(cdf.searchsorted(min(uniform * total, below), "right")))
     return indices
 
 
@@ -251,7 +249,7 @@ def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float])
     places = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
     numbers = torch.cat([places.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
     for total in numbers[len(at) :]:
-        if not 0 < total < _INFINITY:
+        if not 0 < total < math.inf:
             raise _massless(total)
     return [int(number) for number in numbers[: len(at)]]
 

@@ -63,7 +63,7 @@ class SamplingSetting:
 
 RAW = SamplingSetting(1.0, 1.0)
 DRAWN = SamplingSetting(0.6, 1.0)
-"""What a draft draws several tokens at a node from where the target is greedy."""
+"""Setting of a draft that draws several tokens at a node, where the target is greedy."""
 AUTO, MATCH = "auto", "match"
 
 
@@ -92,7 +92,7 @@ def read_draft_temperature(
 
 
 def drafted_under(
-    wanted: SamplingSetting | str, setting: SamplingSetting, trees: str
+    draft: SamplingSetting | str, setting: SamplingSetting, trees: str
 ) -> SamplingSetting:
     """Choose the draft's setting for a target that samples under `setting`.
 
@@ -112,16 +112,16 @@ def drafted_under(
 
     Args:
         setting: the target's.
-        wanted: a setting of its own, AUTO, or MATCH for the target's.
+        draft: a setting of its own, AUTO, or MATCH for the target's.
         trees: the kind of tree that the policy drafts (`TreePolicy.trees`).
     """
-    if isinstance(wanted, SamplingSetting):
-        return wanted
-    if wanted == AUTO and trees == "top_k":
+    if isinstance(draft, SamplingSetting):
+        return draft
+    if draft == AUTO and trees == "top_k":
         return RAW
     return (
         DRAWN
-        if wanted == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement")
+        if draft == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement")
         else setting
     )
 

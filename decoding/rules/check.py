@@ -14,7 +14,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.tree import DraftTree
 
 TOLERANCE = 1e-3
-"""Of the sum of a distribution."""
+"""Largest error of a distribution's sum."""
 
 
 def check_rows(name: str, rows: Tensor, first: int = 0) -> None:

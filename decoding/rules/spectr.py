@@ -16,7 +16,7 @@ from nde_talf.decoding.rules.sums import rows_at_once
 from nde_talf.decoding.rules.walk import Node, Rule
 
 TURNS = 12
-"""Of the search on a device, where it cannot stop early; what it has found valid is lossless."""
+"""Steps of the search on a device, which cannot stop early; any valid rho is lossless."""
 
 
 class KSeq(NamedTuple):
@@ -86,7 +86,7 @@ class SpecTr(Rule):
         return states
 
     def _row_by_row(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        """Search on the host: a row of a large vocabulary stays in the cache until all is found."""
+        """Search on the host: a large row stays in the cache for all its searches."""
         states = np.tile(np.array(KSeq())[:, None, None], (1, len(p), int(draws.max()) + 1))
         for row, count in enumerate(draws.tolist()):
             covered = cache(partial_sums(p[row], q[row]))

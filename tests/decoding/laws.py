@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
 from nde_talf.decoding.testing import exact_law
-from tests.decoding.tables import emitted, scored
+from tests.decoding.tables import Tables, emitted, scored
 
 Law = dict[tuple[int, ...], float]
 
@@ -30,7 +30,7 @@ def step_error(
 
 def continued(law: Law, tables, length: int) -> Law:
     """The law of the first `length` tokens where p goes on behind those of `law`."""
-    found: Law = {}
+    law_of_all: Law = {}
     for tokens, probability in law.items():
         parts = {tokens[:length]: probability}
         for _ in range(length - len(tokens)):
@@ -40,8 +40,8 @@ def continued(law: Law, tables, length: int) -> Law:
                 for t, y in enumerate(_shares(tables(head)[0]))
             }
         for whole, part in parts.items():
-            found[whole] = found.get(whole, 0.0) + part
-    return found
+            law_of_all[whole] = law_of_all.get(whole, 0.0) + part
+    return law_of_all
 
 
 def _shares(row: Tensor) -> list[float]:
@@ -71,21 +71,18 @@ PEAKED: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSetti
 }
 
 
-class PeakedTables:
+class PeakedTables(Tables):
     """p(. | context) and q(. | context) of a kind, with exact ones, zeros and ties, in `dtype`.
 
     Every context turns the logits round, so that rows differ.
     """
 
     def __init__(self, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = 4):
+        super().__init__(kind, vocabulary=vocabulary)
         p, q, self.target, self.draft = PEAKED[kind]
         self.p, self.q = (torch.tensor(logits[:vocabulary], dtype=dtype) for logits in (p, q))
-        self.vocabulary = vocabulary
-        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        if context not in self._rows:
-            turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
-            p, q = (logits.roll(turn) for logits in (self.p, self.q))
-            self._rows[context] = warp(p, self.target), warp(q, self.draft)
-        return self._rows[context]
+    def _make(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
+        p, q = (logits.roll(turn) for logits in (self.p, self.q))
+        return warp(p, self.target), warp(q, self.draft)

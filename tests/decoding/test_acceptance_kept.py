@@ -96,13 +96,13 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
     make, rule = GROWN[policy]
     if on_device and policy in ("dyspec", "salf"):
         pytest.skip("drafted on the host alone")
-    for setting, own in SETTINGS:
+    for setting, draft_setting in SETTINGS:
         watched, drafter = (
             Watched(make()),
             LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD),
         )
         decoder = SpeculativeDecoder(
-            PAIR[0], drafter, watched, VERIFIERS[rule], own, device=on_device
+            PAIR[0], drafter, watched, VERIFIERS[rule], draft_setting, device=on_device
         )
         stream, text, taus = (
             decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)),
@@ -119,7 +119,12 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
                 path = context_of(tree, node)
                 torch.testing.assert_close(
                     q,
-                    fresh_q(kind, text, path, own or drafted_under(AUTO, setting, watched.trees)),
+                    fresh_q(
+                        kind,
+                        text,
+                        path,
+                        draft_setting or drafted_under(AUTO, setting, watched.trees),
+                    ),
                     atol=2e-5,
                     rtol=0,
                 )
@@ -136,23 +141,23 @@ def dyspec(q, nodes: int, rng) -> list[tuple[int, ...]]:
     """Algorithm 1, DySpec paper: the place of highest value is drawn at, and falls to what its
     siblings have not got.
     """
-    heap, found = [(-1.0, (), q(()))], []
-    while len(found) < nodes and heap:
+    heap, drawn = [(-1.0, (), q(()))], []
+    while len(drawn) < nodes and heap:
         negative, path, rest = heapq.heappop(heap)
         token = rng.categorical(rest)
         share = float(rest[token] / rest.sum())
-        found.append((*path, token))
-        heapq.heappush(heap, (negative * share, found[-1], q(found[-1])))
+        drawn.append((*path, token))
+        heapq.heappush(heap, (negative * share, drawn[-1], q(drawn[-1])))
         rest = rest.clone()
         rest[token] = 0
         if float(rest.sum()) > 0:
             heapq.heappush(heap, (negative * (1 - share), path, rest))
-    return found
+    return drawn
 
 
 def dyspec_by_threshold(q, threshold: float, depth: int, rng) -> list[tuple[int, ...]]:
     """Algorithm 2, DySpec paper, without a budget."""
-    found, level = [], [((), 1.0)]
+    drawn, level = [], [((), 1.0)]
     for _ in range(depth):
         grown = []
         for path, value in level:
@@ -160,12 +165,12 @@ def dyspec_by_threshold(q, threshold: float, depth: int, rng) -> list[tuple[int,
             while value >= threshold and float(rest.sum()) > 0:
                 token = rng.categorical(rest)
                 share = float(rest[token] / rest.sum())
-                found.append((*path, token))
-                grown.append((found[-1], value * share))
+                drawn.append((*path, token))
+                grown.append((drawn[-1], value * share))
                 rest[token] = 0
                 value *= 1 - share
         level = grown
-    return found
+    return drawn
 
 
 def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
@@ -173,9 +178,9 @@ def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
     seen, level = {}, {(): 1.0}
     for _ in range(depth):
         grown = {}
-        for path, own in level.items():
+        for path, value in level.items():
             for token in sorted(range(len(q(path))), key=lambda token: -q(path)[token])[:k]:
-                grown[*path, token] = own * float(q(path)[token])
+                grown[*path, token] = value * float(q(path)[token])
         seen |= grown
         level = dict(sorted(grown.items(), key=lambda item: -item[1])[:k])
     return sorted(seen, key=lambda path: -seen[path])[:nodes]
@@ -231,14 +236,14 @@ def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
     active = deque([u0])  # 11
     while active and len(tree) < config.nodes:  # 12
         u = active.popleft()  # 13: breadth first
-        own, d = cumulative[u], len(u) - 1
-        if own < config.prune:  # 14
+        value, d = cumulative[u], len(u) - 1
+        if value < config.prune:  # 14
             continue
         if d >= config.max_depth or len(u) >= room:  # 17
             continue
-        if own < config.stop:  # 20
+        if value < config.stop:  # 20
             continue
-        if d >= config.depth and own < config.deep:  # 23
+        if d >= config.depth and value < config.deep:  # 23
             continue
         row = q(u).tolist()  # 26
         confidence = max(row)
@@ -252,7 +257,7 @@ def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
             if len(tree) < config.nodes:
                 v = (*u, token)
                 tree.append(v)
-                cumulative[v] = own * row[token]
+                cumulative[v] = value * row[token]
                 active.append(v)
     return tree  # 30
 
@@ -299,11 +304,11 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
         room = 100 if name == "dyspec" else DEPTH
         state = DecodingState(0, 1, room, RAW, None, None)
         tree = make().draft(state, Keeping(tables), Rng.seeded(seed))
-        found = sorted(context_of(tree, node) for node in range(1, len(tree)))
-        assert found == sorted(
+        paths = sorted(context_of(tree, node) for node in range(1, len(tree)))
+        assert paths == sorted(
             printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))
         ), seed
-        sizes.add(len(found))
+        sizes.add(len(paths))
     assert len(sizes) > 1 or name in ("dyspec", "beam", "optimal")
 
 

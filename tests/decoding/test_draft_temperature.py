@@ -87,9 +87,9 @@ def test_what_a_user_may_write():
 
 def test_a_policy_says_what_it_was_trained_with_and_the_decoder_may_say_otherwise():
     policy, drafter = make_policy("delayed", {"k": 2}), LMDrafter(PAIR[1])
-    for trained, found in ((RAW, RAW), (None, MATCH)):
+    for trained, expected in ((RAW, RAW), (None, MATCH)):
         policy.draft_setting = trained
-        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss").draft_setting == found
+        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss").draft_setting == expected
         assert SpeculativeDecoder(
             *PAIR[:1], drafter, policy, "nss", 0.5
         ).draft_setting == SamplingSetting(0.5)

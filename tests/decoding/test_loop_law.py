@@ -50,9 +50,9 @@ def decoder_of(
     policy: str, name: str, device: bool, static: bool, drafter: str, draft=COLD
 ) -> SpeculativeDecoder:
     shapes = StaticShapes(24, rows=8) if static else None
-    own = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
+    drafting = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
     return SpeculativeDecoder(
-        TARGET, own, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device
+        TARGET, drafting, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device
     )
 
 

@@ -47,10 +47,10 @@ def specinfer_branching(
     def b(i: int, s: tuple[int, ...], x: int) -> float:
         if i == k:
             return residuals[k][x]  # 10
-        a, found = chances[i if stale else i + 1], 0.0
+        a, total = chances[i if stale else i + 1], 0.0
         for at, t in enumerate(s):
-            found += a[t] * (t == x) + (1 - a[t]) * b(i + 1, s[:at] + s[at + 1 :], x)  # 12
-        return found / len(s)
+            total += a[t] * (t == x) + (1 - a[t]) * b(i + 1, s[:at] + s[at + 1 :], x)  # 12
+        return total / len(s)
 
     return {x: b(0, tuple(drafted), x) for x in drafted}  # 17
 
@@ -75,9 +75,7 @@ def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_1
             printed = specinfer_branching(p, q, list(drafted))
             every = [ours(p, q, order) for order in permutations(drafted)]
             for x, value in printed.items():
-                assert sum(found[x] for found in every) / len(every) == pytest.approx(
-                    value, abs=1e-12
-                )
+                assert sum(law[x] for law in every) / len(every) == pytest.approx(value, abs=1e-12)
             mean += np.prod([q[t] for t in drafted]) * sum(printed.values())
         rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
         assert mean == pytest.approx(float(acceptance("specinfer", *rows, k)), abs=1e-12)

@@ -8,7 +8,7 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.stats import Step, acceptance
+from nde_talf.decoding.stats import Generation, Step
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 
@@ -40,7 +40,7 @@ def test_log_probabilities_and_logits_are_those_of_a_plain_pass(device):
 
 def test_acceptance_has_the_shape_of_vllms_metrics():
     steps = [Step([5, 6], 4, {}), Step([7, 8, 9, 1], 4, {}), Step([2], 3, {})]
-    assert acceptance(steps) == {
+    assert Generation(steps=steps).acceptance() == {
         "mean_acceptance_length": 1 + 4 / 3,
         "draft_acceptance_rate": 4 / 8,
         "acceptance_histogram": [1, 1, 0, 1],
@@ -50,5 +50,5 @@ def test_acceptance_has_the_shape_of_vllms_metrics():
         "num_draft_tokens": 8,
         "num_spec_tokens": 3,
     }
-    empty = acceptance([])
+    empty = Generation().acceptance()
     assert empty["mean_acceptance_length"] == 1 and empty["acceptance_histogram"] == [0]

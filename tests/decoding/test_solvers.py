@@ -125,10 +125,10 @@ def best_transport(p, q) -> float:
     columns = [(pair, token) for pair in range(len(pairs)) for token in {*pairs[pair]}]
     limits = [[float(c[0] == pair) for c in columns] for pair in range(len(pairs))]
     limits += [[float(c[1] == token) for c in columns] for token in range(size)]
-    found = linprog(
+    best = linprog(
         [-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=TIGHT
     )
-    return -found.fun
+    return -best.fun
 
 
 @settings(max_examples=60, deadline=None)
