@@ -137,8 +137,7 @@ class Speculation:
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
         scored, recorded = _recorded(config, logits_processor) if full else (None, False)
-        ends = config._eos_token_tensor
-        ends = frozenset(() if ends is None else ends.tolist())
+        ends = _ends(config)
         self.generations, texts = [], list[Text]()
         for row in rows_of(input_ids, given):
             process = RowProcess(asked, row, ends, limit) if asked else None
@@ -388,6 +387,11 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     return torch.cat(
         [input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], -1
     )
+
+
+def _ends(config: Any) -> frozenset[int]:
+    tokens = config._eos_token_tensor
+    return frozenset(() if tokens is None else tokens.tolist())
 
 
 def _recorded(config: Any, processors: Any) -> tuple[Any, bool]:

@@ -133,7 +133,7 @@ class Workers:
         when = "as they started" if i < 0 else f"over unit {i} of {work.__name__}"
         raise UserError(
             f"{DEATHS} workers died {when}, one after the other ({_first_line(error)}). If memory"
-            " ran out, lower traces.micro_batch or traces.node_chunk, or start fewer workers."
+            " ran out, lower traces.micro_batch, or start fewer workers."
         ) from error
 
     @cached_property
