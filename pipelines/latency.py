@@ -37,50 +37,44 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
-    pair = Pair(folders["pair"])
-    target, draft = load_drafted(config, folders)
-    longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
+    pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
+    models = load_drafted(config, folders)
+    longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    with (
-        tracked(config, "latency", folders["latency"]) as tracker,
-        threads(config.evaluation.threads),
-    ):
+    count = config.evaluation.threads
+    with tracked(config, "latency", folders["latency"]) as tracker, threads(count):
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
-        settings = [SETTINGS[name] for name in config.traces.settings]
-        draft_setting = RAW if config.traces.draft_temperature == "raw" else None
-        table = measure_latency(
-            target,
-            draft,
-            text,
-            contexts,
-            config.traces.verifiers,
-            config.latency.repeats,
-            Conditions(settings, static, draft_setting),
+        settings = [SETTINGS[name] for name in traces.settings]
+        conditions = Conditions(
+            settings, static, RAW if traces.draft_temperature == "raw" else None
         )
+        repeats = config.latency.repeats
+        table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
         if not accepts_noise(config):
-            table.check_quiet(folders["latency"] / TABLE)
+            table.check_quiet(place)
         elif table.disagreement > AGREE:
             console.print(
                 f"! the machine is under load: repeats disagree by {table.disagreement:.0%}. The"
                 " run goes on; its choices of trees may be poor ones. Measure again when nothing"
                 " else runs: stage=latency force=true"
             )
-        table.save(folders["latency"] / TABLE)
+        table.save(place)
         metrics = {
             "target_ms": 1e3 * table.target[0][0],
             "draft_ms": 1e3 * table.draft[0][0],
+            "spread": table.spread,
             "disagreement": table.disagreement,
         }
         tracker.log(metrics)
-        tracker.artifact(f"{config.run}-latency", "latency-table", folders["latency"] / TABLE)
+        tracker.artifact(f"{config.run}-latency", "latency-table", place)
     console.print(
         f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms,"
         f" draft {metrics['draft_ms']:.2f} ms ({1e3 * table.first[0]:.2f} ms as the first pass of a"
         f" step); {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; repeats"
-        f" differ by {table.disagreement:.0%}; {folders['latency'] / TABLE}"
+        f" differ by {table.disagreement:.0%}; {place}"
     )
     return metrics
 

@@ -41,14 +41,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
     models = load_drafted(config, folders)
     tables = latency_tables(config, folders, models)
+    raw = config.traces.draft_temperature == "raw"
     origin = {
-        "draft_setting": (
-            (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None
-        ),
-        "pair": {
-            role: fingerprint(model)
-            for role, model in zip(("target", "draft"), models, strict=True)
-        },
+        "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
+        "pair": dict(zip(("target", "draft"), map(fingerprint, models), strict=True)),
     }
     run = Path(config.paths.checkpoints) / config.run
     splits = roots_of(folders["traces"], config.traces.verifiers, run, _warn)
@@ -64,24 +60,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         )
         return train, held_out
 
-    with (
-        threads(1),
-        tracked(config, "selector", folder) as tracker,
-    ):  # more of them only get into each other's way
+    # More threads only get into each other's way.
+    with threads(1), tracked(config, "selector", folder) as tracker:
         for name, verifiers in selectors(config).items():
-            ours = priced(verifiers)
+            ours, export = priced(verifiers), folder / "export" / name
             selector, crossed = train_selector(
                 *ours, config.selector, folder / "training" / name, tracker.loggers(name), name
             )
             selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
-            selector.save_pretrained(folder / "export" / name)
-            for setting, gain, learned in zip(
-                splits[0].settings, crossed.gains, selector.schema.learned, strict=True
-            ):
+            selector.save_pretrained(export)
+            gains = zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True)
+            for setting, gain, learned in gains:
                 if not learned:
                     console.print(f"· {_nothing_won(name, setting, gain)}")
-            report[name] = {
+            by_table = report[name] = {
                 table: evaluate_offline(selector, *ours, i) for i, table in enumerate(tables)
             }
             facts = {
@@ -90,11 +83,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             }
             figures = {
                 f"of the best static tree's tokens/s, table {table}": of["all"]["selector"]
-                for table, of in report[name].items()
+                for table, of in by_table.items()
             }
-            write_selector_card(selector.schema, folder / "export" / name, facts, figures)
-            tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
-            tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
+            write_selector_card(selector.schema, export, facts, figures)
+            tracker.log({f"{name}/{table}": of["all"] for table, of in by_table.items()})
+            tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(render_offline(report))
     return report
