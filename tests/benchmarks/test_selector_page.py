@@ -22,7 +22,7 @@ from benchmarks.selector import (
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.stage import BEGUN
-from tests.evaluation.test_speed import record
+from tests.evaluation.timed import record
 
 SPEEDS = {
     BASELINE: 100.0,

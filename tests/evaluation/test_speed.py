@@ -4,16 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import CPU, speed_ratio
 from nde_talf.evaluation.table import by_kind, tabulate
 from nde_talf.evaluation.verdict import DO_NOT, verdict
-
-
-def record(method: str, prompt: int, tokens: int, seconds: float, number: int = 0, kind="code"):
-    times = {"cpu_seconds": 2 * seconds, "pass_": number}
-    return Record("T=1", method, f"p{prompt}", kind, tokens, tokens, tokens, seconds, **times)
+from tests.evaluation.timed import record
 
 
 def test_a_ratio_is_total_tokens_over_total_seconds_on_the_blocks_of_both():
