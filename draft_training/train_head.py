@@ -160,7 +160,7 @@ def fit_head(
     rows: TokenRows | Tensor,
     config: HeadConfig,
     folder: Path,
-    logger: Logger | None = None,
+    logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
     held_out: TokenRows | None = None,
 ) -> EagleHead:

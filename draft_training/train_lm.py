@@ -141,7 +141,7 @@ def fit(
     module: LanguageModel,
     tokens: Tensor,
     folder: Path,
-    logger: Logger | None = None,
+    logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
 ) -> LlamaForCausalLM:
     """Train `module` for `config.steps` steps and return its model, evaluating, on the CPU.

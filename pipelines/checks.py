@@ -249,7 +249,7 @@ def _check_login() -> None:
     host = urlsplit(wandb.setup().settings.base_url).hostname
     stored = False
     with suppress(OSError, NetrcParseError):
-        stored = netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        stored = netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
     if not (
         stored or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     ):

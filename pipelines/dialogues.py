@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 from rich.panel import Panel
@@ -62,7 +63,7 @@ def dialogue_rows(
         if tokenizer.pad_token_id is not None
         else tokenizer.eos_token_id or 0
     )
-    packed = []
+    packed: list[TokenRows] = []
     for title, side in zip(("train", "held out"), sides, strict=True):
         documents, skipped = encode_dialogues(
             encoder, (dialogues[index] for index in side["index"])
@@ -146,7 +147,7 @@ def _answers(
     shard: list[Dialogue],
     longest: int,
     seed: int,
-) -> dict[str, list]:
+) -> dict[str, Any]:
     """Let the target answer a shard: columns, empty messages where it answered nothing."""
     made = regenerate(engine, encoder, shard, settings.setting, settings.new_tokens, longest, seed)
     by_name = {one.name: one for one in made}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.traces.super_trees import Draft
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_traces import HeadDraft
@@ -19,9 +18,7 @@ def needs(config: Config) -> tuple[str, ...]:
     return ("pair", "draft") if config.traces.drafter == "head" else ("pair",)
 
 
-def load_drafted(
-    config: Config, folders: dict[str, Path]
-) -> tuple[CausalModel, CausalModel | Draft]:
+def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
     """The target, and the draft or the head."""
     pair, placed = Pair(folders["pair"]), config.model.placed
     if config.traces.drafter == "lm":

@@ -115,7 +115,7 @@ def _plan(config: Config, folder: Path, name: str, bench: Bench) -> Plan:
 
 
 def _acceptance(
-    models: Sequence[Any],
+    models: tuple[Any, Any],
     prompts: list[Prompt],
     setting: SamplingSetting,
     drawn: SamplingSetting | str,
@@ -241,7 +241,7 @@ def _sample(
     from transformers import AutoTokenizer
 
     setting, rows = next(iter(data.tables.items()))
-    loops = plans[setting].methods
+    loops: dict[str, Any] = plans[setting].methods
     drafting = [
         row for row in rows if row.nodes > 1 and isinstance(loops.get(row.method), Speculative)
     ]

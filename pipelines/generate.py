@@ -254,7 +254,7 @@ def choose_policy(config: GenerateConfig, run: Run) -> "tuple[TreePolicy, Verifi
     name, selectors = config.policy, run.selectors()
     policy: TreePolicy
     # A run may have a selector for the verifier gbv, which is a policy's name too.
-    if name in POLICIES and name not in selectors:
+    if name and name in POLICIES and name not in selectors:
         policy = make_policy(name, config.options)
         rule = VERIFIERS[default_verifier(name, config.temperature)]
     elif config.options:

@@ -65,7 +65,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         metrics = {
             "target_ms": 1e3 * table.target[0][0],
             "draft_ms": 1e3 * table.draft[0][0],
-            "spread": table.spread,
             "disagreement": table.disagreement,
         }
         tracker.log(metrics)

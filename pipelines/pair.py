@@ -154,7 +154,7 @@ def shortened(text: str, max_length: int = 600) -> str:
     )
 
 
-def _shared_tokenizer(config: Config):
+def _shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.
@@ -174,7 +174,7 @@ def _shared_tokenizer(config: Config):
     return target
 
 
-def _tokenizer(where: str, role: str):
+def _tokenizer(where: Any, role: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
@@ -208,7 +208,8 @@ def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> 
         text.tokenizer.save_pretrained(path)
         write_checksums(path)
 
-    teacher, tokenizer = None, text.tokenizer
+    teacher: Any = None
+    tokenizer = text.tokenizer
     for role, lm, rows in (
         ("target", config.model.target_lm, text.train),
         ("draft", config.model.draft_lm, text.for_draft),

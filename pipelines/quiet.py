@@ -6,6 +6,7 @@ Import it before torch: OpenMP reads its environment once.
 import logging
 import os
 import warnings
+from typing import Any
 
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.progress import console
@@ -38,7 +39,7 @@ def quiet() -> None:
     warnings.filterwarnings("error", message="mkldnn.* failed, switching to")
 
 
-def _show(message, category, *where, **options) -> None:
+def _show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
     """Print advice as one line, other warnings as Python does."""
     if issubclass(category, Advice):
         console.print(f"! {message}", soft_wrap=True)

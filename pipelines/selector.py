@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = load_drafted(config, folders)
     tables = latency_tables(config, folders, models)
     raw = config.traces.draft_temperature == "raw"
-    origin = {
+    origin: dict[str, Any] = {
         "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
         "pair": dict(zip(("target", "draft"), map(fingerprint, models), strict=True)),
     }
@@ -147,7 +147,7 @@ def table_digests(config: Config) -> dict[str, str]:
 
 
 def latency_tables(
-    config: Config, folders: dict[str, Path], models: Sequence[Any]
+    config: Config, folders: dict[str, Path], models: tuple[Any, Any]
 ) -> dict[str, LatencyTable]:
     """Load the latency tables by name.
 

@@ -29,7 +29,7 @@ from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TrackingConfig
 
 if TYPE_CHECKING:
-    from nde_talf.data.text.recipe import Text
+    from nde_talf.data.text.recipe import Text as Rows
     from nde_talf.draft_training.recipe import RecipeConfig, RecipeModel
 
 STEPS = ("train", "anneal", "draft")
@@ -103,7 +103,7 @@ def run(config: SmallConfig) -> None:
     {"train": _train, "anneal": _anneal, "draft": _draft}[config.step](config, text)
 
 
-def _train(config: SmallConfig, text: "Text") -> None:
+def _train(config: SmallConfig, text: "Rows") -> None:
     from transformers import AutoModelForCausalLM
 
     from nde_talf.draft_training.recipe import RecipeModel
@@ -115,7 +115,7 @@ def _train(config: SmallConfig, text: "Text") -> None:
     _leg(config, text, module, config.folder / TARGET)
 
 
-def _anneal(config: SmallConfig, text: "Text") -> None:
+def _anneal(config: SmallConfig, text: "Rows") -> None:
     """Decay from the stable phase's last state, or finish an anneal that was begun."""
     from nde_talf.decoding.common.checkpoint import CHECKPOINT
     from nde_talf.draft_training.recipe import RecipeModel, reached
@@ -134,7 +134,7 @@ def _anneal(config: SmallConfig, text: "Text") -> None:
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
 
 
-def _draft(config: SmallConfig, text: "Text") -> None:
+def _draft(config: SmallConfig, text: "Rows") -> None:
     """Distil a draft from the newest annealed target, on its own samples and on text."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -149,7 +149,7 @@ def _draft(config: SmallConfig, text: "Text") -> None:
         folder / TARGET, folder / "samples.safetensors", text.train, config.samples
     )
     rows = torch.cat([sampled_rows, text.train[-3 * config.samples :]])
-    teacher = AutoModelForCausalLM.from_pretrained(
+    teacher: Any = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
     )
     hidden, steps = config.draft_hidden, config.draft_steps
@@ -161,7 +161,7 @@ def _draft(config: SmallConfig, text: "Text") -> None:
 
 def _leg(
     config: SmallConfig,
-    text: "Text",
+    text: "Rows",
     module: "RecipeModel",
     folder: Path,
     name: str = TARGET,

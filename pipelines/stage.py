@@ -229,7 +229,7 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     return identity(manifest)
 
 
-def _begin(folder: Path) -> Begun | Any:
+def _begin(folder: Path) -> Any:
     """Read what a stage was begun with.
 
     Raises:

@@ -87,7 +87,7 @@ def _maker(
     """Return what makes a worker, wherever it runs."""
     traces, model = config.traces, config.model
     placed = model.device, traces.dtype, model.device_map, model.forward
-    head = None
+    head: Any = None
     if traces.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")
     return partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
@@ -118,6 +118,8 @@ def _missing(store: TraceStore, count: int) -> list[int]:
 
 def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path) -> str:
     """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
+    target: Any
+    draft: Any
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
@@ -19,7 +20,7 @@ from nde_talf.pipelines.config import Config
 class Tracker:
     """Reports of a stage: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
-    def __init__(self, run, folder: Path, samples: bool = True):
+    def __init__(self, run: Any, folder: Path, samples: bool = True):
         self.run, self.folder, self.samples = run, folder, samples
 
     def loggers(self, name: str) -> list[Logger]:
@@ -61,7 +62,7 @@ class Tracker:
 
         The page shows a text, so it goes only where tracking.samples allows it.
         """
-        shown = {
+        shown: dict[str, Any] = {
             f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))
         }
         if self.samples:
@@ -96,7 +97,7 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         group=config.run,
         job_type=stage,
         name=f"{config.run}/{stage}",
-        mode=config.tracking.mode,
+        mode=cast(Any, config.tracking.mode),
         dir=str(root),
         config=asdict(config) if samples else {"seed": config.seed},
         reinit="finish_previous",
@@ -137,7 +138,7 @@ def _step(row: dict[str, str]) -> int:
 
 def _flat(metrics: dict, prefix: str = "") -> dict[str, float | str]:
     """Nested metrics as one dictionary, with keys such as "overlap/1.0"."""
-    flat = {}
+    flat: dict[str, float | str] = {}
     for key, value in metrics.items():
         nested = isinstance(value, dict)
         flat |= _flat(value, f"{prefix}{key}/") if nested else {f"{prefix}{key}": value}

@@ -68,24 +68,15 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     found = methods(folder, "alone")
     assert found[:2] == [BASELINE, CONTROL] and len(found) == 3 and "TALF head" in found[2]
     assert "stage=traces needs a draft model" in refused(folder, *own, "stage=traces")
-    again = run(folder, *own)
-    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 3
-    streamed = [
-        "prompt=def f",
-        "run=alone",
-        "new_tokens=8",
-        f"paths.checkpoints={folder}/checkpoints",
-    ]
-    assert (
-        "tokens a target pass"
-        in finish("nde_talf.pipelines.generate", [*streamed, "drafter=head"]).stdout
-    )
-    done = finish("nde_talf.pipelines.generate", streamed)
-    assert done.returncode == 1 and "this run has no draft model" in done.stdout + done.stderr
-    text = finish(
-        "nde_talf.pipelines.generate", [*streamed, "drafter=ngram", "temperature=0"]
-    ).stdout
-    assert "tokens a target pass" in text and "times as fast" not in text
+    streamed = ["prompt=def f", "run=alone", "new_tokens=8"]
+    streamed.append(f"paths.checkpoints={folder}/checkpoints")
+    for drafter, told in (
+        ("head", "tokens a target pass"),
+        ("lm", "this run has no draft model"),
+        ("ngram", "tokens a target pass"),
+    ):
+        done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
+        assert told in " ".join(done.stdout.replace("│", " ").split())
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
