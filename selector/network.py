@@ -89,7 +89,7 @@ class SelectorSchema:
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     pricing: Literal["table", "eq11"] = "table"
     draft_setting: Setting | tuple[()] | None = ()
-    pair: dict[str, list[float]] = field(default_factory=dict)
+    pair: dict[str, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
