@@ -173,13 +173,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
                 tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
                 ceilings.append([temperature, verifier, title, tree, tokens, *ratios])
-    command = f"python -m benchmarks.contexts --run {options.run}"
     depths = [f"depth {depth}" for depth in range(DEPTHS)]
     columns = ["temperature", "domain", "roots", "figure", *depths, "std. at depth 0"]
-    report("contexts", command, columns, figures)
+    report("contexts", columns, figures)
     columns = ["temperature", "verifier", "table", "best static tree", "tokens a step"]
     columns += ["best static tree by domain", "best tree by root (split halves)"]
-    report("contexts_ceilings", command, columns, ceilings)
+    report("contexts_ceilings", columns, ceilings)
 
 
 if __name__ == "__main__":

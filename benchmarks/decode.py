@@ -3,12 +3,11 @@
 Plain decoding has the same forward passes; of transformers' loops the best counts that a user could
 run on the same pair. Beside them stands what is spent outside the models.
 
-`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m
+`python -m benchmarks.decode [--run checkpoints/default]`, after `python -m
 pipelines.run`. All methods are interleaved prompt by prompt. What can be tuned is tuned first, at
 each temperature, on training prompts by time in the loop, ours and theirs with about as many
 trials: trees and rules for the LM draft and for the run's head, sizes of n-grams, schedules of
-assisted generation, sizes of prompt lookup. --static runs our methods twice, as they are and with
-static shapes (on CUDA: graphs).
+assisted generation, sizes of prompt lookup.
 """
 
 import argparse
@@ -33,14 +32,12 @@ from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -163,7 +160,6 @@ class Ours:
     Attributes:
         head: the run's draft head, where it has one.
         exports: the folder of the run's selectors.
-        fixed: shapes of all passes; None: as they come.
     """
 
     target: CausalModel
@@ -171,34 +167,27 @@ class Ours:
     head: object
     exports: Path
     setting: SamplingSetting
-    fixed: StaticShapes | None = None
 
     def drafter(self, name: str) -> Drafter:
-        return (
-            LMDrafter(self.draft, self.fixed)
-            if name == "LM"
-            else EagleDrafter(self.head, self.fixed)
-        )
+        return LMDrafter(self.draft) if name == "LM" else EagleDrafter(self.head)
 
     def plain(self) -> SpeculativeDecoder:
-        return SpeculativeDecoder(
-            self.target, None, Autoregressive(), VERIFIERS["specinfer"], static=self.fixed
-        )
+        return SpeculativeDecoder(self.target, None, Autoregressive(), VERIFIERS["specinfer"])
 
     def static(self, drafter: str, tree: Tree) -> SpeculativeDecoder:
-        own = self.drafter(drafter), Delayed(tree[1]), VERIFIERS[tree[0]]
-        return SpeculativeDecoder(self.target, *own, static=self.fixed)
+        rule, action = tree
+        return SpeculativeDecoder(
+            self.target, self.drafter(drafter), Delayed(action), VERIFIERS[rule]
+        )
 
     def ngram(self, config: NgramConfig) -> SpeculativeDecoder:
         drafter = NgramDrafter(self.target.vocab_size, config)
-        return SpeculativeDecoder(
-            self.target, drafter, NgramTree(config), VERIFIERS["nss"], static=self.fixed
-        )
+        return SpeculativeDecoder(self.target, drafter, NgramTree(config), VERIFIERS["nss"])
 
     def mixed(self, drafter: str, tree: Tree, config: NgramConfig) -> SpeculativeDecoder:
-        own = MixedDrafter(NgramDrafter(self.target.vocab_size, config), self.drafter(drafter))
+        both = MixedDrafter(NgramDrafter(self.target.vocab_size, config), self.drafter(drafter))
         policy = Mixed(Delayed(tree[1]), VERIFIERS[tree[0]], NgramTree(config))
-        return SpeculativeDecoder(self.target, own, policy, policy.verifier, static=self.fixed)
+        return SpeculativeDecoder(self.target, both, policy, policy.verifier)
 
     def selector(self, name: str) -> tuple[str, SpeculativeDecoder]:
         """A selector of the run, under a name that says where it takes one static tree."""
@@ -209,9 +198,8 @@ class Ours:
         title = f"NDE, {TITLES[name]}" + (
             "" if static is None else f": static {action_title(static, rules)}"
         )
-        return title, SpeculativeDecoder(
-            self.target, self.drafter("LM"), policy, policy.verifier, static=self.fixed
-        )
+        decoder = SpeculativeDecoder(self.target, self.drafter("LM"), policy, policy.verifier)
+        return title, decoder
 
 
 def chosen(
@@ -287,18 +275,11 @@ def methods(
     new_tokens: int,
     prompts: list[list[int]],
     schedules: Sequence,
-    fixed: StaticShapes | None,
 ) -> dict[str, Generate]:
-    """All methods of one temperature. fixed: for all of ours once more."""
+    """All methods of one temperature."""
     setting = ours.setting
     made = theirs(ours.target, ours.draft, setting, new_tokens, prompts, schedules)
     found = chosen(ours, trees, new_tokens, prompts)
-    if fixed:  # before the clock, which no graph can hold, is around the models
-        shaped = Ours(ours.target, ours.draft, ours.head, ours.exports, setting, fixed)
-        for name, make in {BASELINE: Ours.plain, **found}.items():
-            made[f"{name}, static"] = Speculative(
-                f"{name}, static", make(shaped), setting, new_tokens
-            )
     clock = ForwardClock()
     for model, is_draft in ((ours.target, False), (ours.draft, True), (ours.head, True)):
         if model is not None:
@@ -384,36 +365,26 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument(
-        "--forward",
-        choices=FORWARDS,
-        default="auto",
-        help="of our methods; theirs is transformers'",
-    )
-    parser.add_argument("--static", action="store_true")
     parser.add_argument("--name", default="decode", help="of the files in benchmarks/results")
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
-    pair, own = Pair(options.run / "pair"), (options.device, options.dtype, None, options.forward)
+    pair = Pair(options.run / "pair")
     prompts = [(p.id, p.kind, p.tokens) for p in pair.prompts("test", options.prompts, "--prompts")]
     tuning = [p.tokens for p in pair.every_prompt() if p.split == "trace"][: options.tuning]
-    longest = max(map(len, [*tuning, *(tokens for _, _, tokens in prompts)]))
-    fixed = StaticShapes(longest + options.new_tokens + MARGIN) if options.static else None
     head = options.run / "draft" / "export"
     with TemporaryDirectory() as folder:
         records = Path(folder) / "records.jsonl"
         for temperature in options.temperatures:
-            target, draft = pair.models(*own)  # afresh: the clock wraps them
+            # afresh: the clock wraps them
+            target, draft = pair.models(options.device, options.dtype)
             found, setting = (
                 load_head(head, target) if head.is_dir() else None,
                 SamplingSetting(temperature),
             )
             ours = Ours(target, draft, found, options.run / "selector" / "export", setting)
             actions = [Action(*map(int, tree.split(","))) for tree in options.trees]
-            made = methods(
-                ours, actions, options.new_tokens, tuning, GRID[: options.schedules], fixed
-            )
+            made = methods(ours, actions, options.new_tokens, tuning, GRID[: options.schedules])
             run_benchmark(made, prompts, setting, records, seed=0)
         read = list(read_records(records))
     table, notes = rows(read)

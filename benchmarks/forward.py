@@ -1,6 +1,6 @@
-"""Forward passes: over trees, products with few rows, and prompts in chunks.
+"""Forward passes over trees, and products with few rows.
 
-`python -m benchmarks.forward [passes|products|prefill ...] [--run checkpoints/default]`, after
+`python -m benchmarks.forward [passes|products ...] [--run checkpoints/default]`, after
 stage pair, on one thread.
 
 - passes: a pass over a tree whose rows have two children each, after a text, from the session's
@@ -9,17 +9,13 @@ stage pair, on one thread.
   (`nde_talf.decoding.forward.attention`; OPEN_FROM is the context from which on it does that).
 - products: a few rows times a large matrix in float32, by MKL and by oneDNN, in CPU time; then a
   pass of a Qwen 2 of eight layers of 896 with either.
-- prefill: a prompt in one pass or in chunks up to the logits of its last token: CPU time, and the
-  peak of a process of its own. All ways have the same hidden state at the end to 1e-4.
 
 The models are the run's, and a Llama with random weights and grouped query heads for long texts.
 """
 
 import argparse
-import resource
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
@@ -40,8 +36,6 @@ WAYS = {"transformers": 0, "native, one mask": 1 << 30, "native, merged": 1}
 """By way, the OPEN_FROM that it runs with."""
 SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
 PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
-LENGTHS, CHUNKS = (128, 512, 2048, 8192), (0, 256, 512, 2048)
-"""Tokens of a prompt, and of its chunks; 0: one pass."""
 
 
 def grouped(longest: int) -> CausalModel:
@@ -150,63 +144,7 @@ def _passes(model: CausalModel, rows: int) -> dict[str, Callable[[], None]]:
     return {"MKL": partial(run, False), "oneDNN": partial(run, True)}
 
 
-def prompt_in_chunks(model: CausalModel, length: int, chunk: int) -> Tensor:
-    """Return the hidden state [H] of a prompt's last token, whose logits are made too."""
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
-    session.reset(length)
-    tokens, step = [7 * i % model.vocab_size for i in range(length)], chunk or length
-    for start in range(0, length, step):
-        hidden = session.append(tokens[start : start + step])
-    model.logits(hidden[-1])
-    return hidden[-1]
-
-
-def peak(work: Callable[[], object]) -> float:
-    """MiB by which `work` raises the peak of a process of its own."""
-    context = get_context("fork")
-    queue = context.SimpleQueue()
-
-    def measure() -> None:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        work()
-        queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-
-    process = context.Process(target=torch.inference_mode()(measure))
-    process.start()
-    process.join()
-    return queue.get()
-
-
-def prefill(options: argparse.Namespace) -> None:
-    models = [CausalModel.load(options.run / "pair" / "target", name="target")]
-    models.append(grouped(max(LENGTHS)))
-    cases = [
-        (
-            model,
-            length,
-            {c: partial(prompt_in_chunks, model, length, c) for c in CHUNKS if c < length},
-        )
-        for model in models
-        for length in LENGTHS
-        if length <= model.max_context
-    ]
-    # Before anything else makes this process large.
-    peaks = [{chunk: peak(task) for chunk, task in tasks.items()} for *_, tasks in cases]
-    table, notes = [], []
-    for (model, length, tasks), memory in zip(cases, peaks, strict=True):
-        for task in tasks.values():
-            torch.testing.assert_close(task(), tasks[0](), atol=1e-4, rtol=1e-4)
-        times = interleaved({str(chunk): task for chunk, task in tasks.items()}, options.repeats)
-        for chunk in tasks:
-            seconds = times.cpu[str(chunk)]
-            row = [model.name, length, chunk or "none", 1e3 * seconds, seconds / times.cpu["0"]]
-            table.append([*row, memory[chunk]])
-        notes.append(times.note(f" ({model.name}, {length} tokens)"))
-    columns = ["model", "tokens of the prompt", "chunk", "first token, ms", "of one pass"]
-    report("prefill", [*columns, "memory, MiB"], table, notes)
-
-
-PARTS = {"passes": passes, "products": products, "prefill": prefill}
+PARTS = {"passes": passes, "products": products}
 
 
 @torch.inference_mode()

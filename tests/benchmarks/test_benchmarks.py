@@ -75,28 +75,6 @@ def test_the_loop_beside_transformers(run, results, few, monkeypatch):
                 assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
 
 
-def test_the_loop_with_static_shapes_beside_itself(run, results, few, monkeypatch):
-    found = ran(
-        decode.main,
-        results,
-        "decode",
-        monkeypatch,
-        "--run",
-        run,
-        *SMALL,
-        "--temperatures",
-        1,
-        "--static",
-    )
-    by_method = {row["method"]: row for row in found}
-    fixed = [name for name in by_method if name.endswith(", static")]
-    assert len(fixed) == 6
-    for name in fixed:
-        plain = by_method[name.removesuffix(", static")]
-        same = [(row["tokens a pass"], row["nodes"]) for row in (by_method[name], plain)]
-        assert same[0] == same[1]  # the same text
-
-
 def record(prompt: str, tokens: int, steps: int, seconds: float) -> Record:
     return Record("T=1", "m", prompt, "code", tokens, steps, 0, seconds)
 
