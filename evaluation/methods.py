@@ -55,7 +55,7 @@ from nde_talf.evaluation.tuning import (
     Tuner,
     configuration,
 )
-from nde_talf.selector.evaluate import EntropyRule
+from nde_talf.selector.entropy import EntropyRule
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nde_talf.evaluation.report import ReportData
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
+BAND = "#e69f00"
 WIDTH = 6.5  # inches
 THEMED = {
     INK: "ink",
@@ -108,7 +108,7 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     """Speed-ups of methods; the band is the A/A control's interval. part: rows, learned methods."""
     rows, learned = part
     if control := control_of(rows):
-        axis.axvspan(control[1], control[2], color=SERIES[1], alpha=0.25, lw=0)
+        axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
     known = dict.fromkeys((BASELINE, CONTROL), PLAIN) | dict.fromkeys(learned, OURS)
     names, speeds = [row.method for row in rows], [row.speedup for row in rows]
     colours = [known.get(name, OTHERS) for name in names]
@@ -142,28 +142,17 @@ def tree_bars(axis: Axes, part: dict[str, int]) -> None:
     axis.grid(visible=False, axis="x")
 
 
-RATIOS = {
-    "selector": "selector",
-    "static_domain": "best static by domain",
-    "entropy_rule": "by draft entropy",
-    "static_l1_0": "best static, L1 = 0",
-}
-
-
 def selector_ratios(axis: Axes, part: dict[str, Any]) -> None:
     """Held-out tokens/s against the best static tree of each setting, offline."""
     groups = {**part["settings"], "all settings": part["all"]}
     bounds = [(group["split_half"][0], group["same_half"][0]) for group in groups.values()]
     low, high = np.sort(bounds).T
-    axis.barh(range(len(groups)), high - low, 0.75, low, color=GRID, label="root by root, bounds")
-    for number, ((key, name), colour) in enumerate(zip(RATIOS.items(), SERIES, strict=True)):
-        if key in part["all"]:
-            at = [i + 0.18 * (number - 1.5) for i in range(len(groups))]
-            values = [group[key] for group in groups.values()]
-            middle, error = [v[0] for v in values], whiskers(values)
-            axis.errorbar(middle, at, xerr=error, color=colour, label=name, fmt="o", ms=3.5, lw=1)
+    places, values = range(len(groups)), [group["selector"] for group in groups.values()]
+    axis.barh(places, high - low, 0.75, low, color=GRID, label="root by root, bounds")
+    middle, error = [value[0] for value in values], whiskers(values)
+    axis.errorbar(middle, places, xerr=error, color=OURS, label="selector", fmt="o", ms=3.5, lw=1)
     axis.axvline(1, color=INK, lw=0.8, ls=":")
-    axis.set_yticks(range(len(groups)), list(groups))
+    axis.set_yticks(places, list(groups))
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.selector.evaluate import MIN_ROOTS
+from nde_talf.selector.entropy import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable, context_counts
 from nde_talf.selector.roots import PricedRoots, Roots
 

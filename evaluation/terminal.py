@@ -50,17 +50,13 @@ def methods_table(
 
 def render_offline(report: dict[str, dict]) -> Table:
     """Held-out tokens/s of selectors against the best static trees."""
-    columns = {"static_domain": "by domain", "entropy_rule": "entropy"}
     title = "held-out tokens/s against the selector's own best static trees"
     table = Table(title=title, **STYLE)
-    for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):
-        width = {"NDE": 11, "root by root": 12}.get(column)  # names may be cut, figures may not
-        table.add_column(column, no_wrap=True, min_width=width)
+    for column, width in (("selector", None), ("latency", None), ("NDE", 11), ("root by root", 12)):
+        table.add_column(column, no_wrap=True, min_width=width)  # names may be cut, figures not
     for name, tables in report.items():
         for latency, figures in tables.items():
-            overall = figures["all"]
-            value, low, high = overall["selector"]
-            cells = [f"{overall[c][0]:.3f}" if c in overall else "–" for c in columns]
-            bounds = f"{overall['split_half'][0]:.2f}–{overall['same_half'][0]:.2f}"
-            table.add_row(name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", *cells, bounds)
+            (value, low, high), bounds = figures["all"]["selector"], figures["all"]
+            possible = f"{bounds['split_half'][0]:.2f}–{bounds['same_half'][0]:.2f}"
+            table.add_row(name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", possible)
     return table

@@ -24,7 +24,7 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.selector.evaluate import EntropyRule
+from nde_talf.selector.entropy import EntropyRule
 from nde_talf.selector.network import Selector, SelectorSchema
 from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.pairs import tiny_pair

@@ -31,14 +31,6 @@ def test_cpu_time_counts_where_it_was_taken():
     assert speed_ratio(ours, [replace(r, cpu_seconds=0.0) for r in theirs], CPU) is None
 
 
-def test_the_table_has_the_same_figure():
-    plain = [record(BASELINE, i, 20, 1.0 + 0.1 * (i % 3)) for i in range(7)]
-    fast = [record("fast", i, 20 + i, 0.4 + 0.2 * (i % 2)) for i in range(7)]
-    row = tabulate(plain + fast)["T=1"][1]
-    assert row.speedup == speed_ratio(fast, plain)
-    assert row.cpu_speedup == pytest.approx(row.speedup)
-
-
 def test_the_control_stands_second_and_domains_have_tables_of_their_own():
     found = [
         record(name, i, 20, 1.0, kind="ab"[i % 2])

@@ -129,22 +129,15 @@ def test_eq11_prices_every_pass_by_its_context_alone():
 
 
 def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
-    sloped = LatencyTable(
-        [0, 1000],
-        [1, 41],
-        [1, 4],
-        [[10.0, 10.0], [1010.0, 1010.0]],
-        [[1.0, 1.0]] * 2,
-        verify={"traversal": [2.0, 2.0]},
-    )
+    target = [[10.0, 10.0], [1010.0, 1010.0]]
+    verify = {"traversal": [2.0, 2.0]}
+    sloped = LatencyTable([0, 1000], [1, 41], [1, 4], target, [[1.0, 1.0]] * 2, verify)
     costs = StepCosts(sloped, ["specinfer", "traversal"], 500)
     context = torch.tensor([3, 100, 507, 9999])
     seconds, passes = costs.at(context)
-    assert seconds.shape == (4, 2 * len(TREES)) and torch.allclose(
-        seconds[:, len(TREES) :], seconds[:, : len(TREES)] + 2
-    )
-    exact = sloped.steps(context[:3])
-    assert (seconds[:3, : len(TREES)] - exact).abs().max() <= SPACING / 2 + 1
+    specinfer, traversal = seconds.chunk(2, -1)
+    assert specinfer.shape == (4, len(TREES)) and torch.allclose(traversal, specinfer + 2)
+    assert (specinfer[:3] - sloped.steps(context[:3])).abs().max() <= SPACING / 2 + 1
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
 
 

@@ -80,24 +80,16 @@ def test_the_parts_add_up_to_what_steps_took():
 @pytest.mark.parametrize(
     "key,value,where",
     [
-        (
-            "target",
-            [[1.0, 1.0], [-2.0, 1.0]],
-            r"target\.1\.0: it should be greater than 0",
-        ),
+        ("target", [[1.0, 1.0], [-2.0, 1.0]], r"target\.1\.0: it should be greater than 0"),
         ("target", [[1.0, None], [1.0, 1.0]], r"target\.0\.1: it should be a valid number"),
-        ("draft", [[1.0, 1.0], [float("nan"), 1.0]], r"not JSON compliant"),
+        ("draft", [[1.0, 1.0], [1.0]], r"'draft' has to be a grid of 2 x 2"),
         ("sequences", [4, 2], r"the axis \[4, 2\] does not rise"),
         ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' has to be a grid of 2 x 2 x 2"),
     ],
 )
 def test_a_table_with_holes_is_refused_and_the_hole_named(tmp_path, key, value, where):
-    whole = replace(
-        TABLE,
-        sequences=[1, 2],
-        target_batch=[[[1.0, 1.0]] * 2] * 2,
-        draft_batch=[[[1.0, 1.0]] * 2] * 2,
-    )
+    batches = [[[1.0, 1.0]] * 2] * 2
+    whole = replace(TABLE, sequences=[1, 2], target_batch=batches, draft_batch=batches)
     whole.save(tmp_path / "table.json")
     assert LatencyTable.load(tmp_path / "table.json") == whole
     replace(whole, **{key: value}).save(tmp_path / "table.json")
@@ -117,23 +109,15 @@ def test_a_table_measured_under_load_is_refused():
 
 
 @pytest.mark.slow
-def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path, monkeypatch):
+def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
     monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
     table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1)
-    assert (
-        table.sequences == [1, 2, 4, 8, 16]
-        and table.target_batch[0] == table.target
-        and table.draft_batch[0] == table.draft
-    )
+    assert table.sequences == [1, 2, 4, 8, 16]
+    assert (table.target_batch[0], table.draft_batch[0]) == (table.target, table.draft)
     assert table.disagreement < float("inf")
     assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
-    assert (
-        len(table.autoregressive) == len(table.contexts)
-        and table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
-    )
-    table.save(tmp_path / "table.json")
-    assert LatencyTable.load(tmp_path / "table.json") == table
+    assert table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
 
 
 def of_many_contexts(count: int, seed: int, longest: int):

@@ -14,13 +14,8 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.selector.evaluate import (
-    ENTROPY,
-    EntropyRule,
-    chosen_actions,
-    evaluate_offline,
-    static_by_domain,
-)
+from nde_talf.selector.entropy import ENTROPY, EntropyRule
+from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
@@ -181,37 +176,30 @@ def test_scalar_features_are_entropies_divergences_and_a_distance():
     assert torch.allclose(found["l1_previous"], (p - q).abs().sum(-1))
 
 
-def test_rules_by_entropy_and_by_domain_are_fitted_on_what_they_look_at():
+def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
     training, validation = priced(800, 0), priced(100, 1)
     rule = EntropyRule.fit(training, 0, 0)
     assert rule.chosen_trees[0].depth == 16 and rule.chosen_trees[-1].depth <= 1
     chosen = rule.choose(validation.roots.scalars[:, ENTROPY])
     good = torch.tensor([kind == "good" for kind in validation.roots.kind])
     assert (DEPTH[chosen][good] == 16).float().mean() > 0.9
-    by_domain = DEPTH[static_by_domain(training, validation, 0)]
-    assert by_domain[good].min() == 16 and by_domain[~good].max() <= 1
 
 
-def traces(count: int) -> dict[str, np.ndarray]:
-    return {
-        **{name: np.ones(count, dtype=np.float32) for name in (*SCALARS, "temperature", "top_p")},
+def test_traces_that_cannot_be_learnt_from_are_named():
+    count, warned = 40, list[str]()
+    states = dict.fromkeys(("h_p_previous", "h_q_previous", "h_q_root"), np.zeros((count, 4)))
+    traces = {
+        **dict.fromkeys((*SCALARS, "temperature", "top_p"), np.ones(count)),
         "context": np.arange(count),
         "prompt_id": np.array([f"p{i // 4}" for i in range(count)]),
         "kind": np.array(["code"] * count),
         "split": np.array(["train"] * count),
-        **{
-            name: np.zeros((count, 4), dtype=np.float32)
-            for name in ("h_p_previous", "h_q_previous", "h_q_root")
-        },
-        "specinfer": np.ones((count, 2, len(TREES)), dtype=np.float32),
+        **states,
+        "specinfer": np.ones((count, 2, len(TREES))),
     }
-
-
-def test_traces_that_cannot_be_learnt_from_are_named():
     with pytest.raises(UserError, match=r"no labels for gbv.*traces.verifiers"):
-        roots_from_traces(traces(60), ["specinfer", "gbv"])
-    warned: list[str] = []
-    roots_from_traces(traces(40), ["specinfer"], warned.append)
+        roots_from_traces(traces, ["specinfer", "gbv"])
+    roots_from_traces(traces, ["specinfer"], warned.append)
     assert "has 40 train roots, fewer than 50" in warned[0]
 
 

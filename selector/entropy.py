@@ -1,0 +1,58 @@
+"""A rule that a selector has to beat: the best tree by the draft's entropy at the root."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
+from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.tree import DraftTree
+from nde_talf.selector.objective import best_static
+from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots
+
+ENTROPY = ROOT_SCALARS.index("entropy_q_root")
+BINS = 6
+MIN_ROOTS = 30  # that a group needs for a tree of its own
+
+
+@dataclass(frozen=True)
+class EntropyRule(TreePolicy):
+    """The best tree by the draft's entropy at the root alone.
+
+    edges [bins - 1] in nats; chosen_trees [bins].
+    """
+
+    edges: list[float]
+    chosen_trees: list[Action]
+    trees = "delayed"
+
+    @classmethod
+    def fit(cls, training: PricedRoots, table: int, setting: int) -> "EntropyRule":
+        """Take bins of equally many training roots of one setting, each with its best tree."""
+        here = (training.roots.setting == setting).nonzero()[:, 0]
+        entropy = training.roots.scalars[here, ENTROPY]
+        bins = max(1, min(BINS, len(here) // MIN_ROOTS))
+        edges = entropy.quantile(torch.arange(1, bins) / bins) if bins > 1 else entropy.new_zeros(0)
+        index = torch.bucketize(entropy, edges)
+        best = []
+        for b in range(bins):
+            roots = here[index == b] if (index == b).any() else here
+            action = best_static(training.labels(roots), training.priced(table, roots)[1])
+            best.append(TREES[action % len(TREES)])
+        return cls(edges.tolist(), best)
+
+    def choose(self, entropy: Tensor) -> Tensor:
+        """Indices into TREES [R] at roots with this entropy [R]."""
+        trees = torch.tensor([TREES.index(tree) for tree in self.chosen_trees])
+        return trees[torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))]
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft the tree of the entropy at the root."""
+        q = drafter.seen()[1]
+        index = self.choose(-torch.xlogy(q, q).sum(-1, keepdim=True).cpu())
+        return draft_delayed(TREES[int(index)], state, drafter, rng)
