@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import Pair, spread
-from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
@@ -39,7 +40,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
-        "warm_start": checksum(weights[0]) if weights else None,
+        "warm_start": file_digest(weights[0]) if weights else None,
     }
 
 

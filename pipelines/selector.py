@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import checksum, write_json
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling import RAW
 from nde_talf.evaluation.terminal import render_offline
@@ -140,7 +141,7 @@ def roots_of(
 def table_digests(config: Config) -> dict[str, str]:
     """Checksums of the latency tables that are files of their own."""
     return {
-        name: checksum(table_file(name, Path()))
+        name: file_digest(table_file(name, Path()))
         for name in config.selector.tables
         if name != MEASURED
     }

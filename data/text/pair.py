@@ -11,8 +11,9 @@ from typing_extensions import TypedDict
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt
+from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import checksum, reading, write_atomically, write_sealed
+from nde_talf.decoding.common.files import reading, write_atomically, write_sealed
 from nde_talf.decoding.common.foreign import changed, recorded
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
@@ -84,7 +85,7 @@ class Pair:
         foreign = {
             role: recorded(place) for role, place in where.items() if place not in (None, role)
         }
-        files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
+        files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(
             self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
         )
@@ -181,7 +182,7 @@ class Pair:
             raise UserError(
                 f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}."
             )
-        if checksum(self.folder / name) != expected:
+        if file_digest(self.folder / name) != expected:
             raise UserError(
                 f"{self.folder / name}: it is not as it was written: its checksum is another. Take"
                 " a good copy, or make the pair again with stage=pair force=true."

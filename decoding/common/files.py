@@ -1,4 +1,4 @@
-"""Files that are complete or absent, JSON with a checksum, and checksums of files and folders.
+"""Files that are complete or absent, and JSON with a checksum.
 
 A file is written under a temporary name, synchronised to the disk, and then renamed atomically.
 Each writer has its own temporary names, so that two processes never share one. `remove_temporaries`
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.typed import typed
 
@@ -251,15 +250,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, or of a folder's files in order of name."""
-    if not path.is_dir():
-        return file_digest(path)
-    digest = hashlib.sha256()
-    for file in sorted(f for f in path.rglob("*") if f.is_file()):
-        digest.update(str(file.relative_to(path)).encode())
-        with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)  # adds to the digest that is there
-    return digest.hexdigest()

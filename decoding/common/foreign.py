@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nde_talf.decoding.common.checksums import CHECKSUMS
-from nde_talf.decoding.common.files import checksum, content_digest
+from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest
+from nde_talf.decoding.common.files import content_digest
 
 SMALL = 64 << 20
 """Size in bytes up to which a JSON file or a header is read."""
@@ -58,7 +58,7 @@ def changed(where: str, record: dict[str, Any]) -> str | None:
 def _outside(path: Path) -> dict[str, Any]:
     """Return a JSON file's checksum, or a weight file's size and its header if it has one."""
     if path.suffix == ".json":
-        return {"sha256": checksum(path)}
+        return {"sha256": file_digest(path)}
     size = path.stat().st_size
     if path.suffix != ".safetensors":
         return {"bytes": size}

@@ -6,7 +6,7 @@ Each worker has GPUs of its own.
 import os
 import socket
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from types import ModuleType, TracebackType
@@ -51,12 +51,8 @@ class Workers:
     def __init__(self, make: Callable[[], Any], count: int, address: str | None, gpus: float):
         self.make, self.count, self.address, self.gpus = make, count, address, gpus
         self._free: list[Any] = []  # actors without work
-        self._starting: dict[
-            Any, Any
-        ] = {}  # actors by the future that is there when they have started
-        self._running: dict[
-            Any, tuple[int, tuple, Any]
-        ] = {}  # unit and actor by the future of the result
+        self._starting: dict[Any, Any] = {}  # actors by a future that is there once they started
+        self._running: dict[Any, tuple[int, Any]] = {}  # unit and actor by the future of the result
 
     def __enter__(self) -> "Workers":
         return self
@@ -71,7 +67,7 @@ class Workers:
         for actor in [
             *self._free,
             *self._starting.values(),
-            *(actor for _, _, actor in self._running.values()),
+            *(actor for _, actor in self._running.values()),
         ]:
             self._ray.kill(actor)
 
@@ -97,44 +93,29 @@ class Workers:
     def _spread(
         self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None
     ) -> Iterator[tuple[int, Any]]:
-        waiting, deaths = deque(enumerate(items)), Counter[int]()
+        waiting = deque(enumerate(items))
         self._start(min(self.count, limit or self.count))
         while waiting or self._running:
             while self._free and waiting:
                 (i, item), actor = waiting.popleft(), self._free.pop()
-                self._running[actor.do.remote(work, item)] = i, item, actor
+                self._running[actor.do.remote(work, item)] = i, actor
             ready = self._next()
-            started = ready in self._starting
-            if started:
-                i, item, actor = -1, (), self._starting.pop(ready)
-            else:
-                i, item, actor = self._running.pop(ready)
+            if ready in self._starting:
+                self._free.append(self._starting.pop(ready))
+                continue
+            i, actor = self._running.pop(ready)
             try:
                 result = self._ray.get(ready)
             except self._ray.exceptions.RayActorError as error:
-                deaths[i] += 1
-                self._check_deaths(deaths[i], i, work, error)
-                if not started:
-                    waiting.appendleft((i, item))
-                self._start(len(self._running) + len(self._free) + len(self._starting) + 1)
-                continue
+                raise UserError(
+                    f"{DEATHS} workers died over unit {i} of {work.__name__}, one after the other"
+                    f" ({_first_line(error)}). If memory ran out, lower traces.micro_batch, or"
+                    " start fewer workers."
+                ) from error
             self._free.append(actor)
             if isinstance(result, UserError):
                 raise result
-            if started:
-                deaths[-1] = 0
-            else:
-                yield i, result
-
-    def _check_deaths(self, count: int, i: int, work: Callable[..., Any], error: Exception) -> None:
-        """Raise UserError once too many workers died over unit `i`, or as they started (-1)."""
-        if count < DEATHS:
-            return
-        when = "as they started" if i < 0 else f"over unit {i} of {work.__name__}"
-        raise UserError(
-            f"{DEATHS} workers died {when}, one after the other ({_first_line(error)}). If memory"
-            " ran out, lower traces.micro_batch, or start fewer workers."
-        ) from error
+            yield i, result
 
     @cached_property
     def _here(self) -> Any:
@@ -149,7 +130,7 @@ class Workers:
 
     @cached_property
     def _kind(self) -> Any:
-        """The class of the actors. Ray restarts none of them and repeats nothing: `map` does."""
+        """The class of the actors. Ray starts a dead one again, and repeats its unit."""
         pickle = self._ray.cloudpickle
         make = pickle.dumps(self.make)  # read with the first unit, since its imports take time
 
@@ -166,7 +147,8 @@ class Workers:
                 except UserError as error:
                     return error
 
-        options = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        options = {"max_restarts": -1, "max_task_retries": DEATHS - 1}
+        options |= {"scheduling_strategy": "SPREAD"}
         return self._ray.remote(num_gpus=self.gpus, **options)(Actor)
 
     def _start(self, count: int) -> None:

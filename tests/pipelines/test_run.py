@@ -17,8 +17,7 @@ import pytest
 
 import nde_talf.pipelines.generate
 import nde_talf.pipelines.recommend
-from nde_talf.decoding.common.checksums import CHECKSUMS
-from nde_talf.decoding.common.files import checksum
+from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -49,6 +48,12 @@ def finished(tmp_path_factory):
     done = micro.run(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
+
+
+def digests(path) -> dict[str, str]:
+    """Checksums of a file, or of a folder's files by name."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file_digest(file) for file in files}
 
 
 def said(done: subprocess.CompletedProcess) -> str:
@@ -183,7 +188,7 @@ def results_roots(out) -> int:
 
 def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     folder, _ = finished
-    before = checksum(folder / "checkpoints/default/selector")
+    before = digests(folder / "checkpoints/default/selector")
     again = run(folder)
     assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 6
     assert (
@@ -195,7 +200,7 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
         folder, "traces.stride=8", "stage=selector"
     )  # a stage alone, inputs made with other settings
     assert "traces.stride was 16, now 8" in earlier
-    assert checksum(folder / "checkpoints/default/selector") == before
+    assert digests(folder / "checkpoints/default/selector") == before
 
 
 def test_a_new_run_builds_on_an_old_one(finished):
@@ -308,7 +313,7 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     assert done.returncode == 0, said(done)
     ours, undisturbed = tmp_path / "checkpoints/default", folder / "checkpoints/default"
     for name in EXPORTS:
-        assert checksum(ours / name) == checksum(undisturbed / name), name
+        assert digests(ours / name) == digests(undisturbed / name), name
     shards = [json.loads((out / "traces/shards.json").read_text()) for out in (ours, undisturbed)]
     assert shards[0] == shards[1]
     records = (ours / "report/records.jsonl").read_text().splitlines()
@@ -348,14 +353,14 @@ def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
     folder, _ = finished
     traces = folder / "checkpoints/default/traces"
     shards = sorted(traces.glob("*.parquet"))
-    before = {shard: (checksum(shard), shard.stat().st_mtime_ns) for shard in shards}
+    before = {shard: (file_digest(shard), shard.stat().st_mtime_ns) for shard in shards}
     shards[0].write_bytes(shards[0].read_bytes()[:1000])
     assert shards[0].name in refused(
         folder, "run=third", "base=default", "stage=selector", "selector.lr=0.002"
     )
     mended = run(folder, "stage=traces")
     assert mended.returncode == 0 and shards[0].name in said(mended), said(mended)
-    assert checksum(shards[0]) == before[shards[0]][0]
+    assert file_digest(shards[0]) == before[shards[0]][0]
     assert all(shard.stat().st_mtime_ns == before[shard][1] for shard in shards[1:])
     assert (
         "selector: finished" in run(folder, "stage=selector").stdout

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
-from nde_talf.decoding.common.files import SEAL, checksum, content_digest
+from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest, write_checksums
+from nde_talf.decoding.common.files import SEAL, content_digest
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.pipelines.manifest import read_manifest
@@ -112,7 +112,7 @@ def seal(file: Path) -> None:
     index = file.parent / "pair.json"
     if index.exists() and file.name != index.name:
         content = json.loads(index.read_text())
-        content["files"][file.name] = checksum(file)
+        content["files"][file.name] = file_digest(file)
         content.pop(SEAL)
         index.write_text(json.dumps({**content, SEAL: content_digest(content)}))
 

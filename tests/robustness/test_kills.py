@@ -11,7 +11,7 @@ import pytest
 
 import nde_talf.pipelines.run
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.files import checksum
+from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.pipelines.manifest import read_manifest
 from tests.pipelines import micro
 from tests.robustness import child
@@ -32,7 +32,7 @@ def result(stage: Path) -> object:
         return TraceStore(stage).shards
     weights = sorted(stage.rglob("*.safetensors"))
     return {
-        str(path.relative_to(stage)): checksum(path)
+        str(path.relative_to(stage)): file_digest(path)
         for path in weights
         if "training" not in path.parts
     }
