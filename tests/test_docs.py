@@ -154,10 +154,10 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module in ("nde_talf.pipelines.generate", "nde_talf.pipelines.recommend"):
+    if module in ("pipelines.generate", "pipelines.recommend"):
         for arguments in variants(line):
             configured(arguments, module.removeprefix("pipelines."))
-    if module == "nde_talf.pipelines.run":
+    if module == "pipelines.run":
         find = importlib.util.find_spec
         monkeypatch.setattr(
             importlib.util,
