@@ -16,7 +16,7 @@ from torch import nn
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import memory_is_short, unreadable
-from nde_talf.decoding.model import first_line
+from nde_talf.decoding.fitness import first_line
 from nde_talf.decoding.readout import optional
 
 if TYPE_CHECKING:

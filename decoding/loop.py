@@ -8,6 +8,7 @@ distribution.
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,19 @@ from nde_talf.decoding.setting import (
     feature_setting,
     read_draft_temperature,
 )
-from nde_talf.decoding.stats import First, Generation, Record, Step, Stopwatch, record_of
-from nde_talf.decoding.streams import TREE_SLOTS, Stream, TokenIds, blocks_of, checked_prompt
+from nde_talf.decoding.streams import (
+    TREE_SLOTS,
+    First,
+    Generation,
+    Record,
+    Step,
+    Stopwatch,
+    Stream,
+    TokenIds,
+    blocks_of,
+    checked_prompt,
+    record_of,
+)
 from nde_talf.decoding.verifier import Verifier, check_compatible
 
 
@@ -82,7 +94,7 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         on_cuda = target.device.type == "cuda"
-        self._clock = self._clock_of_device if self.timed and on_cuda else self.clock
+        self.tick = self._clock_of_device if self.timed and on_cuda else self.clock
         on_device = asynchronous(target.device) if self.device is None else self.device
         self.device = on_device and rule.on_device is not None and self._keeps_on_device()
 
@@ -155,8 +167,12 @@ class SpeculativeDecoder:
         It ends when the context is full. expected: slots of the target's cache made at the start.
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
-        step = self._step_on_device if self.device else self._step_on_host
-        watch, session = Stopwatch(self._clock), self._new_session()
+        step: Any = self._step
+        if self.device:
+            from nde_talf.decoding.device_step import step_on_device
+
+            step = partial(step_on_device, self)
+        watch, session = Stopwatch(self.tick), self._new_session()
         session.reset(min(expected, self.max_context + TREE_SLOTS))
         drafter = None if self.drafter is None else self.drafter.fork()
         self.session, self.drafting = session, drafter  # of the sequence begun last
@@ -202,15 +218,15 @@ class SpeculativeDecoder:
         state.processed = processed
         return state, record_of(raw[None], [token], self.record)
 
-    def _step_on_host(
+    def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
     ) -> tuple[Step, DecodingState]:
-        watch = Stopwatch(self._clock)
+        watch = Stopwatch(self.tick)
         tree: Any = self.policy.draft(state, drafter, rng)
         check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
-        hidden, features, raw = self._score(tree, state, session)
+        hidden, features, raw = self.score(tree, state, session)
         watch.charge("target")
 
         accepted = tree.commit(*self.verify(tree, rng))
@@ -229,45 +245,7 @@ class SpeculativeDecoder:
         watch.charge("other")
         return Step(tokens, len(tree), watch.seconds, recorded), state
 
-    def _step_on_device(
-        self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
-    ) -> tuple[Step, DecodingState]:
-        """Run a step that asks the device for numbers once.
-
-        The draft goes on to the new root before the host knows it.
-        """
-        watch = Stopwatch(self._clock)
-        tree: Any = self.policy.draft(state, drafter, rng)
-        if not tree.on_device:  # a policy that looks at every draw
-            check_policys_tree(self.policy, tree, state, self.target.vocab_size)
-        watch.charge("draft", policy=self.policy.seconds)
-
-        hidden, features, raw = self._score(tree, state, session)
-        watch.charge("target")
-
-        accepted = tree.commit(*self.verify(tree, rng))
-        watch.charge("verify")
-
-        ahead, last = accepted.within(state.room), accepted.last(hidden)
-        if drafter is not None and ahead is not None:
-            drafter.advance(ahead, ahead.of(features) if drafter.takes_features else features)
-            watch.charge("draft")
-        read = accepted.read()
-        if read.tokens[-1] < 0:
-            raise no_token(self.verify, tree, rng)
-        session.commit(read.rows)
-        watch.charge("verify")
-
-        state = state.after(read.tokens, *last)
-        if drafter is not None and state.room >= 0:
-            drafter.commit(len(read.tokens))
-            watch.charge("draft")
-        rows = accepted.of(raw)[: len(read.tokens)] if self.record else raw
-        recorded = record_of(rows, read.tokens, self.record)
-        watch.charge("other")
-        return Step(read.tokens, read.nodes, watch.seconds, recorded), state
-
-    def _score(
+    def score(
         self, tree: Any, state: DecodingState, session: TreeSession
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the target over `tree` and set its p; hidden states, features and logits by node."""
@@ -286,12 +264,3 @@ class SpeculativeDecoder:
         """Return seconds, once the device has done what was asked."""
         torch.cuda.synchronize(self.target.device)
         return self.clock()
-
-
-def no_token(verify: Verifier, tree: Any, rng: Rng) -> Exception:
-    """Return why the rule found no token on the device; on the host it says it better."""
-    if tree.on_device and len(tree.p):
-        verify(tree.to_host(), rng)
-    return ValueError(
-        "weights: a distribution of the target or the draft has no positive, finite sum."
-    )

@@ -13,7 +13,7 @@ from nde_talf.decoding.common.errors import UserError
 class SamplingSetting:
     """Settings of sampling, for example SamplingSetting(0.7, top_p=0.9).
 
-    `nde_talf.decoding.sampling.nucleus` defines what top-k, top-p and min-p keep. They are applied
+    `nde_talf.decoding.nucleus.nucleus` defines what top-k, top-p and min-p keep. They are applied
     in this order after the temperature, as in transformers. At temperature 0 they change nothing.
     """
 

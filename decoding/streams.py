@@ -1,19 +1,131 @@
-"""The ends of the loop: a prompt goes in, blocks of tokens come out."""
+"""Steps and generations: a prompt goes into the loop, blocks of tokens come out."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.stats import First, Generation, Step, peak_bytes
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.stats import Stats
 
 TokenIds: TypeAlias = Sequence[int] | Tensor | np.ndarray
 TREE_SLOTS = 64
 """Slots for a tree in flight, after the tokens asked for."""
+# Of a step: drafting (the drafter catching up included), the target's pass, verification with the
+# clean-up of its cache, the policy's own choosing; what is left is "other". On a GPU they are the
+# host's, unless the decoder is `timed`.
+PHASES = ("draft", "target", "verify", "policy")
+
+
+class Stopwatch:
+    """seconds: by phase, as far as they were charged. clock: returns the time in seconds."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self.clock, self.last = clock, clock()
+        self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
+
+    def charge(self, phase: str, policy: float = 0.0) -> None:
+        """Add to `phase` the time since the last charge, less what the `policy` took of it."""
+        now = self.clock()
+        self.seconds[phase] += now - self.last - policy
+        self.seconds["policy"] += policy
+        self.last = now
+
+
+Record = Literal["", "logprobs", "logits"]
+"""What is noted of the target at every committed token: nothing, the token's log-probability under
+the model (neither processed nor warped, as vLLM's raw_logprobs), or the full row of logits [V].
+"""
+
+
+def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
+    """The entries of `tokens`, whose rows are `logits` [len(tokens), V]."""
+    if record == "logprobs":
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return wide.log_softmax(-1)[range(len(tokens)), tokens].tolist()
+    return list(logits.clone()) if record else []  # a view would hold the rows of the full tree
+
+
+class First(NamedTuple):
+    """Prefill's result: a token, the seconds until it, and what was recorded of it."""
+
+    token: int
+    seconds: float
+    recorded: list[Any]
+
+
+@dataclass
+class Step:
+    """One target pass: committed tokens, nodes of the tree, seconds a phase, records of each token.
+
+    It commits tau accepted tokens and one more; the nodes include the root.
+    """
+
+    tokens: list[int]
+    nodes: int
+    seconds: dict[str, float]
+    recorded: list[Any] = field(default_factory=list)
+
+    @property
+    def tau(self) -> int:
+        """Number of accepted draft tokens."""
+        return len(self.tokens) - 1
+
+
+@dataclass
+class Generation:
+    """Generated token ids (prompt excluded), and how they came about.
+
+    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The
+    last step is complete even where `tokens` was cut at a stop token or at the most tokens asked
+    for. recorded: of every token that a decoder with `record` committed, in the order of `tokens`,
+    what `Record` says; where `tokens` was cut there are more.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    peak_bytes: int = 0
+    recorded: list[Any] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
+        return self.recorded[: len(self.tokens)]
+
+    def acceptance(self) -> dict[str, Any]:
+        """See `nde_talf.decoding.stats.acceptance`."""
+        from nde_talf.decoding.stats import acceptance
+
+        return acceptance(self.steps)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Mean tau + 1 over the steps."""
+        return self.decoded / max(1, len(self.steps))
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds of all steps after the prefill."""
+        return sum(sum(step.seconds.values()) for step in self.steps)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens committed by the steps (the prefill's one not counted)."""
+        return sum(len(step.tokens) for step in self.steps)
+
+    @property
+    def stats(self) -> "Stats":
+        """Figures of this generation."""
+        from nde_talf.decoding.stats import stats_of
+
+        return stats_of(self)
 
 
 @dataclass
@@ -122,3 +234,13 @@ def checked_prompt(prompt: TokenIds, vocabulary: int, context: int) -> list[int]
             " encoded with another tokenizer."
         )
     return tokens
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return `Stats.peak_bytes`; on a GPU since `torch.cuda.reset_peak_memory_stats`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not there on Windows
+
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else 1024 * held

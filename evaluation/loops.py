@@ -20,16 +20,24 @@ import torch
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.stats import PHASES, Generation
-from nde_talf.decoding.streams import Stream
+from nde_talf.decoding.streams import PHASES, Generation, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
 from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy
 
-COMPARED = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
-TITLES = {rule: VERIFIERS.title(rule) for rule in COMPARED} | {"across": "Any rule"}
+TITLES = {
+    "naive": "Naive",
+    "bv": "BV",
+    "nss": "NSS",
+    "naivetree": "NaiveTree",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "khisti": "Khisti",
+    "traversal": "Traversal",
+    "gbv": "GBV",
+    "across": "Any rule",
+}
 """Verification rules in tables, and "across" for a selector that chooses among several."""
 ASSISTED, LOOKUP, PLAIN = (
     "transformers assisted",

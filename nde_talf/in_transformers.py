@@ -36,7 +36,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.decoding.stats import Generation
+from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.prepared import Row, RowProcess, apply, check, of_generate, rows_of, split
@@ -104,7 +104,7 @@ class Speculation:
 
     Attributes:
         generations: of the last call, how each row came about
-            (`nde_talf.decoding.stats.Generation`).
+            (`nde_talf.decoding.streams.Generation`).
     """
 
     draft: Any

@@ -17,8 +17,8 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
+from nde_talf.decoding.fitness import cannot_take_a_tree, first_line
 from nde_talf.decoding.loading import architecture
-from nde_talf.decoding.model import cannot_take_a_tree, first_line
 from nde_talf.pipelines.config import Config
 
 

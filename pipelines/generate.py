@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nde_talf.decoding.model import CausalModel
     from nde_talf.decoding.policies.base import TreePolicy
     from nde_talf.decoding.static import StaticShapes
-    from nde_talf.decoding.stats import Generation
+    from nde_talf.decoding.streams import Generation
     from nde_talf.decoding.verifier import Verifier
     from nde_talf.selector.policy import NeuralPolicy
 

@@ -19,7 +19,7 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import INTEGER, Like, read_tensors
 from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.model import CausalModel, check_pair
+from nde_talf.decoding.model import CausalModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
@@ -200,7 +200,7 @@ def load_models(
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows
     is fitted to the target's once. Prints which forward passes they have. Raises UserError as
-    `CausalModel.load` and `check_pair` do.
+    `CausalModel.load` does.
 
     Args:
         where: of the target, and perhaps of the draft.
@@ -213,7 +213,7 @@ def load_models(
     models = [target]
     for name in where[1:]:
         draft = CausalModel.load(name, device, dtype, "model.draft", forward)
-        check_pair(target, draft)
+        draft.match(target.vocab_size)
         models.append(draft)
     for model in models:
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)

@@ -15,13 +15,15 @@ Rotary positions stand here too: tables of angles made once, and the rotation.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.windows import Window
+if TYPE_CHECKING:
+    from nde_talf.decoding.windows import Window
+
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one
@@ -81,7 +83,7 @@ class Seen(NamedTuple):
 
 
 def seen_in(
-    window: Window | None,
+    window: "Window | None",
     mask: Tensor | None,
     rows: Tensor,
     columns: Tensor | None,

@@ -19,10 +19,11 @@ from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNativeError
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, family
-from nde_talf.decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from nde_talf.decoding.windows import Window
 
 _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
@@ -132,6 +133,8 @@ class NativeForward(FusedPass):
         super().__init__(body)
 
     def _parts(self) -> list[DecoderLayer | Norm]:
+        from nde_talf.decoding.windows import layer_kinds
+
         body, config = self.body, self.config
         self.embedding: Tensor = body.embed_tokens.weight.detach()
         scale = optional(body.embed_tokens, "embed_scale")
@@ -165,7 +168,7 @@ class NativeForward(FusedPass):
         positions: Tensor,
         mask: Tensor | None,
         cache: KVCache | None,
-        windows: dict[str, Window | None],
+        windows: "dict[str, Window | None]",
         features: Sequence[int] = (),
     ) -> Tensor:
         """Run the model as `CausalModel.hidden` does; return states [B, n, (1 + len(features)) H].
@@ -209,20 +212,6 @@ class NativeForward(FusedPass):
                 streams.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *streams], -1) if streams else hidden).view(batch, count, -1)
-
-
-@family("gemma3_text")
-class Gemma3Forward(NativeForward):
-    """Gemma 3: norms multiply by 1 + w."""
-
-    added = True
-
-
-@family("gemma2")
-class Gemma2Forward(Gemma3Forward):
-    """Gemma 2: attention scores are capped too."""
-
-    capped_scores = True
 
 
 def native_forward(

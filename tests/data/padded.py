@@ -1,6 +1,6 @@
 """Tiny pairs whose output layers have different numbers of rows."""
 
-from nde_talf.decoding.model import CausalModel, check_pair
+from nde_talf.decoding.model import CausalModel
 from tests.decoding.pairs import tiny_pair
 
 
@@ -14,5 +14,5 @@ def padded_pair(
     if draft_rows != rows:
         draft.module.resize_token_embeddings(draft_rows, mean_resizing=False)
         draft = CausalModel(draft.module, "draft")
-        check_pair(target, draft)
+        draft.match(target.vocab_size)
     return target, draft

@@ -88,7 +88,7 @@ def test_statistics_add_up():
         target, LMDrafter(draft), Delayed(Action(3, 1, 2)), VERIFIERS["specinfer"]
     )
     ticks = count()
-    decoder._clock = lambda: next(ticks)  # a second passes from one look at the clock to the next
+    decoder.tick = lambda: next(ticks)  # a second passes from one look at the clock to the next
     generation = decoder.generate([1, 2, 3], 200, SamplingSetting(), Rng.seeded(0))
     elapsed, stats = next(ticks) - 1, generation.stats
     steps = len(generation.steps)

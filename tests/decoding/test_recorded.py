@@ -8,7 +8,7 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.stats import Generation, Step
+from nde_talf.decoding.streams import Generation, Step
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 

@@ -11,12 +11,11 @@ from transformers import (
 )
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.nucleus import nucleus, nucleus_sorted
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import (
     Rng,
     SamplingSetting,
-    nucleus,
-    nucleus_sorted,
     search,
     search_on_device,
     warp,

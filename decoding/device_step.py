@@ -1,0 +1,68 @@
+"""A step of the decoding loop that leaves drafted tokens on the device until it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.rules.check import check_policys_tree
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.streams import Step, Stopwatch, record_of
+from nde_talf.decoding.verifier import Verifier
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.loop import SpeculativeDecoder
+
+
+def step_on_device(
+    decoder: SpeculativeDecoder,
+    state: DecodingState,
+    rng: Rng,
+    session: TreeSession,
+    drafter: Drafter | None,
+) -> tuple[Step, DecodingState]:
+    """Run a step that asks the device for numbers once.
+
+    The draft goes on to the new root before the host knows it.
+    """
+    watch = Stopwatch(decoder.tick)
+    tree: Any = decoder.policy.draft(state, drafter, rng)
+    if not tree.on_device:  # a policy that looks at every draw
+        check_policys_tree(decoder.policy, tree, state, decoder.target.vocab_size)
+    watch.charge("draft", policy=decoder.policy.seconds)
+
+    hidden, features, raw = decoder.score(tree, state, session)
+    watch.charge("target")
+
+    accepted = tree.commit(*decoder.verify(tree, rng))
+    watch.charge("verify")
+
+    ahead, last = accepted.within(state.room), accepted.last(hidden)
+    if drafter is not None and ahead is not None:
+        drafter.advance(ahead, ahead.of(features) if drafter.takes_features else features)
+        watch.charge("draft")
+    read = accepted.read()
+    if read.tokens[-1] < 0:
+        raise no_token(decoder.verify, tree, rng)
+    session.commit(read.rows)
+    watch.charge("verify")
+
+    state = state.after(read.tokens, *last)
+    if drafter is not None and state.room >= 0:
+        drafter.commit(len(read.tokens))
+        watch.charge("draft")
+    rows = accepted.of(raw)[: len(read.tokens)] if decoder.record else raw
+    recorded = record_of(rows, read.tokens, decoder.record)
+    watch.charge("other")
+    return Step(read.tokens, read.nodes, watch.seconds, recorded), state
+
+
+def no_token(verify: Verifier, tree: Any, rng: Rng) -> Exception:
+    """Return why the rule found no token on the device; on the host it says it better."""
+    if tree.on_device and len(tree.p):
+        verify(tree.to_host(), rng)
+    return ValueError(
+        "weights: a distribution of the target or the draft has no positive, finite sum."
+    )

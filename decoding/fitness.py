@@ -1,0 +1,246 @@
+"""Checks that a model can be decoded with: it obeys a tree mask, and its logits are its readout's.
+
+Before a native forward is used, its logits are compared with transformers'.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward.attention import OPEN
+from nde_talf.decoding.forward.layer import NotNativeError
+from nde_talf.decoding.forward.native import native_forward
+from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.names import FORWARDS
+from nde_talf.decoding.readout import optional
+from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from nde_talf.decoding.model import CausalModel
+
+# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+_HALF = 0.05
+# Between the native forward and transformers', whose norms and angles are computed in float32 at
+# the widest.
+_SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
+_FAR = 600
+"""A position at which the native forward is compared with transformers', beside those from 0 on."""
+_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+"""What a pass raises that a model cannot run."""
+_SLOTS = 1024  # of trees in flight, beyond the text
+
+
+@torch.no_grad()
+def choose_forward(model: "CausalModel", asked: str) -> str:
+    """Set `model.native` if it is asked for and its logits agree with transformers'.
+
+    If it is not used, transformers' forward pass is checked. Returns which forward pass it is, and
+    why.
+
+    Raises:
+        UserError: neither can be used.
+    """
+    if asked not in FORWARDS:
+        raise UserError(f"{model.name}: forward={asked}; choose one of {', '.join(FORWARDS)}.")
+    reason = ""
+    if asked != "transformers":
+        try:
+            model.native = native_forward(model.module, model.body, model.config)
+            bound = _SAME.get(model.dtype, _HALF)
+            difference = max(
+                _head_difference(model), _tree_difference(model), _far_difference(model)
+            )
+            if difference <= bound:
+                return (
+                    f"native ({model.config.model_type}; its logits are transformers' to"
+                    f" {max(difference, 1e-9):.0e} of the largest)"
+                )
+            reason = (
+                f"its logits differ from transformers' by {difference:.1g} of the largest, and"
+                f" {bound:g} is allowed"
+            )
+        except NotNativeError as error:
+            reason = str(error)
+        except _FAULTS as error:
+            reason = f"it failed ({first_line(error)})"
+        model.native = None
+    if asked == "native":
+        raise UserError(
+            f"{model.name}: model.forward=native is not possible: {reason}. Set"
+            " model.forward=auto, which takes transformers' forward pass for such a model."
+        )
+    _check_original(model)
+    return f"transformers' (no native one: {reason})" if reason else "transformers'"
+
+
+def _check_original(model: "CausalModel") -> None:
+    """Raise UserError where transformers' pass does not follow the mask or the readout."""
+    try:
+        head, tree = _head_difference(model), _tree_difference(model)
+    except _FAULTS as error:
+        raise UserError(
+            f"{model.name}: its attention does not take a mask of one row a token"
+            f" ({first_line(error)}), so one pass cannot hold a tree. Choose another model."
+        ) from error
+    if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
+        readout = model.readout
+        raise UserError(
+            f"{model.name}: its logits differ by up to {head:.2g} from those that its lm_head and"
+            f" its configuration (scale {readout.scale:g}, soft cap {readout.cap}) give for its"
+            " last hidden state, as a fraction of the largest. Labels, features and draft heads"
+            " rely on them. Choose another model."
+        )
+    if not tree <= _CLOSE.get(model.dtype, _HALF):
+        raise UserError(
+            f"{model.name}: in a pass over a tree its logits differ by {tree:.2g} from those of"
+            " each branch alone, as a fraction of the largest: its attention does not follow the"
+            " mask and the positions that it is given. Choose another model."
+        )
+
+
+def _head_difference(model: "CausalModel") -> float:
+    """Return the difference between the module's logits and those of `hidden` and `logits`.
+
+    It is the largest difference, divided by the largest logit.
+    """
+    probe = torch.arange(4, device=model.device)[None]
+    full = model.module(input_ids=probe % model.vocab_size, use_cache=False).logits
+    return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
+
+
+def _tree_difference(model: "CausalModel") -> float:
+    """Return the difference between two branches in one pass and each alone in transformers'.
+
+    The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
+    long that attention goes in two parts there.
+    """
+    tokens = [token % model.vocab_size for token in range(1, 8)]
+    longer = min(OPEN, model.max_context - 8) if model.device.type == "cuda" else 0
+    before = [token % model.vocab_size for token in range(longer)]
+    parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
+    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    sizes = {key: size for key in WINDOW_KEYS if (size := optional(model.config, key))}
+    try:
+        for key in sizes:
+            setattr(model.config, key, 3)
+        model.windows = windows(model.config)
+        session.append([*before, *tokens[:2]])
+        tree = model.logits(session.grow(tokens[2:], parents))
+        session.commit([0, 2, 4])
+        after = model.logits(session.append(tokens[:1]))[-1]
+        before += tokens[:3]
+        alone = [
+            _alone(model, [*before, *branch])
+            for branch in (tokens[3:6:2], tokens[4:7:2], [*tokens[4:7:2], tokens[0]])
+        ]
+    finally:
+        for key, size in sizes.items():
+            setattr(model.config, key, size)
+        model.windows = windows(model.config)
+    return _apart(torch.stack([tree[3], tree[4], after]), torch.stack(alone))
+
+
+def _far_difference(model: "CausalModel") -> float:
+    """Return the difference between `hidden` and transformers' pass at far positions.
+
+    The far rows look back at the first ones.
+    """
+    far = min(_FAR, model.max_context - 3)
+    positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=model.device)
+    tokens, blocked = (positions + 1) % model.vocab_size, torch.finfo(model.dtype).min
+    mask = torch.full((1, 1, 6, 6), blocked, dtype=model.dtype, device=model.device).triu_(1)
+    passes = model.hidden, partial(TransformersForward(model.body), windows=model.windows)
+    ours, theirs = (model.logits(run(tokens, positions, mask, None)) for run in passes)
+    return _apart(ours, theirs)
+
+
+def _alone(model: "CausalModel", tokens: list[int]) -> Tensor:
+    """Logits [V] after `tokens` in a plain pass."""
+    return model.module(
+        input_ids=torch.tensor([tokens], device=model.device), use_cache=False
+    ).logits[0, -1]
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference of logits, as a fraction of the largest; NaN where one is no number."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
+    """Tell why a transformers model cannot run several branches in one pass; None if it may.
+
+    Only its configuration is read.
+    """
+    config = model.config.get_text_config()
+    kinds = layer_kinds(config)
+    if optional(model, "_is_stateful", False) or kinds & {
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "hybrid_sliding",
+        "recurrent",
+    }:
+        return "it keeps a recurrent state, which follows one sequence"
+    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
+        return (
+            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
+            " rows see"
+        )
+    if "local" in optional(config, "attention_layers", ()):
+        return (
+            "its local layers count slots of the cache, not positions, which a tree's rows would"
+            " shift"
+        )
+    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
+    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
+        return (
+            f"its attention is {attention}, which takes no mask of one row a token (load it with"
+            " attn_implementation='sdpa')"
+        )
+    return None
+
+
+def longest_context(config: "PretrainedConfig") -> int:
+    """Return the number of positions at which logits depend only on the tokens before.
+
+    At later positions they would depend on the pass too.
+    """
+    context: int = optional(config, "max_position_embeddings", 1 << 30)
+    rope = optional(config, "rope_parameters") or {}
+    if (
+        rope.get("rope_type") == "longrope"
+    ):  # all angles of a pass change once it reaches beyond these positions
+        context = min(context, rope["original_max_position_embeddings"])
+    if (
+        config.model_type == "llama4_text" and config.attn_temperature_tuning
+    ):  # from here on it counts slots, not positions
+        context = min(context, config.floor_scale - _SLOTS)
+    return context
+
+
+def forget_sampling_advice(module: "PreTrainedModel") -> None:
+    """Drop the advice of a model's generation_config.json except its special tokens.
+
+    The advice is about temperature, repetition penalty, min-p and the like. Sampling here follows
+    the setting asked for, and nothing else.
+    """
+    from transformers import GenerationConfig
+
+    advice = module.generation_config
+    kept = {
+        name: getattr(advice, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    module.generation_config = GenerationConfig(**kept)
