@@ -8,6 +8,7 @@ share one.
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,6 +37,19 @@ class Window(NamedTuple):
         if self.chunked:
             return rows // self.size != columns // self.size
         return rows - columns >= self.size
+
+    def edges(self, tree: int, width: int) -> tuple[int, int]:
+        """Find the slots that a tree of `width` rows sees, which begins at slot `tree`.
+
+        Returns:
+            The first slot that some row sees, and the first that all rows see.
+        """
+        return max(0, tree + 1 - self.size), max(0, min(tree, tree + width - self.size))
+
+    def cut(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Hide the columns outside the window: `mask` [B or 1, 1, n, columns], positions [B, ..]."""
+        hidden = self.hides(rows[:, None, :, None], columns[:, None, None])
+        return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 
 def layer_kinds(config: "PretrainedConfig") -> set[str]:
@@ -67,7 +81,7 @@ def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
 
 
 def row_masks(
-    windows: dict[str, Window | None], mask: Tensor, rows: Tensor, columns: Tensor, blocked: float
+    windows: dict[str, Window | None], mask: Tensor, rows: Tensor, columns: Tensor
 ) -> Tensor | dict[str, Tensor]:
     """Return the mask of each kind of layer, by kind, or the only one.
 
@@ -76,11 +90,9 @@ def row_masks(
         mask: additive, what may be seen at all, [B or 1, 1, n, columns].
         rows: positions of the rows, [B, n].
         columns: positions of what the cache holds and of the rows, [B, columns].
-        blocked: what a mask has where nothing is seen.
     """
-    far = rows[:, None, :, None], columns[:, None, None]
     masks = {
-        kind: mask if window is None else mask.masked_fill(window.hides(*far), blocked)
+        kind: mask if window is None else window.cut(mask, rows, columns)
         for kind, window in windows.items()
     }
     return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -1,13 +1,7 @@
 """Attention of a tree's rows to the text and to one another, without a mask as wide as the text.
 
 All rows of a tree see the whole text. So they attend to it without a mask, and to the few rows of
-the tree under a small one. The two results are merged by the log-sum-exp of their scores. For a row
-with scores s over two sets of slots A and B:
-
-    softmax over A and B = w softmax(A) + (1 - w) softmax(B),    w = sigmoid(lse(A) - lse(B)),
-    lse(A) = log(sum exp(s in A))
-
-This is the merge of FlashAttention (Dao et al.) between blocks. In a layer with a sliding window
+the tree under a small one (`nde_talf.decoding.forward.parts`). In a layer with a sliding window
 each row sees the last slots before itself. Those that all rows see are attended to without a mask;
 the few at the window's edge, which only some rows see, join the tree's part.
 
@@ -32,13 +26,8 @@ under a wide mask: on a CPU where they are faster.
 Others, not timed yet: `OPEN`, as a mask there rules out flash attention.
 """
 OPEN = 256
-_FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
-_EFFICIENT_ON_CUDA = torch.ops.aten._scaled_dot_product_efficient_attention.default
-_ALIGNED = 8
-"""Of what the lines of a mask, and for flash attention the sizes of heads, are multiples in CUDA's
-kernels.
-"""
+ALIGNED = 8
+"""Alignment that CUDA's kernels want of a mask's lines and, for flash attention, of heads."""
 
 
 @cache
@@ -107,36 +96,31 @@ def seen_in(
         capped: whether the layers cap their scores, which takes one mask over all slots.
     """
     count = rows.shape[1]
-    if mask is None and not cached and not capped and (window is None or count <= window.size):
-        return Seen(causal=True)
-    if mask is None and count > 1:
-        mask = torch.full(
-            (1, 1, count, count), torch.finfo(dtype).min, dtype=dtype, device=rows.device
-        ).triu_(1)
+    if mask is None:
+        if not cached and not capped and (window is None or count <= window.size):
+            return Seen(causal=True)
+        if count > 1:
+            blocked = torch.finfo(dtype).min
+            mask = torch.full((1, 1, count, count), blocked, dtype=dtype, device=rows.device)
+            mask = mask.triu_(1)
     width = count if mask is None else mask.shape[-1]
-    first, open, tree = 0, 0, cached + count - width
-    if window is not None:  # rows lie at positions from `tree` to `tree + width - 1`
-        first, open = max(0, tree + 1 - window.size), max(0, min(tree, tree + width - window.size))
+    tree = cached + count - width
+    first, open = (0, 0) if window is None else window.edges(tree, width)
     if mask is None:
         return Seen(first, open, tree)
     cut = window is not None and (not tree or open > first or width > window.size)
-    if (
-        capped
-        or tree - open < OPEN_FROM.get(rows.device.type, OPEN)
-        or not has_flash(rows.device, dtype)
-    ):
+    long = tree - open >= OPEN_FROM.get(rows.device.type, OPEN)
+    if capped or not long or not has_flash(rows.device, dtype):
         open = tree
     if open > first:
         mask = F.pad(mask, (open - first, 0))
     if cut:
         assert window is not None and columns is not None
         shown = torch.cat([columns[:, first:open], columns[:, tree:]], 1)
-        mask = mask.masked_fill(
-            window.hides(rows[:, None, :, None], shown[:, None, None]), torch.finfo(dtype).min
-        )
+        mask = window.cut(mask, rows, shown)
     mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
-    if rows.device.type == "cuda" and mask.shape[-1] % _ALIGNED:  # else every layer would copy it
-        mask = F.pad(mask, (0, -mask.shape[-1] % _ALIGNED))[..., : mask.shape[-1]]
+    if rows.device.type == "cuda" and mask.shape[-1] % ALIGNED:  # else every layer would copy it
+        mask = F.pad(mask, (0, -mask.shape[-1] % ALIGNED))[..., : mask.shape[-1]]
     return Seen(first, open, tree, mask)
 
 
@@ -190,60 +174,12 @@ def attend(
             )
             attended = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
         else:
-            attended = _merged(rows, keys, values, seen, scale)
+            from nde_talf.decoding.forward.parts import merged
+
+            attended = merged(rows, keys, values, seen, scale)
         if heads != shared:
             attended = attended.reshape(query.shape)
     return attended.transpose(1, 2).reshape(batch * count, heads * size)
-
-
-def _merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:
-    """Merge attention without a mask and attention under one: [B, heads, n, D].
-
-    All rows see the slots of the first kind.
-    """
-    near = [states[:, :, seen.tree :] for states in (keys, values)]
-    if seen.open > seen.first:
-        edge = slice(seen.first, seen.open)
-        near = [
-            torch.cat([states[:, :, edge], nearby], 2)
-            for states, nearby in zip((keys, values), near, strict=True)
-        ]
-    far = slice(seen.open, seen.tree)
-    text, of_text = weighed(query, keys[:, :, far], values[:, :, far], None, scale)
-    tree, of_tree = weighed(query, near[0], near[1], seen.mask, scale)
-    return torch.lerp(tree, text, torch.sigmoid(of_text - of_tree)[..., None].to(tree.dtype))
-
-
-def weighed(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Compute attention with as many heads of queries as of keys.
-
-    Returns:
-        Attention [B, heads, n, D], and the log-sum-exp [B, heads, n] of the scores.
-    """
-    if query.device.type == "cpu":
-        return _FLASH_ON_CPU(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-    if query.device.type != "cuda" or query.shape[-1] % _ALIGNED:
-        return weighed_in_steps(query, keys, values, mask, scale)
-    if mask is None and has_flash(query.device, query.dtype, query.shape[-1]):
-        attended, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
-        return attended, total
-    mask = None if mask is None else mask.expand(*query.shape[:3], -1)
-    attended, total, *_ = _EFFICIENT_ON_CUDA(
-        query, keys, values, mask, True, 0.0, False, scale=scale
-    )
-    return attended, total[..., : query.shape[2]]  # a multiple of 32
-
-
-def weighed_in_steps(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """`weighed` for any device, type and mask. The scores are in memory, so it is for few slots."""
-    scores = (query @ keys.transpose(-1, -2)).float() * scale
-    scores = scores if mask is None else scores + mask
-    total = scores.logsumexp(-1)
-    return (scores - total[..., None]).exp().to(values.dtype) @ values, total
 
 
 def _capped(

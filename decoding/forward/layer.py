@@ -88,17 +88,7 @@ class Linear:
 
     def __init__(self, parts: Sequence[nn.Module]):
         for part in parts:
-            if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
-                raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
-            if (
-                type(part.weight.data) is not Tensor
-                or not part.weight.is_floating_point()
-                or part.weight.itemsize == 1
-            ):
-                raise NotNativeError(
-                    f"the weights of a linear layer are {type(part.weight.data).__name__}s of"
-                    f" {part.weight.dtype}"
-                )
+            _check_linear(part)
         linears = cast("Sequence[nn.Linear]", parts)
         self.weight = fused([part.weight for part in linears])
         biases = [part.bias for part in linears if part.bias is not None]
@@ -113,21 +103,37 @@ class Linear:
         return product(states, self.weight, self.bias)
 
 
+def _check_linear(part: nn.Module) -> None:
+    """Raise NotNativeError for anything but a plain linear layer of floating-point numbers."""
+    if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
+        raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
+    weight = part.weight.data
+    if type(weight) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
+        raise NotNativeError(
+            f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
+        )
+
+
 def fused(parts: Sequence[Tensor]) -> Tensor:
     """Parameters [rows, ...] one below the other, of which they become views."""
-    first, storages = parts[0], {part.untyped_storage().data_ptr() for part in parts}
-    ends = [part.data_ptr() + part.nbytes for part in parts]
-    in_line = [part.data_ptr() for part in parts[1:]] == ends[:-1] and all(
-        part.is_contiguous() for part in parts
-    )
-    if in_line and len(storages) == 1:  # they are views of one already
-        rows = sum(len(part) for part in parts)
-        return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+    first, sizes = parts[0], [len(part) for part in parts]
+    if _in_line(parts):  # they are views of one already
+        return first.detach().as_strided((sum(sizes), *first.shape[1:]), first.stride())
     with torch.inference_mode(first.is_inference()), torch.no_grad():
         together = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, together.split([len(part) for part in parts]), strict=True):
+        for part, view in zip(parts, together.split(sizes), strict=True):
             part.data = view
     return together
+
+
+def _in_line(parts: Sequence[Tensor]) -> bool:
+    """Return True if each part begins where the one before it ends, in one piece of memory."""
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    return (
+        [part.data_ptr() for part in parts[1:]] == ends[:-1]
+        and all(part.is_contiguous() for part in parts)
+        and len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    )
 
 
 class DecoderLayer:
@@ -157,32 +163,24 @@ class DecoderLayer:
         self.output, self.down = Linear([attention.o_proj]), Linear([mlp.down_proj])
         self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
         self.activation = _activation(mlp.act_fn)
-        self.head_norms = None
-        if hasattr(attention, "q_norm"):
-            self.head_norms = HeadNorms(
-                Norm(attention.q_norm, added), Norm(attention.k_norm, added), heads, shared
-            )
-        sandwich = hasattr(block, "pre_feedforward_layernorm")
-        named = {
-            name: module
-            for name, module in block.named_children()
-            if name in _NORMS and hasattr(module, "weight")
-        }
-        norms = {name: Norm(module, added) for name, module in named.items()}
+        queries = optional(attention, "q_norm")
+        self.head_norms = queries and HeadNorms(
+            Norm(queries, added), Norm(attention.k_norm, added), heads, shared
+        )
+        modules = dict(block.named_children())
+        norms = {name: Norm(modules[name], added) for name in _NORMS if _normalises(modules, name)}
         self.before_attention = norms.get("input_layernorm")
-        self.after_attention = norms["post_attention_layernorm"] if sandwich else None
-        self.before_mlp = norms[
-            "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
-        ]
+        # Norms before and after the MLP: the one called "post" then follows attention
+        self.before_mlp = norms.get("pre_feedforward_layernorm")
+        self.after_attention: Norm | None = norms["post_attention_layernorm"]
+        if self.before_mlp is None:
+            self.before_mlp, self.after_attention = self.after_attention, None
         self.after_mlp = norms.get("post_feedforward_layernorm")
-        every: list[Norm | HeadNorms] = [
-            *norms.values(),
-            *([self.head_norms] if self.head_norms else []),
-        ]
+        every = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
         self.copies = [pair for norm in every for pair in norm.copies]
         linears = self.qkv, self.output, self.gate_up, self.down
-        self.tensors = [norm.weight for norm in every] + [own.weight for own in linears]
-        self.tensors += [own.bias for own in linears if own.bias is not None]
+        self.tensors = [part.weight for part in (*every, *linears)]
+        self.tensors += [linear.bias for linear in linears if linear.bias is not None]
 
     def run(
         self,
@@ -247,6 +245,10 @@ _NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+
+
+def _normalises(modules: dict[str, nn.Module], name: str) -> bool:
+    return optional(modules.get(name), "weight") is not None
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -36,7 +36,7 @@ class TransformersForward:
             rows = positions.expand(len(tokens), -1)
             columns = rows if cache is None else cache.place(rows)
             if mask is not None:
-                seen = row_masks(windows, mask, rows, columns, torch.finfo(mask.dtype).min)
+                seen = row_masks(windows, mask, rows, columns)
         return self.body(
             input_ids=tokens,
             position_ids=positions,

@@ -17,9 +17,8 @@ from nde_talf.decoding.forward.attention import (
     RotaryTable,
     attend,
     seen_in,
-    weighed,
-    weighed_in_steps,
 )
+from nde_talf.decoding.forward.parts import weighed, weighed_in_steps
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.windows import Window
