@@ -197,21 +197,6 @@ class KVCache(Cache):
         self.positions = torch.cat([before, positions], 1)
         return self.positions
 
-    def copies(self, count: int, length: int) -> "KVCache":
-        """Copy the first `length` slots, `count` times, into a new cache.
-
-        This cache has to hold one sequence.
-        """
-        copied = KVCache()
-        for index, layer in enumerate(self._growing):
-            keys, values = (
-                x[:, :, :length].expand(count, -1, -1, -1) for x in (layer.keys, layer.values)
-            )
-            copied.update(keys, values, index)
-        if self.positions is not None:
-            copied.positions = self.positions[:, :length].expand(count, -1)
-        return copied
-
     @property
     def _growing(self) -> list[SlotLayer]:
         layers: Any = self.layers

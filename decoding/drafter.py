@@ -184,11 +184,6 @@ class SessionDrafter(Drafter):
         if self.session.rows:  # run before the host knew how many of them count
             self.session.commit(list(range(tokens)))
 
-    def rollback(self) -> None:
-        """Drop all drafted nodes: the root is where it was."""
-        self.session.rollback()
-        self._rows, self._states = {}, self._states[:1]
-
     def seen(self) -> tuple[Tensor, Tensor]:
         """See `Drafter.seen`: unwarped where q is drawn at temperature 0.
 
@@ -279,26 +274,14 @@ class LMDrafter(SessionDrafter):
         never run; it goes in together with the new root, as do all on a device, where it is not
         known yet which they are.
         """
-        rows, states, before = (
-            [self._rows[node] for node in accepted.path if node in self._rows],
-            self._states,
-            self.root,
-        )
+        rows = [self._rows[node] for node in accepted.path if node in self._rows]
+        states, before = self._states, self.root
         self.session.commit(rows)
         if rows:
             q = accepted.tree.q[accepted.path[len(rows) - 1]]
             assert q is not None  # the node has been run
-            before = DraftPoint(lambda: _row(states, rows[-1] + 1), q)
+            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
         self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
-
-
-def _row(parts: list[Tensor], row: int) -> Tensor:
-    """Return row `row` of torch.cat(parts) without concatenating."""
-    for part in parts:
-        if row < part.shape[0]:
-            return part[row]
-        row -= part.shape[0]
-    raise IndexError(row)
 
 
 def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:

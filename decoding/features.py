@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.drafter import Drafter
 
 # In the order of `scalar_features`; entropies and divergences in nats.
 SCALARS = (
@@ -37,14 +36,6 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     return torch.cat(
         [products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1
     )
-
-
-def draft_rows(drafter: Drafter) -> tuple[Tensor, Tensor]:
-    """Q [V] at the token before the root and at the root, for `scalar_features`.
-
-    A drafter without `seen` gives the rows that it draws from.
-    """
-    return drafter.seen()
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root

@@ -4,24 +4,25 @@ Before a native forward is used, its logits are compared with transformers'.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.layer import NotNativeError
-from nde_talf.decoding.forward.native import native_forward
+from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import optional
+from nde_talf.decoding.registry import FAMILIES
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from nde_talf.decoding.forward.native import NativeForward
     from nde_talf.decoding.model import CausalModel
 
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
@@ -35,6 +36,14 @@ _FAR = 600
 _FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a pass raises that a model cannot run."""
 _SLOTS = 1024  # of trees in flight, beyond the text
+
+
+_STEADY_ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose angles do not depend on how long a pass is."""
+
+
+_FACTORS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 
 
 @torch.no_grad()
@@ -78,6 +87,34 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
         )
     _check_original(model)
     return f"transformers' (no native one: {reason})" if reason else "transformers'"
+
+
+def native_forward(
+    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"
+) -> "NativeForward":
+    """Make the native forward of a model's family. Raises NotNativeError where there is none."""
+    if config.model_type not in FAMILIES:
+        raise NotNativeError(f"there is none for models of type {config.model_type}")
+    if reason := _foreign(module, config):
+        raise NotNativeError(reason)
+    native: NativeForward = FAMILIES[config.model_type](module, body, config)
+    return native
+
+
+def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
+    """Tell why a model has no native pass, as far as its configuration shows; None if it may."""
+    if len({weight.device for weight in module.parameters()}) > 1:
+        return "its weights lie on several devices"
+    if optional(module, "is_quantized", False):
+        return "its weights are quantised"
+    if optional(config, "use_bidirectional_attention", False):
+        return "its attention looks ahead"
+    ropes = config.rope_parameters or {}
+    parts = [entry for entry in ropes.values() if isinstance(entry, dict)] or [ropes]
+    for rope in parts:
+        if (kind := rope.get("rope_type", "default")) not in _STEADY_ROPES:
+            return f"its rotary positions are of type {kind}"
+    return None
 
 
 def _check_original(model: "CausalModel") -> None:
@@ -244,3 +281,25 @@ def forget_sampling_advice(module: "PreTrainedModel") -> None:
         name: getattr(advice, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
     module.generation_config = GenerationConfig(**kept)
+
+
+def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
+    """A `Readout`'s scale and cap, as a model's text configuration says."""
+    scale = 1.0
+    for name in _FACTORS:
+        scale *= optional(config, name) or 1.0
+    for name in _DIVISORS:
+        divisor = optional(config, name) or 1.0
+        scale = (
+            scale * divisor if config.model_type == "hyperclovax" else scale / divisor
+        )  # its logits_scaling is a factor
+    return scale, optional(config, "final_logit_softcapping")
+
+
+def body_of(model: "PreTrainedModel") -> nn.Module:
+    """Return the module that makes hidden states of tokens.
+
+    In a model with a part for images, say, it is the part that reads text.
+    """
+    body = cast("nn.Module", model.get_decoder())
+    return cast("nn.Module", body.model) if body is model else body

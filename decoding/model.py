@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.product import product
-from nde_talf.decoding.readout import Readout, optional, scale_and_cap
+from nde_talf.decoding.readout import Readout, optional
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,10 +48,12 @@ class CausalModel:
         owned: bool = True,
     ):
         from nde_talf.decoding.fitness import (
+            body_of,
             cannot_take_a_tree,
             choose_forward,
             forget_sampling_advice,
             longest_context,
+            scale_and_cap,
         )
         from nde_talf.decoding.windows import windows
 
@@ -245,12 +247,3 @@ class CausalModel:
         else:
             logits = self.lm_head(hidden).to(self.device)
         return self.readout.finish(logits)
-
-
-def body_of(model: "PreTrainedModel") -> nn.Module:
-    """Return the module that makes hidden states of tokens.
-
-    In a model with a part for images, say, it is the part that reads text.
-    """
-    body = cast("nn.Module", model.get_decoder())
-    return cast("nn.Module", body.model) if body is model else body

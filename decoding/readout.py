@@ -7,17 +7,11 @@ Gemma 2:      30 tanh(W h / 30)  final_logit_softcapping = 30
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-_FACTORS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
 
 
 def optional(owner: Any, name: str, default: Any = None) -> Any:
@@ -53,16 +47,3 @@ class Readout:
             return logits
         logits = logits.tanh_()
         return torch.mul(logits, self.cap, out=None if logits.requires_grad else logits)
-
-
-def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
-    """A `Readout`'s scale and cap, as a model's text configuration says."""
-    scale = 1.0
-    for name in _FACTORS:
-        scale *= optional(config, name) or 1.0
-    for name in _DIVISORS:
-        divisor = optional(config, name) or 1.0
-        scale = (
-            scale * divisor if config.model_type == "hyperclovax" else scale / divisor
-        )  # its logits_scaling is a factor
-    return scale, optional(config, "final_logit_softcapping")

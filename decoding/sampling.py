@@ -16,7 +16,7 @@ from torch import Tensor
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.setting import RAW, SamplingSetting
 
-__all__ = ["RAW", "Rng", "SamplingSetting", "inverse_cdf", "warp"]
+__all__ = ["RAW", "Rng", "SamplingSetting", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
 # CPU): a bias of that size.
@@ -111,32 +111,20 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             uniforms = self._uploaded(len(weights), weights.device)
+            from nde_talf.decoding.device_sampling import inverse_cdf
+
             return inverse_cdf(weights, uniforms[:, None])[:, 0]
         uniforms = [self.uniform() for _ in at]
-        return (search if weights.is_cpu else search_on_device)(weights, at, uniforms)
+        if weights.is_cpu:
+            return search(weights, at, uniforms)
+        from nde_talf.decoding.device_sampling import search_on_device
+
+        return search_on_device(weights, at, uniforms)
 
     def _uploaded(self, count: int, device: torch.device) -> Tensor:
         """Return the next numbers [count] of `uniform`, on a device, without waiting for it."""
         uniforms = [self.uniform() for _ in range(count)]
         return upload(torch.tensor(uniforms, dtype=torch.float64), device)
-
-
-def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Locate `uniforms` [n, c] in [0, 1) in the cumulative sums of `weights` [n, V].
-
-    Sums are in float64; the host does not look at the numbers.
-
-    Returns:
-        Indices [n, c], never one of weight 0. For a row without a positive, finite sum they are
-        meaningless.
-    """
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    total = cdf[:, -1:]
-    below = torch.nextafter(
-        total, torch.zeros_like(total)
-    )  # rounding must not take a search beyond the last weight
-    index = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
-    return index.clamp_(max=weights.shape[-1] - 1)
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
@@ -152,22 +140,12 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
         cdf = cdfs[row]
         total = cdf.item(-1)
         if not 0 < total < math.inf:
-            raise _massless(total)
+            raise massless(total)
         below = math.nextafter(total, 0.0)  # the product may be rounded up to the total
         indices.append(int(cdf.searchsorted(min(uniform * total, below), "right")))
     return indices
 
 
-def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
-    """`search` in one go: on a device a call or a transfer is what costs."""
-    index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
-    places = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
-    numbers = torch.cat([places.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
-    for total in numbers[len(at) :]:
-        if not 0 < total < math.inf:
-            raise _massless(total)
-    return [int(number) for number in numbers[: len(at)]]
-
-
-def _massless(total: float) -> ValueError:
+def massless(total: float) -> ValueError:
+    """Return the error of a distribution without mass."""
     return ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")

@@ -47,7 +47,7 @@ class Window(NamedTuple):
         return max(0, tree + 1 - self.size), max(0, min(tree, tree + width - self.size))
 
     def cut(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Hide the columns outside the window: `mask` [B or 1, 1, n, columns], positions [B, ..]."""
+        """Hide in `mask` [.., n, m] the columns outside the windows of rows at these positions."""
         hidden = self.hides(rows[:, None, :, None], columns[:, None, None])
         return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 

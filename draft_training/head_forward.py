@@ -7,7 +7,8 @@ from torch import Tensor
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer
-from nde_talf.decoding.forward.native import FAMILIES, FusedPass
+from nde_talf.decoding.forward.native import FusedPass
+from nde_talf.decoding.registry import FAMILIES
 from nde_talf.decoding.windows import FULL
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.forward.native import native_forward
+from nde_talf.decoding.fitness import native_forward
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
 from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens

@@ -17,12 +17,12 @@ from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean, FollowTau
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO

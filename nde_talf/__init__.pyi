@@ -15,7 +15,6 @@ from nde_talf.decoding.policies.base import TreePolicy as TreePolicy
 from nde_talf.decoding.policies.beam import Beam as Beam
 from nde_talf.decoding.policies.delayed import Autoregressive as Autoregressive
 from nde_talf.decoding.policies.delayed import Delayed as Delayed
-from nde_talf.decoding.policies.delayed import FollowTau as FollowTau
 from nde_talf.decoding.policies.dynatree import DynaTree as DynaTree
 from nde_talf.decoding.policies.dyspec import DySpec as DySpec
 from nde_talf.decoding.policies.dyspec import DySpecThreshold as DySpecThreshold
@@ -25,6 +24,7 @@ from nde_talf.decoding.policies.fixed import sequoia_shape as sequoia_shape
 from nde_talf.decoding.policies.ngram import NgramTree as NgramTree
 from nde_talf.decoding.policies.salf import Optimal as Optimal
 from nde_talf.decoding.policies.salf import Salf as Salf
+from nde_talf.decoding.policies.stopping import FollowTau as FollowTau
 from nde_talf.decoding.registry import VERIFIERS as VERIFIERS
 from nde_talf.decoding.sampling import Rng as Rng
 from nde_talf.decoding.sampling import warp as warp

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from benchmarks.papers.shared import Bench, options_of, table
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting, inverse_cdf
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.evaluation.solver_acceptance import trajectory_trees
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, inverse_cdf, warp
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 
 
@@ -87,13 +88,26 @@ def draft_prefix(draft: CausalModel | Draft, target: Prefix) -> Prefix:
     return Prefix(draft, target.tokens) if isinstance(draft, CausalModel) else draft.prefix(target)
 
 
+def _copies(cache: KVCache, count: int, length: int) -> KVCache:
+    """Copy the first `length` slots of a cache of one sequence, `count` times, into a new cache."""
+    copied = KVCache()
+    for index, layer in enumerate(cache.layers):
+        keys, values = (
+            x[:, :, :length].expand(count, -1, -1, -1) for x in (layer.keys, layer.values)
+        )
+        copied.update(keys, values, index)
+    if cache.positions is not None:
+        copied.positions = cache.positions[:, :length].expand(count, -1)
+    return copied
+
+
 class SuperTreeRows:
     """A micro-batch of super-trees inside one model, which runs their rows in order."""
 
     def __init__(self, prefix: Prefix, roots: Tensor, layout: SuperTreeLayout):
         self.model, self.layout = prefix.model, layout
         self.roots = roots - (len(prefix.tokens) - prefix.slots)
-        self.cache = prefix.cache.copies(len(roots), prefix.slots)
+        self.cache = _copies(prefix.cache, len(roots), prefix.slots)
         blocked = torch.finfo(self.model.dtype).min
         columns = torch.arange(prefix.slots, device=self.model.device)
         # The root is a row of the tree: the prefix that a tree sees ends before it.

@@ -8,7 +8,6 @@ the few at the window's edge, which only some rows see, join the tree's part.
 Rotary positions stand here too: tables of angles made once, and the rotation.
 """
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,19 +27,6 @@ Others, not timed yet: `OPEN`, as a mask there rules out flash attention.
 OPEN = 256
 ALIGNED = 8
 """Alignment that CUDA's kernels want of a mask's lines and, for flash attention, of heads."""
-
-
-@cache
-def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
-    """Return True if flash attention runs there, for heads of this size.
-
-    NVIDIA's GPUs before Ampere (T4, V100) have none, and float32 has none on any.
-    """
-    if device.type != "cuda":
-        return device.type == "cpu"
-    like = torch.empty(1, 1, 1, size, dtype=dtype, device=device)
-    asked = torch.backends.cuda.SDPAParams(like, like, like, None, 0.0, False, False)
-    return torch.backends.cuda.can_use_flash_attention(asked)
 
 
 class Seen(NamedTuple):
@@ -110,7 +96,7 @@ def seen_in(
         return Seen(first, open, tree)
     cut = window is not None and (not tree or open > first or width > window.size)
     long = tree - open >= OPEN_FROM.get(rows.device.type, OPEN)
-    if capped or not long or not has_flash(rows.device, dtype):
+    if capped or not long or not _has_flash(rows.device, dtype):
         open = tree
     if open > first:
         mask = F.pad(mask, (open - first, 0))
@@ -147,7 +133,7 @@ def attend(
         if (
             heads != shared
             and query.device.type == "cuda"
-            and not has_flash(query.device, query.dtype, size)
+            and not _has_flash(query.device, query.dtype, size)
         ):
             # Of CUDA's kernels flash attention alone takes groups. The plain one would hold all
             # scores.
@@ -180,6 +166,12 @@ def attend(
         if heads != shared:
             attended = attended.reshape(query.shape)
     return attended.transpose(1, 2).reshape(batch * count, heads * size)
+
+
+def _has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
+    from nde_talf.decoding.forward.parts import has_flash
+
+    return has_flash(device, dtype, size)
 
 
 def _capped(

@@ -19,12 +19,9 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
+from nde_talf.decoding.forward.fusing import fused_linear
 from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.readout import optional
-
-
-class NotNativeError(Exception):
-    """A model has no native forward pass; the message says why."""
 
 
 class Norm:
@@ -55,30 +52,6 @@ class Norm:
         return torch.rms_norm(states, self.shape, self.weight, self.eps)
 
 
-class HeadNorms:
-    """Norms of query heads and of key heads in one, for states [..., heads + shared, D].
-
-    Each head is divided by its size and multiplied by its row of weights.
-    """
-
-    def __init__(self, queries: Norm, keys: Norm, heads: int, shared: int):
-        self.eps, self.wide = queries.eps, queries.wide
-        each = (queries, heads), (keys, shared)
-        self.weight = torch.cat([norm.weight.expand(count, -1) for norm, count in each])
-        rows = self.weight.split([heads, shared])
-        self.copies = [
-            (own, norm.own.expand(count, -1)) for own, (norm, count) in zip(rows, each, strict=True)
-        ]
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Normalise states [..., heads + shared, D] head by head."""
-        divided = (
-            F.rms_norm(states.float() if self.wide else states, states.shape[-1:], None, self.eps)
-            * self.weight
-        )
-        return divided.to(states.dtype) if self.wide else divided
-
-
 class Linear:
     """One product for several linear layers over the same input.
 
@@ -87,53 +60,11 @@ class Linear:
     """
 
     def __init__(self, parts: Sequence[nn.Module]):
-        for part in parts:
-            _check_linear(part)
-        linears = cast("Sequence[nn.Linear]", parts)
-        self.weight = fused([part.weight for part in linears])
-        biases = [part.bias for part in linears if part.bias is not None]
-        if biases and len(biases) < len(linears):
-            raise NotNativeError(
-                "of linear layers over one input, some have a bias and some have none"
-            )
-        self.bias = fused(biases) if biases else None
+        self.weight, self.bias = fused_linear(parts)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
         return product(states, self.weight, self.bias)
-
-
-def _check_linear(part: nn.Module) -> None:
-    """Raise NotNativeError for anything but a plain linear layer of floating-point numbers."""
-    if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
-        raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
-    weight = part.weight.data
-    if type(weight) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
-        raise NotNativeError(
-            f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
-        )
-
-
-def fused(parts: Sequence[Tensor]) -> Tensor:
-    """Parameters [rows, ...] one below the other, of which they become views."""
-    first, sizes = parts[0], [len(part) for part in parts]
-    if _in_line(parts):  # they are views of one already
-        return first.detach().as_strided((sum(sizes), *first.shape[1:]), first.stride())
-    with torch.inference_mode(first.is_inference()), torch.no_grad():
-        together = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, together.split(sizes), strict=True):
-            part.data = view
-    return together
-
-
-def _in_line(parts: Sequence[Tensor]) -> bool:
-    """Return True if each part begins where the one before it ends, in one piece of memory."""
-    ends = [part.data_ptr() + part.nbytes for part in parts]
-    return (
-        [part.data_ptr() for part in parts[1:]] == ends[:-1]
-        and all(part.is_contiguous() for part in parts)
-        and len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    )
 
 
 class DecoderLayer:
@@ -163,10 +94,12 @@ class DecoderLayer:
         self.output, self.down = Linear([attention.o_proj]), Linear([mlp.down_proj])
         self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
         self.activation = _activation(mlp.act_fn)
-        queries = optional(attention, "q_norm")
-        self.head_norms = queries and HeadNorms(
-            Norm(queries, added), Norm(attention.k_norm, added), heads, shared
-        )
+        self.head_norms = None
+        if (queries := optional(attention, "q_norm")) is not None:
+            from nde_talf.decoding.forward.head_norms import HeadNorms
+
+            both = Norm(queries, added), Norm(attention.k_norm, added)
+            self.head_norms = HeadNorms(*both, heads, shared)
         modules = dict(block.named_children())
         norms = {name: Norm(modules[name], added) for name in _NORMS if _normalises(modules, name)}
         self.before_attention = norms.get("input_layernorm")

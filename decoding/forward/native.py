@@ -16,17 +16,15 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, Norm, NotNativeError
+from nde_talf.decoding.forward.fusing import NotNativeError
+from nde_talf.decoding.forward.layer import DecoderLayer, Norm
 from nde_talf.decoding.readout import optional
-from nde_talf.decoding.registry import FAMILIES, family
+from nde_talf.decoding.registry import family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from nde_talf.decoding.windows import Window
-
-_STEADY_ROPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary positions whose angles do not depend on how long a pass is."""
 
 
 class FusedPass(ABC):
@@ -127,8 +125,6 @@ class NativeForward(FusedPass):
     capped_scores: ClassVar[bool] = False
 
     def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
-        if reason := _foreign(module, config):
-            raise NotNativeError(reason)
         self.body, self.config = cast("Any", body), config
         super().__init__(body)
 
@@ -212,29 +208,3 @@ class NativeForward(FusedPass):
                 streams.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *streams], -1) if streams else hidden).view(batch, count, -1)
-
-
-def native_forward(
-    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"
-) -> NativeForward:
-    """Make the native forward of a model's family. Raises NotNativeError where there is none."""
-    if config.model_type not in FAMILIES:
-        raise NotNativeError(f"there is none for models of type {config.model_type}")
-    native: NativeForward = FAMILIES[config.model_type](module, body, config)
-    return native
-
-
-def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
-    """Tell why a model has no native pass, as far as its configuration shows; None if it may."""
-    if len({weight.device for weight in module.parameters()}) > 1:
-        return "its weights lie on several devices"
-    if optional(module, "is_quantized", False):
-        return "its weights are quantised"
-    if optional(config, "use_bidirectional_attention", False):
-        return "its attention looks ahead"
-    ropes = config.rope_parameters or {}
-    parts = [entry for entry in ropes.values() if isinstance(entry, dict)] or [ropes]
-    for rope in parts:
-        if (kind := rope.get("rope_type", "default")) not in _STEADY_ROPES:
-            return f"its rotary positions are of type {kind}"
-    return None

@@ -8,14 +8,29 @@ For a row with scores s over two sets of slots A and B:
 This is the merge of FlashAttention (Dao et al.) between blocks.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.forward.attention import ALIGNED, Seen, has_flash
+from nde_talf.decoding.forward.attention import ALIGNED, Seen
 
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
 _EFFICIENT_ON_CUDA = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+@cache
+def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
+    """Return True if flash attention runs there, for heads of this size.
+
+    NVIDIA's GPUs before Ampere (T4, V100) have none, and float32 has none on any.
+    """
+    if device.type != "cuda":
+        return device.type == "cpu"
+    like = torch.empty(1, 1, 1, size, dtype=dtype, device=device)
+    asked = torch.backends.cuda.SDPAParams(like, like, like, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_flash_attention(asked)
 
 
 def merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:

@@ -1,7 +1,4 @@
-"""Delayed trees (Definition 5.2, NDE paper).
-
-Two policies: a fixed action, and the rule that follows the last acceptance length.
-"""
+"""Delayed trees (Definition 5.2, NDE paper) of one action."""
 
 from __future__ import annotations
 
@@ -67,24 +64,6 @@ class Delayed(TreePolicy):
         return draft_delayed(self.action, state, drafter, rng)
 
 
-class FollowTau(TreePolicy):
-    """History rule L1 = previous tau - 1, with K and L2 fixed.
-
-    It is the cheap rule that a selector has to beat.
-    """
-
-    trees = "delayed"
-
-    def __init__(self, k: int, l2: int, l1_max: int):
-        require_positive(k=k, l2=l2, l1_max=l1_max)
-        self.k, self.l2, self.l1_max = k, l2, l1_max
-
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        """Draft a trunk one token shorter than the last acceptance length, then the branches."""
-        l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
-        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)
-
-
 @policy("delayed", verifier="traversal")
 def delayed(k: int = 1, l1: int = 0, l2: int = 4) -> Delayed:
     """Draft the same (K, L1, L2) at every step."""
@@ -98,9 +77,3 @@ def gbv(k: int = 3, length: int = 8) -> Delayed:
     Its paper recommends three, of 8 tokens.
     """
     return Delayed(Action(k, 0, length))
-
-
-@policy("follow_tau", verifier="traversal")
-def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
-    """Let the trunk follow the last acceptance length."""
-    return FollowTau(k, l2, l1_max)

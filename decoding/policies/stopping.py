@@ -1,4 +1,4 @@
-"""Paths of varying length without a trained selector.
+"""Paths and trunks of varying length without a trained selector.
 
 They stop while drafting, or follow what was accepted.
 
@@ -137,3 +137,27 @@ class FollowMean(TreePolicy):
         mean = sum(accepted) / len(accepted) if accepted else self.longest
         length = min(max(round(mean) + self.plus, 1), self.longest)
         return draft_delayed(Action(1, 0, length), state, drafter, rng)
+
+
+class FollowTau(TreePolicy):
+    """History rule L1 = previous tau - 1, with K and L2 fixed.
+
+    It is the cheap rule that a selector has to beat.
+    """
+
+    trees = "delayed"
+
+    def __init__(self, k: int, l2: int, l1_max: int):
+        require_positive(k=k, l2=l2, l1_max=l1_max)
+        self.k, self.l2, self.l1_max = k, l2, l1_max
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        """Draft a trunk one token shorter than the last acceptance length, then the branches."""
+        l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
+        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)
+
+
+@policy("follow_tau", verifier="traversal")
+def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
+    """Let the trunk follow the last acceptance length."""
+    return FollowTau(k, l2, l1_max)

@@ -101,7 +101,8 @@ def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tens
         tree = Delayed(action).draft(state, drafter, rng)
         tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
         session.rollback()
-        drafter.rollback()
+        drafter.session.rollback()
+        drafter._rows, drafter._states = {}, drafter._states[:1]
         for name, own in values.items():
             own.append(1.0 + tree.depth[VERIFIERS[name](tree, rng).end])
     return {name: torch.tensor(own) for name, own in values.items()}

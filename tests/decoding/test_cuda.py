@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.forward.attention import Seen, attend, has_flash, seen_in
+from nde_talf.decoding.forward.attention import Seen, attend, seen_in
+from nde_talf.decoding.forward.parts import has_flash
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam

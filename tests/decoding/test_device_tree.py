@@ -14,8 +14,9 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.masks import ancestor_mask, grown_mask
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
+from nde_talf.decoding.policies.stopping import FollowTau
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes

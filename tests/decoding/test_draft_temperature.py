@@ -7,7 +7,7 @@ import torch
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.features import draft_rows, scalar_features
+from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive
@@ -143,7 +143,7 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
 
     class Seeing(Kept):
         def draft(self, state, drafter, rng):
-            computed.append(scalar_features(state.p_previous, *draft_rows(drafter)))
+            computed.append(scalar_features(state.p_previous, *drafter.seen()))
             asked.append((state.context, drafter.setting))
             return super().draft(state, drafter, rng)
 

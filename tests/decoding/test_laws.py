@@ -10,11 +10,12 @@ import torch
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.policies.stopping import FollowTau
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.residual import Residual, accept
 from nde_talf.decoding.sampling import Rng

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.features import draft_rows, scalar_features
+from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -71,7 +71,7 @@ def test_a_text_of_tokens_that_the_draft_does_not_know_is_drafted_for_by_every_p
         if setting.temperature == 0:
             logits = target.module(torch.tensor([[47, 3, 49, *tokens]])).logits[0, 2:-1]
             assert tokens == logits.argmax(-1).tolist()
-        rows = draft_rows(decoder.drafting)
+        rows = decoder.drafting.seen()
         assert all(
             float(row[45:].sum()) == 0 and float(row.sum()) == pytest.approx(1) for row in rows
         )

@@ -11,13 +11,13 @@ from transformers import (
 )
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device_sampling import search_on_device
 from nde_talf.decoding.nucleus import nucleus, nucleus_sorted
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import (
     Rng,
     SamplingSetting,
     search,
-    search_on_device,
     warp,
 )
 from nde_talf.decoding.tree import DraftTree, WarpedRows

@@ -9,7 +9,8 @@ from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed, FollowTau
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.stopping import FollowTau
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes

@@ -1,0 +1,38 @@
+"""Draws on a device, by inverse cdf: the host does not look at the numbers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.device import upload
+from nde_talf.decoding.sampling import massless
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Locate `uniforms` [n, c] in [0, 1) in the cumulative sums of `weights` [n, V].
+
+    Sums are in float64; the host does not look at the numbers.
+
+    Returns:
+        Indices [n, c], never one of weight 0. For a row without a positive, finite sum they are
+        meaningless.
+    """
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    below = torch.nextafter(
+        total, torch.zeros_like(total)
+    )  # rounding must not take a search beyond the last weight
+    index = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
+    return index.clamp_(max=weights.shape[-1] - 1)
+
+
+def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """`search` in one go: on a device a call or a transfer is what costs."""
+    index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
+    places = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
+    numbers = torch.cat([places.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
+    for total in numbers[len(at) :]:
+        if not 0 < total < float("inf"):
+            raise massless(total)
+    return [int(number) for number in numbers[: len(at)]]
