@@ -3,13 +3,14 @@
 import json
 
 import pytest
+import torch
 
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dry_run import pair_sizes, sizes
+from nde_talf.pipelines.dry_run import pair_without_weights, without_weights
 from nde_talf.pipelines.run import run
 from tests.pipelines import miniatures
 from tests.pipelines.micro import ROOT
@@ -52,8 +53,8 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     for part in ("computed, not run", "parameters", "traces on disk", "free in"):
         assert part in printed, printed
     assert not (tmp_path / "runs").exists()
-    models = pair_sizes(config)
-    assert models["draft"].parameters < models["target"].parameters < 10e6
+    models = pair_without_weights(config)
+    assert models["draft"].num_parameters() < models["target"].num_parameters() < 10e6
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
 def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
-        sizes(str(tmp_path), "model.target", "bfloat16")
+        without_weights(str(tmp_path), "model.target", torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -271,18 +271,6 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
     assert "dialogues.length was 64, now 48" in other
 
 
-def test_a_head_learns_on_features_of_three_layers(finished):
-    folder, _ = finished
-    done = run(folder, "run=three", "base=default", "stage=draft", "draft=eagle3")
-    assert done.returncode == 0, said(done)
-    out = folder / "checkpoints/three/draft"
-    assert json.loads((out / "held_out.json").read_text())["roots"] > 0
-    drafter = EagleDrafter.from_pretrained(
-        out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
-    )
-    assert drafter.feature_layers == (0, 1, 2)
-
-
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
     process = start("nde_talf.pipelines.run", command(folder)[3:])
