@@ -160,7 +160,7 @@ class HeadConfig(TrainingConfig):
     """Features of the target, for the head.
 
     `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
-    lm_head of the head's own (EAGLE-3; with loss talf and labels online).
+    lm_head of the head's own (EAGLE-3; with loss talf).
     """
     draft_vocab: Count | None = None
     """With features=three, how many tokens the head can draft: those that are most frequent in the

@@ -108,15 +108,9 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     )
     loss, figures = HeadModule(head, config).loss(batch_of(tokens), 0)
     torch.testing.assert_close(loss, expected)
-    assert list(figures) == [
-        "loss_depth_0",
-        "loss_depth_1",
-        "agreement_depth_0",
-        "agreement_depth_1",
-    ]
-    eagle, figures = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1))).loss(
-        batch_of(tokens), 0
-    )
+    assert list(figures) == [f"{what}_depth_{d}" for what in ("loss", "agreement") for d in (0, 1)]
+    plain = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1)))
+    eagle, figures = plain.loss(batch_of(tokens), 0)
     guess, truth = guesses[0]
     cross = written_out(guess, truth, readout, TalfLoss()).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
