@@ -20,7 +20,6 @@ from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, PROTOCOL
 from nde_talf.evaluation.table import (
-    VLLM,
     Row,
     acceptance_by_position,
     by_kind,
@@ -29,7 +28,6 @@ from nde_talf.evaluation.table import (
     markdown,
     steps_by_tree,
     tabulate,
-    vllm_counters,
 )
 from nde_talf.evaluation.verdict import Verdict, in_words, verdict
 
@@ -46,7 +44,6 @@ class ReportData:
         verdicts: by setting.
         kinds: by setting and domain, rows.
         histograms: by setting and method, steps by accepted tokens.
-        spec_decode: by setting and method, vLLM's counters.
         chosen: by setting and selector, steps by tree.
         measured: how much was decoded, in words.
         learned: by setting, names of methods with something learned.
@@ -67,7 +64,6 @@ class ReportData:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     kinds: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
     histograms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    spec_decode: dict[str, dict[str, dict]] = field(default_factory=dict)
     chosen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     measured: str = ""
     learned: dict[str, list[str]] = field(default_factory=dict)
@@ -92,7 +88,6 @@ class ReportData:
             {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
             by_kind(records),
             _by_method(records, histogram),
-            _by_method(records, vllm_counters),
             _by_method(records, steps_by_tree),
             **parts,
         )
@@ -181,16 +176,15 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
 
 def table_of_drafts(data: ReportData, setting: str) -> Table:
     """Steps by accepted tokens."""
-    methods, rows = data.drafting.get(setting, {}), []
+    methods = data.drafting.get(setting, {})
     longest = max(map(len, methods.values()), default=0)
-    for name, counts in methods.items():
-        counters = data.spec_decode[setting].get(name)
-        accepted = "–"
-        if counters:
-            tokens, drafted = (counters[f"{VLLM}_{x}_tokens"] for x in ("accepted", "draft"))
-            accepted = f"{tokens / drafted:.0%}"
-        fractions = [f"{n / sum(counts):.0%}" for n in counts]
-        rows.append([name, accepted, *fractions, *[""] * (longest - len(counts))])
+    rows = []
+    for row in data.tables[setting]:
+        if counts := methods.get(row.method):
+            accepted = (row.block_efficiency[0] - 1) / (row.nodes - 1)
+            fractions = [f"{n / sum(counts):.0%}" for n in counts]
+            padding = [""] * (longest - len(counts))
+            rows.append([row.method, f"{accepted:.0%}", *fractions, *padding])
     return Table(setting, ["method", "drafts accepted", *map(str, range(longest))], rows)
 
 

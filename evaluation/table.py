@@ -18,8 +18,6 @@ from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, speed_ratio
 
-VLLM = "vllm:spec_decode_num"
-
 
 @dataclass
 class Row:
@@ -124,32 +122,12 @@ def histogram(records: list[Record]) -> list[int]:
     return [counts[str(length)] for length in range(max(map(int, counts)) + 1)] if counts else []
 
 
-def accepted_per_position(counts: list[int]) -> list[int]:
-    """Steps that accepted a token at position 0, 1, ... of the path, from a `histogram`."""
-    return [sum(counts[position + 1 :]) for position in range(len(counts) - 1)]
-
-
 def acceptance_by_position(counts: list[int]) -> list[float]:
-    """Fraction of all steps that accepted each position, as vLLM reports it."""
-    return [steps / sum(counts) for steps in accepted_per_position(counts)]
+    """Fraction of all steps that accepted a token at position 0, 1, ..., from a `histogram`.
 
-
-def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
-    """A method's counts under the names of vLLM's metrics.
-
-    Draft tokens are all distinct nodes of the trees but the roots. Empty for a method that drafts
-    nothing, or whose steps were not counted.
+    vLLM reports the same.
     """
-    counts = histogram(records)
-    drafted = sum(record.nodes - record.steps for record in records)
-    if not counts or drafted <= 0:
-        return {}
-    return {
-        f"{VLLM}_drafts": sum(counts),
-        f"{VLLM}_draft_tokens": drafted,
-        f"{VLLM}_accepted_tokens": sum(length * steps for length, steps in enumerate(counts)),
-        f"{VLLM}_accepted_tokens_per_pos": accepted_per_position(counts),
-    }
+    return [sum(counts[place + 1 :]) / sum(counts) for place in range(len(counts) - 1)]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
