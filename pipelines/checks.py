@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
-from nde_talf.data.traces.settings import GREEDY, SETTINGS
+from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
@@ -38,13 +38,8 @@ def check_config(config: Config) -> None:
         check(config)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
-            where = (
-                "is no sampling setting"
-                if name not in SETTINGS
-                else "is not traced, so it has no labels"
-            )
             raise UserError(
-                f"evaluation.settings: '{name}' {where}; choose from"
+                f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
                 f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
             )
 

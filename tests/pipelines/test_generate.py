@@ -47,7 +47,7 @@ def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
 
 def test_suggestions_name_the_key_that_was_meant():
     known = set(keys(Config))
-    assert {"selector.lr", "model.target_lm.steps", "run"} <= known
+    assert {"selector.lr", "data.sets.NAME.parts[0].source", "run"} <= known
     assert nearest("traces.sampels", known) == "traces.samples"
     assert nearest("new_token", keys(GenerateConfig)) == "new_tokens"
     assert nearest("zzz", known) is None

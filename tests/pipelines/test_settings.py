@@ -3,7 +3,6 @@
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import keys
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig
@@ -49,8 +48,3 @@ def test_numbers_become_texts_and_integers_floats_where_the_key_says_so():
     config = composed(Config, "run=1", "selector.lr=1", "evaluation.draft_temperature=0.6")
     assert (config.run, config.selector.lr) == ("1", 1.0) and isinstance(config.selector.lr, float)
     assert config.evaluation.draft_temperature == "0.6"
-
-
-def test_keys_of_nested_settings_are_listed():
-    known = {*keys(Config)}
-    assert {"run", "data.sets.NAME.parts[0].source", "draft.loss.distillation"} <= known
