@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import opened
 from nde_talf.decoding.common.typed import typed
 
 CHECKSUMS = "checksums.json"
@@ -26,7 +27,7 @@ class _Checksums(TypedDict):
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -56,7 +57,8 @@ def check_checksums(folder: Path, name: str = "", again: str = "make it again") 
     if not path.exists():
         return False
     try:
-        content = typed(json.loads(path.read_bytes()), _Checksums)
+        with opened(path) as stream:
+            content = typed(json.loads(stream.read()), _Checksums)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{name}{folder}: its {CHECKSUMS} is damaged ({error}). Take a good copy, or {again}."

@@ -12,10 +12,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.typed import typed
@@ -138,6 +139,15 @@ def remove_temporaries(folder: Path) -> None:
                     remove(left)
 
 
+def opened(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises UserError for a pipe or device, which may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path}: it is no regular file. Put a file in its place.")
+    return os.fdopen(descriptor, "rb")
+
+
 def write_json(path: Path, content: object) -> None:
     """Write `content` to `path` as indented JSON, atomically."""
     write_atomically(
@@ -151,17 +161,17 @@ def read_json(
     """The content of a JSON file.
 
     Args:
-        path: a local file, or anything with `read_bytes`.
+        path: the file.
         kind: what it has to hold, as an annotation, see `typed`.
         again: what a person can do about a damaged file.
 
     Raises:
         UserError: it is missing, no JSON, or something else; the message names `path`.
     """
-    with reading(path, again):
-        if isinstance(path, Path) and path.stat().st_size > LARGEST_JSON:
+    with reading(path, again), opened(path) as stream:
+        if os.fstat(stream.fileno()).st_size > LARGEST_JSON:
             raise ValueError("it is too large for a file of this kind")
-        return typed(json.loads(path.read_bytes()), kind)
+        return typed(json.loads(stream.read()), kind)
 
 
 @contextmanager

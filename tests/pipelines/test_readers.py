@@ -3,6 +3,7 @@ is allocated.
 """
 
 import json
+import os
 import re
 import shutil
 import warnings
@@ -90,6 +91,12 @@ def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content):
     path.write_text(content, errors="surrogateescape")
     with pytest.raises(UserError, match=r"content\.json: it cannot be read"):
         read_json(path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "content.json")
+    with pytest.raises(UserError, match=r"content\.json: it is no regular file"):
+        read_json(tmp_path / "content.json")
 
 
 def test_tensors_are_compared_with_what_is_declared(tmp_path):
