@@ -8,7 +8,7 @@ drafter needs of the target (EAGLE-style heads need features) is an argument of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,6 @@ class DraftPoint:
 
     def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
         self._hidden, self._q = hidden, q
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.hidden, self.q))
 
     @property
     def hidden(self) -> Tensor:

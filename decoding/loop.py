@@ -93,10 +93,10 @@ class SpeculativeDecoder:
         self.policy.check_decoder(target, drafter, None if setting == MATCH else setting)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
-        on_cuda = target.device.type == "cuda"
-        self.tick = self._clock_of_device if self.timed and on_cuda else self.clock
-        on_device = asynchronous(target.device) if self.device is None else self.device
-        self.device = on_device and rule.on_device is not None and self._keeps_on_device()
+        self.tick = (
+            self._clock_of_device if self.timed and asynchronous(target.device) else self.clock
+        )
+        self.device = self._drafts_on_device()
 
     def _check_models(self) -> None:
         target, drafter = self.target, self.drafter
@@ -107,22 +107,20 @@ class SpeculativeDecoder:
                 " they share one and differ in padding alone, call match(target.vocab_size) on the"
                 " draft model first."
             )
-        if self.static and self._layers and target.native is None:
-            raise UserError(
-                "static shapes: the drafter takes features of the target's layers"
-                f" {', '.join(map(str, self._layers))}, which hooks collect outside a graph. Switch"
-                " static shapes off, or use a head with draft.features=final."
-            )
+        if self.static:
+            self.static.check_layers(target, self._layers)
+
+    def _drafts_on_device(self) -> bool:
+        asked = asynchronous(self.target.device) if self.device is None else self.device
+        fits = self.drafter is None or self.drafter.on_device
+        fits = fits and (self.process is None or self.process.textless)
+        return asked and fits and self.verify.on_device is not None
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
         if not isinstance(asked, SamplingSetting):
             asked = read_draft_temperature(asked, "draft_setting")
         return (self.policy.draft_setting or MATCH) if asked == AUTO else asked
-
-    def _keeps_on_device(self) -> bool:
-        fits = self.drafter is None or self.drafter.on_device
-        return fits and (self.process is None or self.process.textless)
 
     def generate(
         self,

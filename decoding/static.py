@@ -8,7 +8,7 @@ that no later pass has to wait for that.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock
 from typing import Any
@@ -188,6 +188,15 @@ class StaticShapes:
                 f" rows={rows} or more."
             )
         return next(size for size in self.sizes if size >= rows)
+
+    def check_layers(self, target: Any, layers: Sequence[int]) -> None:
+        """Raise UserError where features of a target's layers cannot be taken inside a graph."""
+        if layers and target.native is None:
+            raise UserError(
+                "static shapes: the drafter takes features of the target's layers"
+                f" {', '.join(map(str, layers))}, which hooks collect outside a graph. Switch"
+                " static shapes off, or use a head with draft.features=final."
+            )
 
     def session(
         self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int | None

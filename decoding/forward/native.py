@@ -5,7 +5,6 @@ calls: fused matrices, tables of rotary positions made once, one call a norm, an
 text without a mask. `CausalModel` compares its logits with transformers' before it is used.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from nde_talf.decoding.windows import Window
 
 
-class FusedPass(ABC):
+class FusedPass:
     """A pass over the modules in `module`, with weights that are fused.
 
     Weights may be changed in place at any time: fused ones are views, and the few that are copies
@@ -44,9 +43,9 @@ class FusedPass(ABC):
         self._module, self._lock = module, Lock()  # threads may start sequences at the same time
         self._fuse()
 
-    @abstractmethod
     def _parts(self) -> Sequence[DecoderLayer | Norm]:
         """Fuse the weights and make `tables`. Returns what holds the fused weights."""
+        raise NotImplementedError
 
     def _fuse(self) -> None:
         inside = next(self._module.parameters()).is_inference()
