@@ -66,33 +66,33 @@ def load_module(
     except UserError:
         raise
     except Exception as error:  # transformers raises whatever a damaged file leads to
-        if device_map and isinstance(error, (ImportError, ValueError)) and not _has_accelerate():
-            raise UserError(
-                f"{name}: model.device_map={device_map} needs accelerate: pip install accelerate."
-            ) from error
-        if quantised and isinstance(error, ImportError):
-            raise UserError(
-                f"{name}={folder}: its weights are quantised, and a library that reads them is"
-                f" missing: {first_line(error)} Install it, or choose a checkpoint that is not"
-                " quantised."
-            ) from error
-        if memory_is_short(error):
-            raise unreadable(f"{name}={folder}", error, "") from error
-        why = (
-            first_line(error)
-            if isinstance(error, (OSError, ValueError))
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
-        raise UserError(
-            f"{name}={folder}: no causal language model could be loaded from there ({why}). "
-            "Give a folder with config.json and safetensors weights, or a hub name."
-        ) from error
+        raise _not_loaded(error, f"{name}={folder}", device_map, bool(quantised)) from error
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, report, f"{name}={folder}")
     if not (quantised or device_map):
         model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
+
+
+def _not_loaded(error: Exception, where: str, device_map: str | None, quantised: bool) -> UserError:
+    """Say why a model could not be loaded, and what to do."""
+    if device_map and isinstance(error, (ImportError, ValueError)) and not _has_accelerate():
+        return UserError(
+            f"{where}: model.device_map={device_map} needs accelerate: pip install accelerate."
+        )
+    if quantised and isinstance(error, ImportError):
+        return UserError(
+            f"{where}: its weights are quantised, and a library that reads them is missing:"
+            f" {first_line(error)} Install it, or choose a checkpoint that is not quantised."
+        )
+    if memory_is_short(error):
+        return unreadable(where, error, "")
+    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+    return UserError(
+        f"{where}: no causal language model could be loaded from there ({kind}{first_line(error)})."
+        " Give a folder with config.json and safetensors weights, or a hub name."
+    )
 
 
 def check_claims(folder: Path, config: "PretrainedConfig") -> None:

@@ -46,6 +46,26 @@ class Window(NamedTuple):
         """
         return max(0, tree + 1 - self.size), max(0, min(tree, tree + width - self.size))
 
+    def masked(
+        self, mask: Tensor, rows: Tensor, columns: Tensor | None, parts: tuple[int, int, int]
+    ) -> Tensor:
+        """Extend the mask of a tree's rows by the window's edge, and hide what lies outside.
+
+        Args:
+            mask: additive, [B or 1, 1, n, width], over the tree's slots.
+            rows: positions of the rows, [B, n].
+            columns: positions of the slots, [B, slots].
+            parts: the first slot that a row sees, the first that the mask leaves out, and the first
+                of the tree.
+        """
+        (first, open, tree), width = parts, mask.shape[-1]
+        if open > first:
+            mask = F.pad(mask, (open - first, 0))
+        if tree and self.edges(tree, width)[1] <= first and width <= self.size:
+            return mask  # all rows see all that is left
+        assert columns is not None
+        return self.cut(mask, rows, torch.cat([columns[:, first:open], columns[:, tree:]], 1))
+
     def cut(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Hide in `mask` [.., n, m] the columns outside the windows of rows at these positions."""
         hidden = self.hides(rows[:, None, :, None], columns[:, None, None])

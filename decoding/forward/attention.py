@@ -82,32 +82,32 @@ def seen_in(
         capped: whether the layers cap their scores, which takes one mask over all slots.
     """
     count = rows.shape[1]
-    if mask is None:
-        if not cached and not capped and (window is None or count <= window.size):
-            return Seen(causal=True)
-        if count > 1:
-            blocked = torch.finfo(dtype).min
-            mask = torch.full((1, 1, count, count), blocked, dtype=dtype, device=rows.device)
-            mask = mask.triu_(1)
+    if mask is None and not cached and not capped and (window is None or count <= window.size):
+        return Seen(causal=True)
+    if mask is None and count > 1:
+        blocked = torch.finfo(dtype).min
+        mask = torch.full((1, 1, count, count), blocked, dtype=dtype, device=rows.device).triu_(1)
     width = count if mask is None else mask.shape[-1]
     tree = cached + count - width
     first, open = (0, 0) if window is None else window.edges(tree, width)
     if mask is None:
         return Seen(first, open, tree)
-    cut = window is not None and (not tree or open > first or width > window.size)
-    long = tree - open >= OPEN_FROM.get(rows.device.type, OPEN)
-    if capped or not long or not _has_flash(rows.device, dtype):
+    if capped or not _in_two_parts(tree - open, rows.device, dtype):
         open = tree
-    if open > first:
+    if window is not None:
+        mask = window.masked(mask, rows, columns, (first, open, tree))
+    elif open > first:
         mask = F.pad(mask, (open - first, 0))
-    if cut:
-        assert window is not None and columns is not None
-        shown = torch.cat([columns[:, first:open], columns[:, tree:]], 1)
-        mask = window.cut(mask, rows, shown)
+    return Seen(first, open, tree, _repeated(mask, groups))
+
+
+def _repeated(mask: Tensor, groups: int) -> Tensor:
+    """Repeat the rows of a mask for every group of heads, in lines that CUDA's kernels take."""
     mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
-    if rows.device.type == "cuda" and mask.shape[-1] % ALIGNED:  # else every layer would copy it
-        mask = F.pad(mask, (0, -mask.shape[-1] % ALIGNED))[..., : mask.shape[-1]]
-    return Seen(first, open, tree, mask)
+    slots = mask.shape[-1]
+    if mask.is_cuda and slots % ALIGNED:  # else every layer would copy it
+        mask = F.pad(mask, (0, -slots % ALIGNED))[..., :slots]
+    return mask
 
 
 def attend(
@@ -130,57 +130,41 @@ def attend(
     batch, heads, count, size = query.shape
     shared = keys.shape[1]
     if seen.causal:
-        if (
-            heads != shared
-            and query.device.type == "cuda"
-            and not _has_flash(query.device, query.dtype, size)
-        ):
-            # Of CUDA's kernels flash attention alone takes groups. The plain one would hold all
-            # scores.
-            keys, values = (
-                states.repeat_interleave(heads // shared, 1) for states in (keys, values)
-            )
+        if query.is_cuda and heads != shared:
+            from nde_talf.decoding.forward.parts import ungrouped
+
+            keys, values = ungrouped(query, keys, values)
         grouped = heads != keys.shape[1]
         attended = F.scaled_dot_product_attention(
             query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
         )
+        return attended.transpose(1, 2).reshape(batch * count, heads * size)
+    # The rows of a group go as rows of one head, so that its keys and values are read once and
+    # never copied.
+    rows = query if heads == shared else query.reshape(batch, shared, -1, size)
+    if seen.open < seen.tree and seen.mask is not None:
+        from nde_talf.decoding.forward.parts import merged
+
+        attended = merged(rows, keys, values, seen, scale)
     else:
-        # The rows of a group go as rows of one head, so that its keys and values are read once and
-        # never copied.
-        rows = query if heads == shared else query.reshape(batch, shared, -1, size)
-        if cap is not None:
-            attended = _capped(
-                rows, keys[:, :, seen.first :], values[:, :, seen.first :], seen.mask, scale, cap
-            )
-        elif seen.mask is None or seen.open == seen.tree:
-            keys, values = (
-                (keys[:, :, seen.first :], values[:, :, seen.first :])
-                if seen.first
-                else (keys, values)
-            )
+        keys, values = keys[:, :, seen.first :], values[:, :, seen.first :]
+        if cap is None:
             attended = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
         else:
-            from nde_talf.decoding.forward.parts import merged
+            from nde_talf.decoding.forward.gemma import capped
 
-            attended = merged(rows, keys, values, seen, scale)
-        if heads != shared:
-            attended = attended.reshape(query.shape)
+            attended = capped(rows, keys, values, seen.mask, scale, cap)
+    attended = attended.reshape(query.shape)
     return attended.transpose(1, 2).reshape(batch * count, heads * size)
 
 
-def _has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
+def _in_two_parts(text: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if a text of so many slots is attended to on its own, without a mask."""
+    if text < OPEN_FROM.get(device.type, OPEN):
+        return False
     from nde_talf.decoding.forward.parts import has_flash
 
-    return has_flash(device, dtype, size)
-
-
-def _capped(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
-) -> Tensor:
-    """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
-    scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
-    scores = scores if mask is None else scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+    return has_flash(device, dtype)
 
 
 _FIRST = 1024

@@ -1,5 +1,8 @@
 """Native forward passes of Gemma 2 and 3."""
 
+import torch
+from torch import Tensor
+
 from nde_talf.decoding.forward.native import NativeForward
 from nde_talf.decoding.registry import family
 
@@ -16,3 +19,12 @@ class Gemma2Forward(Gemma3Forward):
     """Gemma 2: attention scores are capped too."""
 
     capped_scores = True
+
+
+def capped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
+    scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+    scores = scores if mask is None else scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

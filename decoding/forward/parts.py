@@ -33,6 +33,17 @@ def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
     return torch.backends.cuda.can_use_flash_attention(asked)
 
 
+def ungrouped(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat keys and values for every head of a group, unless flash attention takes groups.
+
+    CUDA's plain kernel, which takes them too, would hold all scores.
+    """
+    if has_flash(query.device, query.dtype, query.shape[-1]):
+        return keys, values
+    groups = query.shape[1] // keys.shape[1]
+    return keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+
+
 def merged(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float) -> Tensor:
     """Merge attention without a mask and attention under one: [B, heads, n, D].
 

@@ -138,18 +138,7 @@ class DynaTree(TreePolicy):
         tree, probability = DraftTree.rooted(state.root, drafter.root.q), {0: 1.0}
         level = [0] if state.room else []
         while level:
-            grown = []
-            for node, best in zip(
-                level,
-                top_tokens([tree.q_at(node) for node in level], config.branches[-1]),
-                strict=True,
-            ):
-                count = self._branches(best[0][0], history) if node else 1
-                for value, token in best[:count]:
-                    reach = probability[node] * value
-                    if len(tree) <= config.nodes:
-                        grown.append(tree.add(node, token))
-                        probability[grown[-1]] = reach
+            grown = self._grown(tree, level, probability, history)
             if len(tree) > config.nodes:
                 break
             level = [
@@ -161,6 +150,21 @@ class DynaTree(TreePolicy):
                 drafter.expand(tree, level)
         history.drafted = len(tree) - 1
         return tree
+
+    def _grown(
+        self, tree: DraftTree, level: list[int], probability: dict[int, float], history: History
+    ) -> list[int]:
+        """Add the children of a level, until the tree is full; return them."""
+        grown = []
+        rows = top_tokens([tree.q_at(node) for node in level], self.config.branches[-1])
+        for node, best in zip(level, rows, strict=True):
+            count = self._branches(best[0][0], history) if node else 1
+            for value, token in best[:count]:
+                reach = probability[node] * value
+                if len(tree) <= self.config.nodes:
+                    grown.append(tree.add(node, token))
+                    probability[grown[-1]] = reach
+        return grown
 
     def _branches(self, confidence: float, history: History) -> int:
         few, some, many = self.config.branches

@@ -57,26 +57,29 @@ class Salf(TreePolicy):
             candidates = heapq.nlargest(
                 self.nodes, candidates + [c for c in popped if c.parent >= 0]
             )
-            least = candidates[-1].probability if len(candidates) == self.nodes else 0.0  # epsilon
-            matter = [c for c in popped if c.probability > least]  # D
+            epsilon = self._least(candidates)
+            matter = [c for c in popped if c.probability > epsilon]  # D
             gains.append(sum(c.probability for c in matter))
             if not matter or gains[-1] < self.threshold:
                 break
             # A node as deep as the context allows has no children.
-            inner = [c for c in matter if -c.above < state.room]
             nodes = [
-                (tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in inner
+                (tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability)
+                for c in matter
+                if -c.above < state.room
             ]
             if not nodes:
                 continue
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
-            known = heapq.nlargest(self.nodes, candidates + queue)
-            enough = (
-                known[-1].probability if len(known) == self.nodes else 0.0
-            )  # below, none can come into the tree
+            # below, none can come into the tree
+            enough = self._least(heapq.nlargest(self.nodes, candidates + queue))
             queue = heapq.nlargest(self.nodes, queue + children(tree, nodes, self.nodes, enough))
         return reranked(tree, candidates, drafter)
+
+    def _least(self, candidates: list[Candidate]) -> float:
+        """Return the smallest probability among the best candidates; 0 where some are missing."""
+        return candidates[-1].probability if len(candidates) == self.nodes else 0.0
 
 
 @policy("optimal", verifier="nss")
