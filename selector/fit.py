@@ -64,7 +64,7 @@ def fit_table(
     rows = []  # by context
     for index in range(len(contexts)):
         middles = np.array([_middle(cells[index, action]) for action in PROBES])
-        target = _at([*nodes.values()], middles[:, 1], NODES)
+        target = _at([*nodes.values()], middles[:, 1].tolist(), NODES)
         rows.append((*_draft_passes(middles[:, 0], branches), target))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
@@ -84,7 +84,8 @@ def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) ->
     for step in steps:
         if step.verifier == verifier:
             took[step.action].append(step.seconds[2])
-    return _at([nodes[action] for action in took], [*map(_middle, took.values())], NODES)
+    seconds = [float(_middle(times)) for times in took.values()]
+    return _at([nodes[action] for action in took], seconds, NODES)
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:
@@ -132,7 +133,7 @@ def rising(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(size, mean) for mean, size in blocks])
 
 
-def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
+def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
     """Seconds at `knots`, from an isotonic fit to the points.
 
     Beyond the largest point they go on along the fit's overall slope.

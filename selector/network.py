@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -87,7 +87,7 @@ class SelectorSchema:
     width: Annotated[int, Field(ge=1)] = 128
     hidden: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (512, 32)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    pricing: Literal["table", "eq11"] = "table"
+    pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
     draft_setting: Setting | tuple[()] | None = ()
     pair: dict[str, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
 

@@ -85,8 +85,8 @@ class NeuralPolicy(TreePolicy):
         schema = self.selector.schema
         draft = None if drafter is None else drafter.model
         for role, model in (("target", target), ("draft", draft)):
-            trained = schema.pair.get(role)
-            if trained and model is not None and not same_model(trained, fingerprint(model)):
+            known = schema.pair.get(role)
+            if known and model is not None and not same_model(known, fingerprint(model)):
                 warnings.warn(
                     f"selector: it was trained for another {role} than {model.name}, so the trees"
                     " it chooses may be poor ones. The text stays lossless. Load the selector of"

@@ -82,8 +82,11 @@ class Roots:
         def part(values: Tensor | Rows) -> Tensor | Rows:
             return values.where(index) if isinstance(values, Rows) else values[index]
 
+        h_p_previous, h_q_previous, h_q_root = (part(states) for states in self.states)
         return Roots(
-            *(part(states) for states in self.states),
+            h_p_previous,
+            h_q_previous,
+            h_q_root,
             self.scalars[index],
             self.context[index],
             self.setting[index],
