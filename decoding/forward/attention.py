@@ -82,11 +82,10 @@ def seen_in(
         capped: whether the layers cap their scores, which takes one mask over all slots.
     """
     count = rows.shape[1]
-    if mask is None and not cached and not capped and (window is None or count <= window.size):
-        return Seen(causal=True)
-    if mask is None and count > 1:
-        blocked = torch.finfo(dtype).min
-        mask = torch.full((1, 1, count, count), blocked, dtype=dtype, device=rows.device).triu_(1)
+    if mask is None:
+        if not cached and not capped and (window is None or count <= window.size):
+            return Seen(causal=True)
+        mask = _causal(count, dtype, rows.device)
     width = count if mask is None else mask.shape[-1]
     tree = cached + count - width
     first, open = (0, 0) if window is None else window.edges(tree, width)
@@ -96,9 +95,17 @@ def seen_in(
         open = tree
     if window is not None:
         mask = window.masked(mask, rows, columns, (first, open, tree))
-    elif open > first:
-        mask = F.pad(mask, (open - first, 0))
+    else:
+        mask = F.pad(mask, (open, 0))
     return Seen(first, open, tree, _repeated(mask, groups))
+
+
+def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Return the mask of rows that see those up to themselves; one row needs none."""
+    if count == 1:
+        return None
+    blocked = torch.finfo(dtype).min
+    return torch.full((1, 1, count, count), blocked, dtype=dtype, device=device).triu_(1)
 
 
 def _repeated(mask: Tensor, groups: int) -> Tensor:

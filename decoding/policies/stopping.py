@@ -10,10 +10,7 @@ the last one or not whatever would be drawn after it. That is all that the rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -34,40 +31,6 @@ if TYPE_CHECKING:
     from nde_talf.decoding.device_tree import DeviceTree
 
 LARGEST, DRAWN, PATH = CRITERIA = "largest", "drawn", "path"
-
-
-def draft_path(
-    state: DecodingState,
-    drafter: Drafter,
-    rng: Rng,
-    longest: int,
-    draws: Callable[[Tensor], bool] = lambda q: True,
-    expands: Callable[[float], bool] = lambda probability: True,
-    pick: bool = False,
-) -> DraftTree:
-    """Draft a path of up to `longest` tokens.
-
-    Args:
-        state: the root, and how much room there is after it.
-        drafter: gives q at the end of the path.
-        rng: draws the tokens.
-        longest: the largest number of tokens.
-        draws: gets q [V] at the end of the path; False ends it before the next draw.
-        expands: gets the draft probability of the token just drawn; False ends the path there.
-        pick: take the most probable token in place of a draw.
-    """
-    tree = DraftTree.rooted(state.root, drafter.root.q)
-    for end in range(min(longest, state.room)):
-        if end:
-            drafter.expand(tree, [end])
-        q = tree.q_at(end)
-        if not draws(q):
-            break
-        token = int(q.argmax()) if pick else rng.categorical(q)
-        tree.add(end, token)
-        if not expands(float(q[token])):
-            break
-    return tree
 
 
 @policy("confidence_stop", verifier="traversal")
@@ -100,18 +63,19 @@ class ConfidenceStop(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft a path that ends where the draft is no longer confident."""
-        path = 1.0
-
-        def sure(q: Tensor) -> bool:
-            return float(q.max()) >= self.threshold
-
-        def probable(probability: float) -> bool:
-            nonlocal path
-            path = probability * (path if self.by == PATH else 1.0)
-            return path >= self.threshold
-
-        criterion = {"draws": sure} if self.by == LARGEST else {"expands": probable}
-        return draft_path(state, drafter, rng, self.longest, **criterion, pick=self.pick)
+        tree, confidence = DraftTree.rooted(state.root, drafter.root.q), 1.0
+        for end in range(min(self.longest, state.room)):
+            if end:
+                drafter.expand(tree, [end])
+            q = tree.q_at(end)
+            if self.by == LARGEST and float(q.max()) < self.threshold:
+                break
+            token = int(q.argmax()) if self.pick else rng.categorical(q)
+            tree.add(end, token)
+            confidence = float(q[token]) * (confidence if self.by == PATH else 1.0)
+            if self.by != LARGEST and confidence < self.threshold:
+                break
+        return tree
 
 
 @policy("follow_mean", verifier="traversal")
