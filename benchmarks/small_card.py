@@ -95,12 +95,13 @@ def card(folder: Path, note: str) -> str:
     prompts = [p.text for p in shipped_prompts(folder=folder) if p.kind == CODE][:PROMPTS]
     engine = TransformersEngine(CausalModel.load(str(folder / TARGET)))
     ids, setting = tokenizer(prompts)["input_ids"], SamplingSetting(TEMPERATURE)
-    written = [
-        text[0].tolist()
+    texts = [
+        tokenizer.decode(text[len(ids[start + number]) :])
         for start in range(0, len(ids), 25)
-        for text in engine.rollouts(ids[start : start + 25], setting, NEW_TOKENS, 1, seed=start)
+        for number, text in enumerate(
+            engine.sample(ids[start : start + 25], setting, NEW_TOKENS, seed=start)
+        )
     ]
-    texts = [x.partition(tokenizer.eos_token)[0] for x in tokenizer.batch_decode(written)]
     good = sum(tokenises(prompt + text) for prompt, text in zip(prompts, texts, strict=True))
     alone = sum(map(tokenises, prompts))
     draft = (folder / DRAFT).exists()

@@ -246,4 +246,4 @@ class CausalModel:
             logits = product(hidden, self.lm_head.weight, self.lm_head.bias)
         else:
             logits = self.lm_head(hidden).to(self.device)
-        return self.readout.finish(logits)
+        return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)

@@ -114,12 +114,12 @@ class Rng:
             from nde_talf.decoding.device_sampling import inverse_cdf
 
             return inverse_cdf(weights, uniforms[:, None])[:, 0]
-        uniforms = [self.uniform() for _ in at]
+        numbers = [self.uniform() for _ in at]
         if weights.is_cpu:
-            return search(weights, at, uniforms)
+            return search(weights, at, numbers)
         from nde_talf.decoding.device_sampling import search_on_device
 
-        return search_on_device(weights, at, uniforms)
+        return search_on_device(weights, at, numbers)
 
     def _uploaded(self, count: int, device: torch.device) -> Tensor:
         """Return the next numbers [count] of `uniform`, on a device, without waiting for it."""

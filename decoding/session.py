@@ -64,6 +64,7 @@ class TreeSession:
         self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
         # [n, n]: which tree rows each row sees, as far as the host knows their parents
         self._sees = np.zeros((_ROWS, _ROWS), bool)
+        self._depths: list[int] = []
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
@@ -112,9 +113,9 @@ class TreeSession:
             self.rows += len(tokens)
             positions = parents.sum(-1) + (self.length - 1)
             return self._run(tokens[None], positions[None], parents, inputs)
-        sees = self._grown(parents)
-        ids = self._uploaded(tokens, sees.sum(1) + (self.length - 1))
-        if self.skips_masks and len(tokens) == 1 and sees.all():
+        sees, depths = self._grown(parents)
+        ids = self._uploaded(tokens, [self.length - 1 + depth for depth in depths])
+        if self.skips_masks and depths == [self.rows]:
             return self._run(*ids, None, inputs)
         return self._run(*ids, upload(torch.from_numpy(sees), self.device), inputs)
 
@@ -134,9 +135,10 @@ class TreeSession:
     def _keep(self, rows: list[int]) -> None:
         self.cache.commit(self.length, [self.length + row for row in rows])
 
-    def _grown(self, parents: Sequence[int]) -> np.ndarray:
-        """Add a row for each of `parents`; return which rows each of them sees, [n, rows]."""
+    def _grown(self, parents: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Add a row for each of `parents`; return which rows each sees, [n, rows], and how many."""
         first, self.rows = self.rows, self.rows + len(parents)
+        del self._depths[first:]
         if self.rows > len(self._sees):
             larger = np.zeros((2 * self.rows, 2 * self.rows), bool)
             larger[:first, :first] = self._sees[:first, :first]
@@ -144,11 +146,15 @@ class TreeSession:
         for row, parent in enumerate(parents, first):
             self._sees[row] = self._sees[parent] if parent >= 0 else False
             self._sees[row, row] = True
-        return self._sees[first : self.rows, : self.rows]
+            self._depths.append(1 + (self._depths[parent] if parent >= 0 else 0))
+        return self._sees[first : self.rows, : self.rows], self._depths[first:]
 
-    def _uploaded(self, tokens: Tokens, positions: Sequence[int] | np.ndarray) -> Tensor:
-        """Put tokens and positions on the device at once, [2, 1, n]."""
-        return upload(integers([[tokens], [positions]]), self.device)
+    def _uploaded(
+        self, tokens: Tokens, positions: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Put tokens and positions on the device at once, [1, n] each."""
+        both = upload(integers([[tokens], [positions]]), self.device)
+        return both[0], both[1]
 
     def _run(
         self, tokens: Tensor, positions: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]

@@ -92,7 +92,8 @@ class DraftTree:
 
     def q_rows(self, nodes: list[int]) -> Tensor:
         """Return q [n, V] at expanded nodes."""
-        return torch.stack([self.q_at(node) for node in nodes])
+        rows = [self.q_at(node) for node in nodes]
+        return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
     def draw(self, count: int, rng: Rng) -> None:
         """Let every path go on with `count` i.i.d. draws from its end's q.

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def read_counters(file: Path) -> Counts:
     """
     try:
         text = file.read_text(encoding="utf-8")
-        content = json.loads(text) if text.lstrip().startswith("{") else _metrics(text)
+        content: Any = json.loads(text) if text.lstrip().startswith("{") else _metrics(text)
         counts = [int(content["drafts"]), *map(int, content["accepted"])]
         if len(counts) < 2 or any(not 0 <= later <= earlier for earlier, later in pairwise(counts)):
             raise ValueError(f"{counts[1:]} of {counts[0]} drafts were accepted")

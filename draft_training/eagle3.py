@@ -62,6 +62,7 @@ class Eagle3Head(EagleHead):
     """
 
     kind = "eagle3"
+    d2t: Tensor | None
 
     def __init__(
         self,

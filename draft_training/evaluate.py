@@ -39,7 +39,9 @@ def held_out_report(
     if head.trained_in:
         report["trained_in"] = head.trained_in
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
-    agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
+    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
+    kl: list[list[Tensor]] = [[] for _ in range(depth)]
+    overlap: list[Tensor] = []
     for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
         trees = target_beam(
             target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers
@@ -100,7 +102,7 @@ def sampled_overlap(
             node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap
         )
         if drafted == _SAMPLED:
-            return torch.stack(overlaps)
+            break
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
         drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
         paths = torch.cat([paths, drawn], -1)
@@ -108,6 +110,7 @@ def sampled_overlap(
             TreeLevel(token[..., None], torch.zeros_like(token[..., None]))
             for token in paths.unbind(-1)
         ]
-        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)
-        outputs = outputs[-1][:, :, 0]
+        drafts = head.tree_features(tokens, trees.features, roots, levels, document=document)
+        outputs = drafts[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]
+    return torch.stack(overlaps)

@@ -39,8 +39,9 @@ _LLAMA_SIZES = (
     "intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
+    "max_position_embeddings",
+    "rope_parameters",
 )
-_LLAMA_SIZES += ("max_position_embeddings", "rope_parameters")
 _EPS = 1e-5
 _NOT_COPIED = (
     "architectures",

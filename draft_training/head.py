@@ -12,7 +12,7 @@ It knows nothing of losses, of how trees are chosen, or of files.
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ class EagleHead(nn.Module):
 
     @property
     def _embedding(self) -> Tensor:
-        return self.target.module.get_input_embeddings().weight
+        return cast("Tensor", self.target.module.get_input_embeddings().weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows [..., H] of the target's embedding matrix for `tokens` [...].

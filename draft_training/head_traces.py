@@ -80,7 +80,8 @@ class HeadPrefix(Prefix):
         features = target.hidden
         if layers := head.feature_layers:
             features = target_features(head.target, target.tokens[None], None, layers=layers)[1][0]
-        self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens) - 1, tokens
+        self.model = model  # type: ignore[assignment]
+        self.cache, self.slots, self.tokens = KVCache(), len(tokens) - 1, tokens
         self.features = head.combine(features.to(model.device))
         positions = torch.arange(self.slots, device=model.device)[None]
         outputs = head(tokens[None, 1:], positions, None, self.cache, self.features[None, :-1])[0]

@@ -36,8 +36,10 @@ _SIZES = (
     "head_dim",
     "rms_norm_eps",
     "hidden_act",
+    "rope_parameters",
+    "attention_bias",
+    "mlp_bias",
 )
-_SIZES += ("rope_parameters", "attention_bias", "mlp_bias")
 _OTHER_WIRING = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 # fraction of signs in which two copies of one embedding agree at least: in half precision a few
 # become zero

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
 from nde_talf.decoding.common.files import write_atomically
@@ -55,7 +56,7 @@ class RecipeConfig(LanguageModelConfig):
     """Step at which the learning rates begin to fall linearly, to zero at `steps`. None: never."""
 
     @property
-    def tied(self) -> bool:  # type: ignore[override]
+    def tied(self) -> bool:
         """Whether the embeddings are the output layer too: those of the deep target."""
         return self.layers > 1
 
@@ -198,22 +199,23 @@ def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaFor
 
 
 def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 64) -> Tensor:
-    """Read the target's own texts in `path`, which are written if the file isn't there.
+    """Read rows of the target's own texts in `path`, which are written if the file isn't there.
 
-    Half of them are sampled at temperature 1 and half at 0.6, after the first tokens of `rows`.
+    `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
+    `rows`, are laid end to end and cut into rows.
     """
     if not path.exists():
-        engine, length, written = (
-            TransformersEngine(CausalModel.load(str(target))),
-            rows.shape[1],
-            [],
-        )
+        engine = TransformersEngine(CausalModel.load(str(target)))
+        end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
+        length = rows.shape[1]
+        written: list[int] = []
         for start in track(range(0, count, batch), "the target writes", console=console):
             setting = SamplingSetting((1.0, 0.6)[start // batch % 2])
             prefixes = rows[start : start + min(batch, count - start), :OPENING].tolist()
-            texts = engine.rollouts(prefixes, setting, length - OPENING, 1, seed=start)[:, 0]
-            written.append(torch.cat([torch.tensor(prefixes), texts.cpu()], 1).to(rows.dtype))
-        table = {"samples": torch.cat(written)}
+            for text in engine.sample(prefixes, setting, length - OPENING, seed=start):
+                written += [*text, end]
+        whole = len(written) // length * length
+        table = {"samples": torch.tensor(written[:whole], dtype=rows.dtype).view(-1, length)}
         write_atomically(path, lambda temporary: save_file(table, temporary))
     return load_file(path)["samples"]
 

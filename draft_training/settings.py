@@ -82,7 +82,7 @@ class EagleLoss:
 class HassLoss(EagleLoss):
     """EAGLE's loss and top-K distillation, along the text on the head's own features."""
 
-    name: Literal["hass"] = "hass"
+    name: Literal["hass"] = "hass"  # type: ignore[assignment]
     """Chooses this loss."""
     depth: Annotated[int, Field(ge=1, le=64)] = 3
     """Draft passes along the text (HASS's align steps). Each carries a loss."""
@@ -192,7 +192,7 @@ class HeadConfig(TrainingConfig):
 
     A step has so many times as many rows.
     """
-    evaluate_every: Natural = 0
+    evaluate_every: Natural = 0  # type: ignore[misc]
     """Steps from one evaluation on held-out rows to the next.
 
     The weights with the lowest held-out loss are exported. 0: none, and the last weights are.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -148,7 +148,9 @@ class RowModule(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
             if config.gradient_clip is not None:
-                self.clip_gradients(optimizer, config.gradient_clip, "norm")
+                self.clip_gradients(
+                    cast("torch.optim.Optimizer", optimizer), config.gradient_clip, "norm"
+                )
         for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()

@@ -16,7 +16,7 @@ Nothing here knows losses or how trees are chosen.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -105,7 +105,9 @@ def tree_features(
         entries.amax(0).cummax(0).values + 1
     ).tolist()  # how many entries the first r + 1 roots see at most
     fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
-    keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
+    # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
+    keys: Any = None
+    values: Any = None
     for depth, level in enumerate(levels, 1):
         fed = _take(fed, level.parents)
         inputs, residual = head.entries(level.tokens, fed.detach() if detach else fed)

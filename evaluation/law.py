@@ -1,6 +1,7 @@
 """Pearson's chi-square test of samples against a known law, and the bias that it would find."""
 
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
     return dict.fromkeys(law, last) | {outcome: index for index, outcome in enumerate(common)}
 
 
-def p_value(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
+def p_value(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
     """Return how probable samples of `law` are to be as far from it as `counts`, or farther.
 
     Far means the sum of (observed - expected)² / expected over the bins, which follows chi-square.
@@ -55,7 +56,7 @@ def critical(degrees: int, level: float) -> float:
 
 
 def smallest_bias(
-    samples: int, law: Mapping[Hashable, float], level: float = LEVEL, power: float = 0.99
+    samples: int, law: Mapping[Any, float], level: float = LEVEL, power: float = 0.99
 ) -> float:
     """Return the total variation (between bins) that gives the alarm with probability `power`.
 

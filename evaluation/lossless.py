@@ -274,7 +274,7 @@ def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> 
 def real_prompts(tokenizer: Any) -> list[list[int]]:
     """Return the beginnings of texts that every machine has: the standard library's sources."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
-    prompts = []
+    prompts: list[list[int]] = []
     for path in sources[:: len(sources) // PROMPTS][:PROMPTS]:
         text = path.read_text(encoding="utf-8", errors="ignore")[:2000]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]

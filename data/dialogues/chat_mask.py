@@ -85,9 +85,10 @@ class ChatEncoder:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode, special tokens included."""
-        return self.tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        text = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+        return str(text)
 
     def _derived(self, messages: Sequence[Message]) -> list[Document]:
         whole = self._render(messages)

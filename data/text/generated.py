@@ -149,7 +149,8 @@ def _sum(rng: random.Random, number: int) -> str:
     size = rng.randint(2, len(PLACES))
     rows = [[rng.randint(1, 9) for _ in range(size)] for _ in range(2)]
     one, other = (" ".join(map(str, row)) for row in rows)
-    lines, carry, digits = [f"Problem {number}: add {one} and {other}."], 0, []
+    digits: list[int] = []
+    lines, carry = [f"Problem {number}: add {one} and {other}."], 0
     for place, a, b in zip(PLACES, reversed(rows[0]), reversed(rows[1]), strict=False):
         total = a + b + carry
         terms = f"{a} + {b} + 1" if carry else f"{a} + {b}"

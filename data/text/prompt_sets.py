@@ -134,7 +134,7 @@ def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerB
     if not (prompt_set.chat and text.strip()):
         return text
     turn = [{"role": "user", "content": text.strip()}]
-    return tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
 
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -217,7 +217,7 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
             cuts[CODE].append(starts[generator.choice(_code_lines(node, documented))])
         if documented:
             words = _prose_ends(
-                source, starts[node.body[0].lineno - 1 : node.body[0].end_lineno + 1]
+                source, starts[node.body[0].lineno - 1 : _last_line(node.body[0]) + 1]
             )
             if len(words) >= 16:
                 cuts[PROSE].append(generator.choice(words))
@@ -231,8 +231,12 @@ def _code_lines(node: Definition, documented: bool) -> list[int]:
     first = node.body[0]
     body = node.body[1:] if documented else node.body
     # without a docstring: the last line before the first statement
-    header = first.end_lineno if documented else max(node.lineno, first.lineno - 1)
-    return [header, *(statement.end_lineno for statement in body[: min(3, len(body) - 1)])]
+    header = _last_line(first) if documented else max(node.lineno, first.lineno - 1)
+    return [header, *map(_last_line, body[: min(3, len(body) - 1)])]
+
+
+def _last_line(statement: ast.stmt) -> int:
+    return statement.end_lineno or statement.lineno
 
 
 def _prose_ends(source: str, starts: list[int]) -> list[int]:

@@ -86,7 +86,8 @@ def read_frozen() -> list[Package]:
     packages: list[Package] = []
     for line in gzip.decompress(data).decode().splitlines():
         if line.startswith("#"):
-            packages.append(Package(*line[1:].split("\t"), files={}))
+            name, version, licence = line[1:].split("\t")
+            packages.append(Package(name, version, licence, {}))
         else:
             name, digest = line.split("\t")
             packages[-1].files[name] = digest

@@ -54,11 +54,11 @@ class _Inner:
         """Yield i, p, q [n, V] of setting number i at `rows` [B, m] of trees number `tree` [B]."""
         p_logits = self.target.logits(self.trees.h_p[tree[:, None], rows].flatten(0, 1)).float()
         q_logits = self.draft.logits(self.trees.h_q[tree[:, None], rows].flatten(0, 1)).float()
-        before, q = None, None
+        warped: dict[SamplingSetting, Tensor] = {}
         for i, (setting, draft_setting) in enumerate(self.settings):
-            if draft_setting != before:
-                before, q = draft_setting, warp(q_logits, draft_setting)
-            yield i, warp(p_logits, setting), q
+            if draft_setting not in warped:
+                warped = {draft_setting: warp(q_logits, draft_setting)}
+            yield i, warp(p_logits, setting), warped[draft_setting]
 
 
 @torch.inference_mode()
@@ -93,7 +93,9 @@ def labels(
     points = torch.arange(len(numbers) * (layout.l1 + 1), device=device)
     size = max(1, chunk // rows_together(layout))
     gains = _joined([_gains(inner, at, trunks, layout) for at in points.split(size)], 0)
-    estimates = {key: pooled(*trunks[key], gains[key], layout).float() for key in trunks}
+    estimates = {
+        key: pooled(trunk[0], trunk[1], gains[key], layout).float() for key, trunk in trunks.items()
+    }
     return [
         {
             name: of_first_path(estimates[i, ON_PATHS[name]])

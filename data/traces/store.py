@@ -16,7 +16,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,7 @@ class TraceStore:
         """Find every shard that is not as it was written, and why."""
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
-    def write(self, name: str, columns: dict[str, list | Tensor]) -> int:
+    def write(self, name: str, columns: Mapping[str, list | Tensor]) -> int:
         """Write one shard, then its entry. Returns its rows.
 
         A shard without columns gets only the entry.
@@ -112,7 +112,7 @@ class TraceStore:
             entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
             self._put(name, file.getvalue())
         if "split" in columns:
-            entry["split"] = columns["split"][0]  # a shard is of one split
+            entry["split"] = str(columns["split"][0])  # a shard is of one split
         self._put_index(_entry_name(name), {name: entry})
         self.shards[name] = entry
         return table.num_rows
@@ -192,7 +192,7 @@ def _entry_name(name: str) -> str:
     return name.removesuffix(".parquet") + ".json"
 
 
-def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:
+def arrow_table(columns: Mapping[str, list | Tensor]) -> pa.Table:
     """Make a table of lists, and of tensors [R, ...]."""
     return pa.table({key: _array(value) for key, value in columns.items()})
 

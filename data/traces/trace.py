@@ -4,6 +4,7 @@ This module does not know what sampled the trajectories, or where tables go.
 """
 
 from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def trace_trajectories(
             parts += [named | columns for columns in tables]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
-        name: list(chain(*each)) if name in NAMES else torch.cat(each)
+        name: list(chain(*each)) if name in NAMES else torch.cat(cast("list[Tensor]", each))
         for name, each in columns.items()
     }
 

@@ -15,8 +15,9 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.typed import typed
@@ -139,7 +140,7 @@ def remove_temporaries(folder: Path) -> None:
                     remove(left)
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """Open a file to read it. Raises UserError for a pipe or device, which may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

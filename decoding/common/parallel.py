@@ -147,7 +147,7 @@ class Workers:
                 except UserError as error:
                     return error
 
-        options = {"max_restarts": -1, "max_task_retries": DEATHS - 1}
+        options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": DEATHS - 1}
         options |= {"scheduling_strategy": "SPREAD"}
         return self._ray.remote(num_gpus=self.gpus, **options)(Actor)
 

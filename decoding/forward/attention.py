@@ -154,14 +154,16 @@ def attend(
 
         attended = merged(rows, keys, values, seen, scale)
     else:
-        keys, values = keys[:, :, seen.first :], values[:, :, seen.first :]
+        if seen.first:
+            keys, values = keys[:, :, seen.first :], values[:, :, seen.first :]
         if cap is None:
             attended = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
         else:
             from nde_talf.decoding.forward.gemma import capped
 
             attended = capped(rows, keys, values, seen.mask, scale, cap)
-    attended = attended.reshape(query.shape)
+    if heads != shared:
+        attended = attended.reshape(query.shape)
     return attended.transpose(1, 2).reshape(batch * count, heads * size)
 
 

@@ -104,12 +104,11 @@ class DecoderLayer:
         norms = {name: Norm(modules[name], added) for name in _NORMS if _normalises(modules, name)}
         self.before_attention = norms.get("input_layernorm")
         # Norms before and after the MLP: the one called "post" then follows attention
-        self.before_mlp = norms.get("pre_feedforward_layernorm")
-        self.after_attention: Norm | None = norms["post_attention_layernorm"]
-        if self.before_mlp is None:
-            self.before_mlp, self.after_attention = self.after_attention, None
+        before, after = norms.get("pre_feedforward_layernorm"), norms["post_attention_layernorm"]
+        self.before_mlp = before or after
+        self.after_attention = after if before else None
         self.after_mlp = norms.get("post_feedforward_layernorm")
-        every = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
+        every: list[Any] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
         self.copies = [pair for norm in every for pair in norm.copies]
         linears = self.qkv, self.output, self.gate_up, self.down
         self.tensors = [part.weight for part in (*every, *linears)]
