@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
+from nde_talf.decoding.common.checksums import CHECKSUMS, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, write_atomically
+from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
@@ -143,15 +143,13 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     }
 
     def write(partial: Path) -> None:
-        partial.mkdir()
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
         (partial / _CONFIG).write_text(
             json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
-        write_checksums(partial)
         write_head_card(partial, head)
 
-    write_atomically(folder, write)
+    write_export(folder, write)
     return folder
 
 

@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
-from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.files import sole, write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
 from nde_talf.decoding.model import CausalModel
@@ -170,7 +170,7 @@ class Leg(pl.Callback):
         tokens = trainer.global_step * module.config.batch * length
         row = {"step": trainer.global_step, "tokens": tokens, "hours": self.seconds / 3600}
         row |= {name: round(x, 4) for name, x in figures.items()}
-        with (self.state / CURVES).open("a") as file:
+        with open(self.state / CURVES, "a", opener=sole) as file:
             file.write(json.dumps(row) + "\n")
         module.log_dict(figures)
         console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), soft_wrap=True)

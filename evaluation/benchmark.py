@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nde_talf.decoding.common.files import write_atomically
+from nde_talf.decoding.common.files import sole, write_atomically
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.sampling import SamplingSetting
@@ -112,7 +112,7 @@ def run_benchmark(
             record = methods[name](tokens, seed_of_block, kind)
             record.prompt, record.kind, record.pass_ = prompt, kind, number
             lines[name] = record.line()
-        with records.open("a") as stream:
+        with open(records, "a", opener=sole) as stream:
             stream.write("".join(lines[name] + "\n" for name in names))  # tables keep this order
 
 

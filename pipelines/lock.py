@@ -1,7 +1,7 @@
 """One process at a time works on a run: it locks a file in the run's folder, which holds its name.
 
 The operating system drops the lock when the process ends, however it ends, so that a kill leaves no
-stale lock. The file is opened without following links.
+stale lock. Run and lock are opened without following links.
 """
 
 import os
@@ -16,9 +16,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import remove_temporaries
+from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
+from nde_talf.decoding.common.progress import console
 
 LOCK = ".lock"
+HELD = "process "
+"""How the content of a lock begins."""
 
 
 @contextmanager
@@ -29,8 +32,9 @@ def locked(run: Path) -> Iterator[None]:
 
     Raises:
         UserError: another process has it, which the message names; or the folder or its lock cannot
-            be made.
+            be made, or is another's.
     """
+    refuse_link(run)
     path = run.resolve() / LOCK
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +53,11 @@ def locked(run: Path) -> Iterator[None]:
         ) from error
     try:
         if not nested:
-            _sign(path)
-            remove_temporaries(path.parent)
+            _enter(path)
+    except BaseException:
+        lock.release()
+        raise
+    try:
         yield
     finally:
         if lock.is_locked and not nested and os.listdir(path.parent) == [LOCK]:  # nothing was done
@@ -60,13 +67,32 @@ def locked(run: Path) -> Iterator[None]:
         lock.release()
 
 
-def _sign(path: Path) -> None:
-    """Write into the held lock who holds it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+def _enter(path: Path) -> None:
+    """Write into the held lock who holds it, and clean the run.
+
+    Raises UserError for another program's file, or a folder of another spelling.
+    """
+    run = path.parent
+    if run.name not in os.listdir(run.parent):  # this file system takes both for one
+        raise UserError(
+            f"{run}: there is a folder of this name in other letters (small or capital), which is"
+            " another run's. Give another name (run=NAME)."
+        )
     since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.argv)[:300]
-    name = f"process {os.getpid()} on {socket.gethostname()} (since {since}: {command})"
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(name)
+    with open(path, "r+", opener=sole) as stream:
+        if (before := stream.read(len(HELD))) not in ("", HELD):
+            raise UserError(
+                f"{path}: another program wrote it, so {run} is no run's folder. Give another name"
+                " (run=NAME)."
+            )
+        stream.seek(0)
+        stream.write(f"{HELD}{os.getpid()} on {socket.gethostname()} (since {since}: {command})")
+        stream.truncate()
+    if before and (left := remove_temporaries(run)):  # a run never begun here has left nothing
+        console.print(
+            f"! removed from {run} what a command that was killed left: {', '.join(left)}",
+            soft_wrap=True,
+        )
 
 
 def _holder(path: Path) -> str:

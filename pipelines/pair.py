@@ -21,9 +21,8 @@ from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_docu
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.shipped_text import TRAIN, shipped_prompts, shipped_rows
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
-from nde_talf.decoding.common.checksums import check_checksums, write_checksums
+from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
@@ -206,7 +205,6 @@ def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> 
     def save(path: Path) -> None:
         model.save_pretrained(path)
         text.tokenizer.save_pretrained(path)
-        write_checksums(path)
 
     teacher: Any = None
     tokenizer = text.tokenizer
@@ -225,7 +223,7 @@ def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> 
         module = LanguageModel(built, lm, teacher)
         module.gpu = torch.device(config.model.device).index
         model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
-        write_atomically(out, save)
+        write_export(out, save)
     for role in ROLES:
         tracker.artifact(f"{config.run}-{role}", "model", folder / role)
 

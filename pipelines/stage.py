@@ -9,7 +9,8 @@ its files and its time. The rules are:
   and what it replaces goes to `replaced/`;
 - other settings: a UserError that names them.
 
-Nothing finished is removed, except by force=true with the stage's own name.
+Nothing finished is removed, except by force=true with the stage's own name, and nothing that no run
+made.
 """
 
 import os
@@ -23,7 +24,14 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, remove, replace, write_json
+from nde_talf.decoding.common.files import (
+    discard,
+    read_json,
+    refuse_link,
+    refuse_links,
+    replace,
+    write_json,
+)
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.lock import locked
@@ -92,14 +100,16 @@ class _Attempt:
 
     def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
         self.stage, self.config = stage, config
+        self.own = Path(config.paths.checkpoints) / config.run / stage.folder
+        self.successor = self.own.with_name(self.own.name + SUCCESSOR)
         self.folders = {name: locate(stages[name], config) for name in stage.needs(config)}
+        for folder in (self.own, self.successor, *self.folders.values()):
+            _check_made(folder)
         self.inputs = {
             name: _usable(stages[name], stage, folder, config)
             for name, folder in self.folders.items()
         }
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
-        self.own = Path(config.paths.checkpoints) / config.run / stage.folder
-        self.successor = self.own.with_name(self.own.name + SUCCESSOR)
 
     def run(self, force: bool) -> None:
         self._tidy()
@@ -107,7 +117,7 @@ class _Attempt:
         folder, mended = locate(stage, self.config), None
         target = successor if (own / MANIFEST).exists() else own  # where it is made, or made again
         if force:
-            remove(target)
+            discard(target)
         elif (successor / BEGUN).exists() and self._fits(_begin(successor)):
             pass  # it goes on
         elif (folder / MANIFEST).exists():
@@ -208,6 +218,18 @@ class _Attempt:
         return seconds
 
 
+def _check_made(folder: Path) -> None:
+    """Raise UserError for a stage's folder that no run made, or that holds links."""
+    refuse_link(folder.parent)
+    refuse_links(folder)
+    marks = [folder / MANIFEST, folder / BEGUN]
+    if folder.is_dir() and any(folder.iterdir()) and not any(mark.exists() for mark in marks):
+        raise UserError(
+            f"{folder}: no run made it, as it has neither {MANIFEST} nor {BEGUN}, and what it holds"
+            " might be overwritten. Move it away, or give another name (run=NAME)."
+        )
+
+
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     """The identity of a stage that another one needs.
 
@@ -253,6 +275,7 @@ def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
 def _set_aside(folder: Path, own: Path) -> None:
     """Move what was replaced to `replaced/`, where it stays until the user deletes it."""
     place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    refuse_link(place.parent)
     place.parent.mkdir(exist_ok=True)
     os.rename(folder, place)
     console.print(f"! what was replaced is kept in {place}; delete it when it is no longer needed")

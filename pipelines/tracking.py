@@ -14,6 +14,7 @@ from typing import Any, cast
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
+from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
 
 
@@ -84,6 +85,7 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     os.environ.setdefault("WANDB_SILENT", "true")
     root, samples = Path(config.paths.checkpoints) / config.run, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
+    refuse_link(root / "wandb")
     # Progress bars would be recorded line by line. The metadata are the command, its folder, host
     # and user; the settings hold paths and texts.
     options = wandb.Settings(

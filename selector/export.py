@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.card import write_card
-from nde_talf.decoding.common.checksums import write_checksums
+from nde_talf.decoding.common.checksums import write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_json
+from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
@@ -44,7 +44,6 @@ def save_selector(selector: Selector, folder: Path) -> None:
     selectable(selector.schema.verifiers, "selector")
 
     def write(temporary: Path) -> None:
-        temporary.mkdir(parents=True)
         weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
         save_file(weights, temporary / "model.safetensors")
         inputs = {"scalars": INPUT_SCALARS, "trees": TREES}
@@ -52,10 +51,9 @@ def save_selector(selector: Selector, folder: Path) -> None:
         write_json(temporary / "config.json", config)
         if selector.table is not None:
             selector.table.save(temporary / TABLE)
-        write_checksums(temporary)
         write_selector_card(selector.schema, temporary)
 
-    write_atomically(folder, write)
+    write_export(folder, write)
 
 
 def write_selector_card(

@@ -2,7 +2,7 @@
 
 A file is written under a temporary name, synchronised to the disk, and then renamed atomically.
 Each writer has its own temporary names, so that two processes never share one. `remove_temporaries`
-removes what killed processes left, and follows no link.
+removes what killed processes left. Nothing is written or removed through a link.
 """
 
 import errno
@@ -31,7 +31,7 @@ SEAL = "sha256"
 """The key of a JSON file that holds the checksum of all its other keys."""
 
 _TEMPORARY, _OLD = ".tmp", ".tmp.old"
-_MADE = re.compile(r"\.(?P<name>.+)\.[0-9]+-[0-9a-f]+\.tmp(?P<old>\.old)?")
+_MADE = re.compile(r"\.(?P<name>.+)\.[0-9]+-[0-9a-f]{8}\.tmp(?P<old>\.old)?")
 """Names that `_beside` makes, and nobody else."""
 _SHORT = (
     "cannot allocate memory",
@@ -65,8 +65,9 @@ def write_atomically(
         before: where the file that was at `path` goes; None drops it.
 
     Raises:
-        UserError: the disk is full.
+        UserError: the disk is full, or `path` is a link.
     """
+    refuse_link(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path, _TEMPORARY)
     try:
@@ -123,13 +124,14 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in `folder`, and follow no link.
+def remove_temporaries(folder: Path) -> list[str]:
+    """Remove what killed writers left in `folder`, and follow no link; return the names.
 
     Call it only where no writer is at work.
 
     A folder that was about to be replaced when its writer was killed gets its name back.
     """
+    removed = []
     for place, folders, files in os.walk(folder):
         for name in [*folders, *files]:
             if made := _MADE.fullmatch(name):
@@ -138,6 +140,42 @@ def remove_temporaries(folder: Path) -> None:
                     os.rename(left, path)
                 else:
                     remove(left)
+                    removed.append(str(left.relative_to(folder)))
+    return removed
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if `folder`, or anything in it, is a link."""
+    refuse_link(folder)
+    for place, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            refuse_link(Path(place, name))
+
+
+def refuse_link(path: Path) -> None:
+    """Raise UserError if a link stands where a file or folder of ours belongs."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a link to {os.readlink(path)}, and nothing is written or removed through a"
+            " link. Put what it points to in its place, or remove the link."
+        )
+
+
+def sole(path: str, flags: int) -> int:
+    """Open a file of ours that is changed where it is; an opener for `open`.
+
+    Raises UserError for a link, and for a hard link, as the other name's content would change too.
+    """
+    refuse_link(Path(path))
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise UserError(
+            f"{path}: it is no regular file, or a hard link, whose other name would change too. Put"
+            " a copy in its place, or remove it."
+        )
+    return descriptor
 
 
 def opened(path: Path) -> BufferedReader:
@@ -253,6 +291,14 @@ def content_digest(content: object) -> str:
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, if it is there; a kill leaves nothing under its name."""
+    if folder.exists():
+        left = _beside(folder, _TEMPORARY)
+        os.rename(folder, left)
+        remove(left)
 
 
 def remove(path: Path) -> None:

@@ -70,8 +70,10 @@ def test_two_writers_do_not_share_a_temporary_name_and_a_killed_ones_is_removed(
 
 
 def test_a_folder_whose_replacement_was_killed_half_way_comes_back(tmp_path):
-    write_folder(tmp_path / ".folder.1-ab.tmp.old", "first")  # moved away, its successor not there
-    write_folder(tmp_path / ".folder.1-cd.tmp", "second")
+    write_folder(
+        tmp_path / ".folder.1-0badcafe.tmp.old", "first"
+    )  # moved away, its successor not there
+    write_folder(tmp_path / ".folder.1-0badcaff.tmp", "second")
     remove_temporaries(tmp_path)
     assert (
         os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder/inside").read_text() == "first"

@@ -35,7 +35,7 @@ def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_l
     holder = start(run, 60)
     assert holder.stdout.readline() == "held\n"
     (run / "pair").mkdir()
-    (run / "pair/.file.1-ab.tmp").touch()
+    (run / "pair/.file.1-0badcafe.tmp").touch()
     with (
         pytest.raises(
             UserError,
@@ -44,11 +44,11 @@ def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_l
         locked(run),
     ):
         pass
-    assert (run / "pair/.file.1-ab.tmp").exists(), "another process is at work there"
+    assert (run / "pair/.file.1-0badcafe.tmp").exists(), "another process is at work there"
     holder.kill()
     holder.wait()
     with locked(run):
-        assert not (run / "pair/.file.1-ab.tmp").exists()
+        assert not (run / "pair/.file.1-0badcafe.tmp").exists()
 
 
 def test_one_process_may_hold_it_twice_and_a_fork_drops_nothing(tmp_path):
@@ -69,7 +69,7 @@ def test_one_process_may_hold_it_twice_and_a_fork_drops_nothing(tmp_path):
 
 def test_links_are_not_followed(tmp_path):
     (tmp_path / "weights").mkdir()
-    theirs = tmp_path / "weights/.file.1-ab.tmp"
+    theirs = tmp_path / "weights/.file.1-0badcafe.tmp"
     theirs.write_text("theirs")
     run = tmp_path / "run"
     run.mkdir()
