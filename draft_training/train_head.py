@@ -28,6 +28,7 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
+from nde_talf.draft_training.processes import LocalProcesses
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,
@@ -201,8 +202,7 @@ def fit_head(
         held_out = training_rows(held_out, target, config)
     options: dict[str, Any] = {}
     if config.devices > 1:
-        # New processes: a fork of one with threads can stand still.
-        options = {"devices": config.devices, "strategy": "ddp_spawn"}
+        options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,

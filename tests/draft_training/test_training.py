@@ -2,7 +2,10 @@
 past bad steps, and resumed exactly.
 """
 
+import os
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -178,6 +181,36 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     assert same(head, fit_head(target, rows, config, tmp_path, **how))  # finished: the same best
 
 
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1, as /proc writes them."""
+LISTEN = "0A"
+
+
+class Listening(pl.Callback):
+    """Writes the addresses on which each process of a training listens, after its first step."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_batch_end(self, *_):
+        links = []
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # that of the list itself
+                links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        rows = [
+            line.split()
+            for name in ("tcp", "tcp6")
+            for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+        ]
+        hosts = {
+            row[1].partition(":")[0]
+            for row in rows
+            if row[3] == LISTEN and f"socket:[{row[9]}]" in links
+        }
+        with self.file.open("a") as stream:
+            stream.write(" ".join([str(os.getpid()), *hosts]) + "\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
@@ -189,7 +222,13 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
     if optimizer == "muon":  # new processes take their time
         ways["two"] = {"devices": 2}
     for name, how in ways.items():
-        assert close(whole, fit_head(target, rows, replace(half, **how), tmp_path / name))
+        seen = Listening(tmp_path / f"{name}.listening")
+        head = fit_head(target, rows, replace(half, **how), tmp_path / name, callbacks=[seen])
+        assert close(whole, head)
+        listening = [line.split() for line in seen.file.read_text().splitlines()]
+        assert len({process for process, *_ in listening}) == how.get("devices", 1)
+        assert {address for _, *addresses in listening for address in addresses} <= LOOPBACK
+        assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
 
 
 def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
