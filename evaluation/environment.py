@@ -37,7 +37,15 @@ def conditions(device: str, dtype: str, threads: int) -> str:
 
 def code(root: Path = ROOT) -> str:
     """The commit of the source tree and whether files changed since, or the package's version."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    command = [
+        "git",
+        "--no-optional-locks",
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
     if (root / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
             commit = subprocess.check_output(

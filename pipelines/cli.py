@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import keys, no_such_key, validated
@@ -61,6 +62,7 @@ def register(name: str, schema: type) -> None:
 
 def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
+    message = masked(message)
     try:
         console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     except MemoryError:
@@ -117,7 +119,8 @@ def _disk_is_full(error: BaseException) -> bool:
 def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
     """Compose the command line's configuration and hand it to `work`; Hydra prints help too.
 
-    What cannot be read or composed is answered in one paragraph, with status 1.
+    What cannot be read or composed is answered in one paragraph, with status 1. Secrets in the
+    command line are masked from here on, as it is logged in many places, and in tracebacks.
 
     Args:
         name: the file of `configs/` that it starts from.
@@ -127,16 +130,21 @@ def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
 
     @hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
     def main(composed: DictConfig) -> None:
+        sys.argv[1:] = map(masked, sys.argv[1:])
         try:
             work(settled(composed, schema))
         except Exception as error:
-            answer(error)
+            errors.append(error)  # Hydra would print the whole command line beside it
 
+    errors: list[Exception] = []
+    sys.excepthook = _show_traceback
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     sys.argv[1:] = map(marked, sys.argv[1:])
     try:
         main()
+        if errors:
+            answer(errors[0])
     except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
         if asked:
             raise
@@ -146,6 +154,11 @@ def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
     finally:
         if not asked:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def _show_traceback(*raised: Any) -> None:
+    """Print an error that nobody answers, as Python does, without secrets."""
+    print(masked("".join(traceback.format_exception(*raised))), end="", file=sys.stderr)
 
 
 def marked(argument: str) -> str:

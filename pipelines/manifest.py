@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from nde_talf.data.traces.store import INDEX
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import content_digest, write_sealed
 from nde_talf.decoding.common.formats import Format
 
@@ -122,5 +122,5 @@ def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value`, which may contain dataclasses, as it reads back from JSON."""
-    return json.loads(json.dumps(value, default=asdict))
+    """`value`, which may contain dataclasses, as it reads back from JSON, without secrets."""
+    return json.loads(masked(json.dumps(value, default=asdict)))

@@ -7,7 +7,6 @@ import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.manifest import plain
 
 
 class Tracker:
@@ -86,6 +86,11 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     root, samples = Path(config.paths.checkpoints) / config.run, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")
+    # Copies of artefacts that wait for `wandb sync`, and logs: else they would be in the home.
+    folders = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
+    chosen = {key: str((root / "wandb" / name).resolve()) for key, name in folders.items()}
+    chosen = {key: place for key, place in chosen.items() if key not in os.environ}
+    os.environ.update(chosen)
     # Progress bars would be recorded line by line. The metadata are the command, its folder, host
     # and user; the settings hold paths and texts.
     options = wandb.Settings(
@@ -101,7 +106,7 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         name=f"{config.run}/{stage}",
         mode=cast(Any, config.tracking.mode),
         dir=str(root),
-        config=asdict(config) if samples else {"seed": config.seed},
+        config=plain(config) if samples else {"seed": config.seed},
         reinit="finish_previous",
         settings=options,
     )
@@ -110,7 +115,11 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     except BaseException:
         run.finish(exit_code=1)
         raise
-    run.finish()
+    else:
+        run.finish()
+    finally:
+        for key in chosen:
+            del os.environ[key]
 
 
 def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

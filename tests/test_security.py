@@ -1,19 +1,25 @@
-"""What docs/security.md states."""
+"""What SECURITY.md states."""
 
 import ast
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import remove
+from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.cli import fail
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.manifest import plain
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 ROOT = Path(__file__).parents[1]
@@ -163,3 +169,46 @@ def test_the_projects_own_name_is_nowhere_a_bare_requirement():
     files += [*(ROOT / "docs").rglob("*.md"), ROOT / ".ci/run"]
     assert not [path for path in files if installs.search(path.read_text())]
     assert not re.search(r"^nde", (ROOT / "constraints.txt").read_text(), re.M)
+
+
+SECRETS = [
+    "https://user:hunter2@host/x.jsonl",
+    "s3://hunter2@bucket/x",
+    "https://host/x?X-Amz-Signature=hunter2&part=1",
+    "org/name?hf_hunter2hunter2",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_secrets_are_masked_where_they_are_shown_or_stored(tmp_path, monkeypatch, capsys, text):
+    recorded = []
+    monkeypatch.setattr("wandb.init", lambda **given: recorded.append(given) or Mock())
+    config = Config()
+    config.data.source, config.paths.checkpoints = text, str(tmp_path)
+    with tracked(config, "pair", tmp_path):
+        recorded.append(plain({"data": config.data}))
+    recorded.append(str(UserError(f"data.source={text}: there is none")))
+    console.print(f"! {text}")
+    with pytest.raises(SystemExit):
+        fail(f"{text} cannot be read")
+    write_card(tmp_path, "A head", "", "", [], None, {"text": text})
+    recorded += [capsys.readouterr().out, (tmp_path / "README.md").read_text()]
+    assert "***" in str(recorded) and "hunter2" not in str(recorded)
+
+
+def test_a_command_line_is_masked_before_anything_logs_it_and_in_tracebacks():
+    code = """
+import sys
+from nde_talf.pipelines.cli import launch
+from nde_talf.pipelines.config import Config
+def work(config):
+    assert "hunter2" in config.ray.address
+    print(sys.argv)
+    raise RuntimeError(config.ray.address)
+sys.argv = ["run", f"ray.address={sys.argv[1]}"]
+launch("config", Config, work)
+"""
+    command = [sys.executable, "-c", code, SECRETS[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 1 and "RuntimeError: https://***@host" in done.stderr
+    assert "***@host" in done.stdout and "hunter2" not in done.stdout + done.stderr

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nde_talf.decoding.common.errors import masked
+
 CARD = "README.md"
 
 
@@ -54,7 +56,7 @@ def write_card(
             lines += [f"## {heading}", "", "| | |", "|---|---|"]
             lines += [f"| {name} | {shown(value)} |" for name, value in rows.items()] + [""]
     lines += ["## Use", "", use.strip(), ""]
-    (folder / CARD).write_text("\n".join(lines), encoding="utf-8")
+    (folder / CARD).write_text(masked("\n".join(lines)), encoding="utf-8")
 
 
 def shown(value: Any) -> str:

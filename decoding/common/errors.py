@@ -4,9 +4,28 @@ A `UserError` means "you can fix this". Its message is one paragraph that names 
 and says what to do. The command lines print it without a traceback and exit with status 1.
 """
 
+import re
+
+_SECRETS = (
+    (re.compile(r"(?<=://)[^/\s'\"]+@"), "***@"),
+    (re.compile(r"\bhf_\w{8,}"), "hf_***"),
+    (re.compile(r"(?i)([?&][^=&\s]*(?:key|password|secret|signature|token)=)[^&\s'\"]+"), r"\1***"),
+)
+"""User and password of an address, tokens of the hub, and an address's parameters that sign it."""
+
+
+def masked(text: str) -> str:
+    """Return a text without the secrets that addresses and tokens in it hold."""
+    for secret, mask in _SECRETS:
+        text = secret.sub(mask, text)
+    return text
+
 
 class UserError(Exception):
-    """Bad input or a bad environment, described for the person who can change it."""
+    """Bad input or a bad environment, described for who can change it; secrets are masked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class Advice(UserWarning):

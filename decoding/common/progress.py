@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
 from rich.highlighter import ReprHighlighter
 from rich.text import Text
 from rich.theme import Theme
+
+from nde_talf.decoding.common.errors import masked
 
 T = TypeVar("T")
 
@@ -26,9 +28,17 @@ class Marked(ReprHighlighter):
     ]
 
 
+class Plain(Console):
+    """A console that shows no secrets."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print `objects`, texts among them masked."""
+        super().print(*(masked(o) if isinstance(o, str) else o for o in objects), **options)
+
+
 # Messages hold names and paths of a user, such as /data/[v2]/llama: nothing in them is markup or an
 # emoji.
-console = Console(
+console = Plain(
     markup=False,
     emoji=False,
     highlighter=Marked(),
