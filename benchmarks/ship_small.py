@@ -1,8 +1,9 @@
-"""Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER [--draft FOLDER]`.
+"""Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER --draft FOLDER`.
 
 Target and draft, folders that the recipe made (`pipelines/small.py`) or a checkpoint of its stable
 phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
-checksums. A head is one that a run with model=small exported.
+checksums. `--run FOLDER` alone adds what a run with model=small made: latency table, selectors and
+head.
 """
 
 import argparse
@@ -14,18 +15,24 @@ from pathlib import Path
 
 import datasets
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
-from nde_talf.data.text.prompts import Prompt, make_prompt, prompts_from_documents
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import (
+    Prompt,
+    encode_prompts,
+    make_prompt,
+    prompts_from_documents,
+)
 from nde_talf.data.text.recipe import prepared
-from nde_talf.data.text.shipped import DRAFT, HEAD, SHIPPED, TARGET
-from nde_talf.data.text.shipped_text import PROMPTS, ROWS, TRAIN
+from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
+from nde_talf.data.text.shipped_text import DOMAINS
 from nde_talf.data.text.sources import CODE, Document, documents, read_frozen
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.draft_training.recipe import RecipeConfig, weights
+from nde_talf.pipelines.config import TABLE
 
 COUNTS = {"code": 240, "manual": 100, "arithmetic": 80, "tables": 80}
 """Held-out prompts by domain."""
@@ -33,11 +40,12 @@ PROMPT_TOKENS = 32, 128
 PROMPTS_IN_DOCUMENT = 6
 CHARACTERS = 6
 """Characters of a token of code, at most: a prompt's beginning is looked for no further back."""
-TRAIN_ROWS = 2000
+TEST_PROMPTS = 200
+TRAIN_ROWS = 1600
 """Rows of the training text that ship, for the heads that a run trains."""
 
 
-def ship(out: Path, state: Path, models: dict[str, Path], head: Path | None = None) -> None:
+def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
     """Write the shipped pair to `out`: models by role, text and prompts."""
     text = prepared(state / "text", documents(read_frozen()))
     texts = sorted(
@@ -57,18 +65,24 @@ def ship(out: Path, state: Path, models: dict[str, Path], head: Path | None = No
             text.tokenizer.save_pretrained(path)
             write_checksums(path)
 
-        write_atomically(out / role, save)
-    if head is not None:
-        write_atomically(out / HEAD, lambda path: shutil.copytree(head, path))
-    prompts = held_out_prompts(texts, text.tokenizer)
-    lines = [json.dumps({"id": p.id, "kind": p.kind, "text": p.text}) for p in prompts]
-    (out / PROMPTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = text.train[:: len(text.train) // TRAIN_ROWS][:TRAIN_ROWS].contiguous()
-    table = {TRAIN: rows, **text.held_out}
-    write_atomically(out / ROWS, lambda path: save_file(table, path))
-    write_checksums(out)
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    print(f"{out}: {', '.join(models)}; {len(prompts)} prompts; {size / 1e6:.1f} MB")
+        write_atomically(out / "pair" / role, save)
+    prompts = encode_prompts(held_out_prompts(texts, text.tokenizer), text.tokenizer, special=True)
+    rows = text.train[:: len(text.train) // TRAIN_ROWS][:TRAIN_ROWS]
+    held_out = torch.cat([*text.held_out.values()])
+    Pair(out / "pair").write(TARGET, DRAFT, prompts, TEST_PROMPTS, rows, held_out)
+    counts = {domain: len(part) for domain, part in text.held_out.items()}
+    (out / DOMAINS).write_text(json.dumps(counts) + "\n")
+
+
+def add(out: Path, run: Path) -> None:
+    """Copy what a run made of the shipped pair: latency table, selectors, head and its tree."""
+    made = [run / "latency" / TABLE, run / "selector" / "export", run / "draft" / "export"]
+    for path in [*made, *(run / "report").glob("head-*.json")]:
+
+        def copy(temporary: Path, path: Path = path) -> None:
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, temporary)
+
+        write_atomically(out / path.relative_to(run), copy)
 
 
 def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
@@ -151,13 +165,19 @@ def main() -> None:
     )
     state = Path("~/.local/state/nde-talf/small").expanduser()
     parser.add_argument("--state", type=Path, default=state)
-    parser.add_argument("--target", type=Path, default=state / TARGET / "last.ckpt")
+    parser.add_argument("--target", type=Path)
     parser.add_argument("--draft", type=Path)
-    parser.add_argument("--head", type=Path)
+    parser.add_argument("--run", type=Path)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
     models = {TARGET: options.target, DRAFT: options.draft}
-    ship(options.out, options.state, {r: p for r, p in models.items() if p}, options.head)
+    if given := {role: path for role, path in models.items() if path}:
+        ship(options.out, options.state, given)
+    if options.run:
+        add(options.out, options.run)
+    write_checksums(options.out)
+    size = sum(path.stat().st_size for path in options.out.rglob("*") if path.is_file())
+    print(f"{options.out}: {size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.recipe import bytes_a_token
-from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
-from nde_talf.data.text.shipped_text import TRAIN, shipped_prompts, shipped_rows
+from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET, shipped
+from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.sources import CODE, read_frozen
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
@@ -64,19 +64,16 @@ def repeated(texts: list[str]) -> float:
 
 
 @torch.inference_mode()
-def losses(folder: Path, tokenizer, draft: bool) -> list[str]:
+def losses(folder: Path, tokenizer) -> list[str]:
     """Return rows by domain: nats a token, bits a byte, and the overlap with the draft."""
-    roles = (TARGET, DRAFT) if draft else (TARGET,)
     models = [
         AutoModelForCausalLM.from_pretrained(
-            folder / r, dtype=torch.float32, trust_remote_code=False
+            shipped(r, folder), dtype=torch.float32, trust_remote_code=False
         )
-        for r in roles
+        for r in (TARGET, DRAFT)
     ]
     lines = []
-    for domain, rows in shipped_rows(folder).items():
-        if domain == TRAIN:
-            continue
+    for domain, rows in shipped_rows(folder)[1].items():
         total, overlap = 0.0, 0.0
         for part in rows.split(8):
             logits = [model(part, use_cache=False).logits for model in models]
@@ -85,15 +82,15 @@ def losses(folder: Path, tokenizer, draft: bool) -> list[str]:
             both = torch.stack([x.softmax(-1) for x in logits])
             overlap += both.amin(0).sum().item() / rows.numel()
         bits = total / bytes_a_token(tokenizer, rows) / math.log(2)
-        lines.append(f"| {domain} | {total:.3f} | {bits:.3f} |" + f" {overlap:.3f} |" * draft)
+        lines.append(f"| {domain} | {total:.3f} | {bits:.3f} | {overlap:.3f} |")
     return lines
 
 
 def card(folder: Path, note: str) -> str:
     """Return the card of the pair in `folder`."""
-    tokenizer = AutoTokenizer.from_pretrained(folder / TARGET, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(shipped(TARGET, folder), trust_remote_code=False)
     prompts = [p.text for p in shipped_prompts(folder=folder) if p.kind == CODE][:PROMPTS]
-    engine = TransformersEngine(CausalModel.load(str(folder / TARGET)))
+    engine = TransformersEngine(CausalModel.load(shipped(TARGET, folder)))
     ids, setting = tokenizer(prompts)["input_ids"], SamplingSetting(TEMPERATURE)
     texts = [
         tokenizer.decode(text[len(ids[start + number]) :])
@@ -104,7 +101,6 @@ def card(folder: Path, note: str) -> str:
     ]
     good = sum(tokenises(prompt + text) for prompt, text in zip(prompts, texts, strict=True))
     alone = sum(map(tokenises, prompts))
-    draft = (folder / DRAFT).exists()
     packages = [f"{p.name} {p.version} ({p.licence})" for p in read_frozen()]
     parameters = sum(weight.numel() for weight in engine.model.module.parameters()) / 1e6
     lines = [
@@ -120,9 +116,9 @@ def card(folder: Path, note: str) -> str:
         f" ({alone} of the prompts do).",
         f"- {repeated(texts):.1%} of their lines are repeated.",
         "",
-        "| held-out text | nats a token | bits a byte |" + " overlap with the draft |" * draft,
-        "|---|---|---|" + "---|" * draft,
-        *losses(folder, tokenizer, draft),
+        "| held-out text | nats a token | bits a byte | overlap with the draft |",
+        "|---|---|---|---|",
+        *losses(folder, tokenizer),
         "",
         "## The first ten held-out prompts of code, continued",
     ]

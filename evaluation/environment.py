@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from nde_talf.decoding.common.processor import cpu_model
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -53,12 +55,3 @@ def code(root: Path = ROOT) -> str:
             )
             return f"commit {commit.strip()}"
     return f"version {version('nde-talf')}"
-
-
-def cpu_model() -> str:
-    """The CPU's model name, or the architecture where the system gives none."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

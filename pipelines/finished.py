@@ -6,9 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from nde_talf.data.text.shipped import SMALL
+from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, write_json
 
@@ -69,13 +70,19 @@ def meant(key: str, name: str, checkpoints: Path) -> str:
 class Run:
     """The folders of a finished run; a stage that only its base has is found there.
 
+    "small" is the shipped pair, which is laid out like a run.
+
     Raises:
         UserError: there is no finished pair under that name; the message proposes a run.
     """
 
     def __init__(self, name: str, checkpoints: str, base: str | None = None):
-        root = Path(checkpoints)
-        check_name("run", name)
+        self.shipped = name == SMALL
+        if self.shipped:
+            check_checksums(SHIPPED, again=AGAIN)
+        else:
+            check_name("run", name)
+        root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
         if base is None and (folder / COMMAND).exists():
             base = read_json(folder / COMMAND, dict[str, str | None], f"give base={root.name}").get(

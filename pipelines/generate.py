@@ -1,6 +1,7 @@
-"""Stream a text from a finished run: `python -m pipelines.generate run=NAME prompt="..."`.
+"""Stream a text: `nde generate prompt="..."`, from the shipped pair or from a run of your own.
 
-Accepted drafts and the target's own tokens are coloured differently; a line of statistics follows.
+Accepted drafts and the target's own tokens are coloured differently; what decoded it, and how fast,
+follows.
 """
 
 from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
@@ -18,6 +19,7 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 from pydantic import Field
 from rich.text import Text as Styled
 
+from nde_talf.data.text.shipped import SMALL
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import (
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from nde_talf.decoding.verifier import Verifier
     from nde_talf.selector.policy import NeuralPolicy
 
+SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
 WARM_UP = 8  # tokens decoded before the text that is shown
 DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
@@ -70,9 +73,12 @@ class GenerateConfig:
     """A prompt, and how to decode it."""
 
     prompt: LongText = ""
-    """Text to continue; with a chat template, the user's question."""
-    run: Text = "default"
-    """Name of a finished run, which is its folder under paths.checkpoints."""
+    """Text to continue; with a chat template, the user's question. Empty: a held-out prompt of the
+    run, another one for another seed.
+    """
+    run: Text = SMALL
+    """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
+    """
     base: Text | None = None
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made
     with.
@@ -114,8 +120,8 @@ class GenerateConfig:
     """Seed of the sampling."""
     chat: bool | None = None
     """Put the prompt into the tokenizer's chat template; null: where there is one."""
-    compare: bool = False
-    """Measure the same prompt against autoregressive decoding afterwards."""
+    compare: bool | None = None
+    """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: InferenceConfig = field(default_factory=InferenceConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
 
@@ -146,10 +152,6 @@ def generate(config: GenerateConfig) -> None:
 
     Raises UserError for what the user can fix.
     """
-    if not config.prompt:
-        raise UserError(
-            "prompt: it is empty, and the target has to begin somewhere. Give at least one word."
-        )
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
@@ -173,6 +175,7 @@ def _stream(config: GenerateConfig, run: Run, pair: "Pair") -> None:
     from nde_talf.evaluation.sample import pieces
 
     tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    config.prompt = config.prompt or _held_out(pair, config.seed)
     prompt, setting = encoded(config, tokenizer), config.setting
     static = None
     if config.model.static_shapes:
@@ -194,9 +197,17 @@ def _stream(config: GenerateConfig, run: Run, pair: "Pair") -> None:
         console.print(
             f"! the context of {decoder.max_context} tokens is full, so the text ends here."
         )
-    console.print(statistics(stream.generation, decoder.drafting), soft_wrap=True)
-    if config.compare:
+    compare = run.shipped if config.compare is None else config.compare
+    console.print(described(decoder, config), style="dim", soft_wrap=True)
+    console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
+    if compare:
         console.print(compared(decoder, prompt, config), soft_wrap=True)
+
+
+def _held_out(pair: "Pair", seed: int) -> str:
+    """Return a prompt of the pair's test split."""
+    prompts = [prompt.text for prompt in pair.every_prompt() if prompt.split == "test"]
+    return prompts[seed % len(prompts)]
 
 
 def encoded(config: GenerateConfig, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -222,6 +233,7 @@ def make_decoder(
     from nde_talf.decoding.mixed import Mixed, MixedDrafter
     from nde_talf.decoding.ngram import NgramDrafter
     from nde_talf.decoding.policies.ngram import NgramTree
+    from nde_talf.pipelines.table_here import table_here
     from nde_talf.selector.policy import NeuralPolicy
 
     policy, rule = choose_policy(config, run)
@@ -231,6 +243,9 @@ def make_decoder(
         target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
     finally:
         console.quiet = False
+    if run.shipped and isinstance(policy, NeuralPolicy) and draft is not None:
+        text = pair.rows("held_out")[0].tolist()
+        policy = NeuralPolicy(policy.selector, table_here(policy.table, target, draft, text))
     ngram, mixed = (
         NgramDrafter(target.vocab_size, config.ngram),
         config.drafter.startswith("ngram+"),
@@ -374,11 +389,40 @@ def compared(decoder: "SpeculativeDecoder", prompt: list[int], config: GenerateC
     return f"{text} The two texts differ: see docs/decoding.md."
 
 
-def statistics(generation: "Generation", drafter: "Drafter | None" = None) -> str:
+def described(decoder: "SpeculativeDecoder", config: GenerateConfig) -> str:
+    """Name what decoded: policy and trees, rule, temperature, drafter and threads."""
+    import torch
+
+    from nde_talf.decoding.actions import TREES
+    from nde_talf.decoding.policies.delayed import Delayed
+    from nde_talf.selector.policy import NeuralPolicy
+
+    policy, name = decoder.policy, config.policy or config.drafter
+    if isinstance(policy, NeuralPolicy):
+        steps = sum(policy.counts.values())
+        chosen = [
+            f"{TREES[option % len(TREES)]} in {count / steps:.0%}"
+            for option, count in policy.counts.most_common(SHOWN)
+        ]
+        others = len(policy.counts) - len(chosen)
+        name = "NDE selector, trees (K, L1, L2): " + ", ".join(chosen)
+        name += f", {others} others" if others else ""
+    elif isinstance(policy, Delayed):
+        name = f"one tree at every step, (K, L1, L2) = {tuple(policy.action)}"
+    count, rule = torch.get_num_threads(), getattr(decoder.verifier, "name", decoder.verifier)
+    return (
+        f"{name}; rule {rule}; T = {config.temperature:g}; drafter"
+        f" {config.drafter}; {count} thread{'s' if count > 1 else ''}"
+    )
+
+
+def statistics(
+    generation: "Generation", drafter: "Drafter | None" = None, compared: bool = False
+) -> str:
     """Format one line of figures of a generation.
 
-    They are speed, tokens a target pass, tree size, fractions of the time, memory, and what n-grams
-    drafted.
+    They are speed (unless it is `compared` after), tokens a target pass, tree size, fractions of
+    the time, memory, and what n-grams drafted.
     """
     from nde_talf.decoding.ngram import statistics as matches
 
@@ -386,8 +430,9 @@ def statistics(generation: "Generation", drafter: "Drafter | None" = None) -> st
     parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
     if generation.steps:
         phases = stats.seconds.items()
+        if not compared:
+            parts.append(f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)")
         parts += [
-            f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)",
             f"{stats.block_efficiency:.2f} tokens a target pass",
             f"{stats.mean_nodes:.1f} nodes a tree",
             ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in phases),

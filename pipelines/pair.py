@@ -19,7 +19,7 @@ from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_models, 
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
 from nde_talf.data.text.shipped import is_shipped
-from nde_talf.data.text.shipped_text import TRAIN, shipped_prompts, shipped_rows
+from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
@@ -97,8 +97,7 @@ class _Text:
 
 def _shipped_text(config: Config) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
-    data, domains, tokenizer = config.data, shipped_rows(), _shared_tokenizer(config)
-    train = domains.pop(TRAIN)
+    data, tokenizer, (train, domains) = config.data, _shared_tokenizer(config), shipped_rows()
     prompts = (
         load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
         if data.sets

@@ -9,7 +9,6 @@ Plain decoding, whose steps are quicker than those that draft no token, is timed
 in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
 """
 
-import platform
 import random
 import time
 from collections import defaultdict
@@ -24,6 +23,7 @@ import torch
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter, drafter_of
@@ -102,11 +102,23 @@ def measure_latency(
     list(bench.round(0))  # warm-up
     table = _agreed(bench, repeats)
     plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
+    return replace(
+        table,
+        autoregressive=plain.tolist(),
+        models={"target": sizes(target), "draft": sizes(draft)},
+        machine=machine(target, draft)
+        | {"clock": "CPU" if bench.clock is time.thread_time else "wall"},
+        sequences=list(SEQUENCES),
+        target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
+        draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
+    )
+
+
+def machine(target: CausalModel, draft: CausalModel) -> dict[str, str]:
+    """Name what decides a pair's prices: processor, threads, torch, models and their passes."""
     on_gpu = target.device.type == "cuda"
-    machine = {
-        "device": (
-            torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or "cpu"
-        ),
+    return {
+        "device": torch.cuda.get_device_name(target.device) if on_gpu else cpu_model(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "dtype": str(target.dtype),
@@ -114,17 +126,7 @@ def measure_latency(
         "draft": draft.name,
         "target forward": "native" if target.native else "transformers",
         "draft forward": "native" if draft.native else "transformers",
-        "clock": "CPU" if bench.clock is time.thread_time else "wall",
     }
-    return replace(
-        table,
-        autoregressive=plain.tolist(),
-        models={"target": sizes(target), "draft": sizes(draft)},
-        machine=machine,
-        sequences=list(SEQUENCES),
-        target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
-        draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
-    )
 
 
 def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:

@@ -34,6 +34,7 @@ class NeuralPolicy(TreePolicy):
     It holds no state of a sequence, so several sequences may share it.
 
     Attributes:
+        table: by which steps are priced.
         verifier: for the decoder. The selector's only one, or a `Verifier` that applies the rule
             chosen for the step. That choice is made before anything is drafted, so each step is
             lossless by the proof of its own rule.
@@ -60,7 +61,7 @@ class NeuralPolicy(TreePolicy):
                 "selector: it has no latency table: give NeuralPolicy one (LatencyTable.load), or"
                 " train it again with stage=selector force=true."
             )
-        self.selector, schema = selector.eval(), selector.schema
+        self.selector, self.table, schema = selector.eval(), table, selector.schema
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(table, schema.verifiers, LONGEST, schema.pricing)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -79,7 +80,7 @@ class Pair:
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
         write_atomically(
             self.folder / ROWS,
-            lambda path: save_file({"train": train.int(), "held_out": held_out.int()}, path),
+            lambda path: save_file({"train": narrow(train), "held_out": narrow(held_out)}, path),
         )
         where = {"target": target, "draft": draft}
         foreign = {
@@ -244,6 +245,11 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
             f"model.draft={name} has another vocabulary than model.target: {what}. Speculative"
             " decoding needs one tokenizer for both. Choose a draft of the target's family."
         )
+
+
+def narrow(rows: Tensor) -> Tensor:
+    """Return token ids in two bytes each where they fit, or else in four."""
+    return rows.to(torch.int16 if int(rows.max()) < 1 << 15 else torch.int32).contiguous()
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:

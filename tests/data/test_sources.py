@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from nde_talf.data.text import sources
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.recipe import LENGTH, prepared
-from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
+from nde_talf.data.text.shipped_text import DOMAINS, shipped_prompts, shipped_rows
 from nde_talf.data.text.sources import Document, Package, documents, of_file
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
@@ -66,14 +67,19 @@ def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):
 
 def test_shipped_text_is_checked(tmp_path):
     """A damaged or missing file, and more prompts than there are, are told in a sentence."""
-    lines = [f'{{"id": "{i}", "kind": "code", "text": "def f{i}("}}\n' for i in range(3)]
-    (tmp_path / "prompts.jsonl").write_text("".join(lines))
-    save_file({"train": torch.zeros(2, 4, dtype=torch.int16)}, tmp_path / "rows.safetensors")
+    prompts = [Prompt(str(i), "code", f"def f{i}(", [1, i]) for i in range(3)]
+    rows = torch.arange(12).reshape(3, 4)
+    (tmp_path / "pair").mkdir()
+    for role in ("target", "draft"):
+        (tmp_path / "pair" / role).mkdir()
+    Pair(tmp_path / "pair").write("target", "draft", prompts, 1, rows, rows)
+    (tmp_path / DOMAINS).write_text('{"code": 1, "manual": 2}')
     write_checksums(tmp_path)
     assert [p.text for p in shipped_prompts(2, tmp_path)] == ["def f0(", "def f1("]
-    assert shipped_rows(tmp_path)["train"].dtype == torch.long
+    train, domains = shipped_rows(tmp_path)
+    assert torch.equal(train, rows) and torch.equal(domains["manual"], rows[1:])
     with pytest.raises(UserError, match="has 3 prompts"):
         shipped_prompts(4, tmp_path)
-    (tmp_path / "prompts.jsonl").write_text("".join(lines[:2]))
+    (tmp_path / "pair" / "prompts.jsonl").write_text("")
     with pytest.raises(UserError, match=r"prompts\.jsonl is not as it was written"):
         shipped_prompts(2, tmp_path)
