@@ -10,7 +10,10 @@ COMMANDS = {
         "nde_talf.pipelines.run",
         "train a selector and a head for a pair, and report what they win",
     ),
-    "generate": ("nde_talf.pipelines.generate", "stream a text from a finished run"),
+    "generate": (
+        "nde_talf.pipelines.generate",
+        "stream a text from the shipped pair, or from a run of your own",
+    ),
     "recommend": (
         "nde_talf.pipelines.recommend",
         "what to set in vLLM and SGLang, from a run's traces and latency table",

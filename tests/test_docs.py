@@ -5,12 +5,14 @@ finished run; its command lines are configurations that pass every check made be
 import importlib.util
 import re
 import shlex
+import shutil
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import nde_talf.pipelines.run
+from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
@@ -41,8 +43,8 @@ def configured(arguments: list[str], config: str = "config"):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A folder with a finished run called default, as far as pages use it, and the files that
-    commands name.
+    """A folder with the shipped pair, a finished run called default, as far as pages use it, and
+    the files that commands name.
     """
     home = tmp_path_factory.mktemp("home")
     write_corpus(home / "corpus.jsonl")
@@ -53,6 +55,7 @@ def home(tmp_path_factory) -> Path:
     ]
     for stage in ("pair", "latency", "traces", "selector", "draft"):
         nde_talf.pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
+    shutil.copytree(SHIPPED, home / "checkpoints/small")
     (home / "checkpoints/mine/pair").mkdir(parents=True)  # the pages' name of a run to build on
     (home / "checkpoints/eagle/draft/export").mkdir(parents=True)  # and of a head to start from
     (home / "checkpoints/mine/pair/manifest.json").write_text("{}")
