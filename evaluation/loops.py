@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from nde_talf.data.engines.transformers import sampling_options
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.streams import PHASES, Generation, Stream
+from nde_talf.decoding.streams import PHASES, Block, Generation, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
 from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy
@@ -77,6 +78,16 @@ class Speculative:
     def blocks(self, prompt: list[int], seed: int) -> Stream:
         """The same generation, block by block."""
         return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
+
+    def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
+        """Each block of the same generation, and the tree that a selector chose for it, or ""."""
+        policy = self.decoder.policy
+        counts = policy.counts if isinstance(policy, NeuralPolicy) else Counter[int]()
+        counts.clear()
+        before = Counter[int]()
+        for block in self.blocks(prompt, seed):
+            chosen, before = counts - before, Counter(counts)
+            yield block, "".join(str(tuple(TREES[index % len(TREES)])) for index in chosen)
 
 
 def action_title(index: int, verifiers: Sequence[str]) -> str:

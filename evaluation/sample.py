@@ -4,23 +4,28 @@ from collections.abc import Iterable, Iterator
 
 from nde_talf.decoding.streams import Block
 
-PROMPT, DRAFTED, CORRECTED = "prompt", "drafted", "corrected"
+PROMPT, DRAFTED, CORRECTED, TREE = "prompt", "drafted", "corrected", "tree"
 CONTEXT = 8  # tokens of the text before, with which a token's own text is found
 
 
-def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list[str]]:
-    """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined."""
-    pieces_of_text = [[tokenizer.decode(prompt), PROMPT]]
-    tokens, kinds = [], []
-    for block in blocks:
-        tokens += block.tokens
-        kinds += [DRAFTED if i < block.accepted else CORRECTED for i in range(len(block.tokens))]
-    for text, kind in zip(pieces(tokenizer, prompt, tokens), kinds, strict=True):
-        if kind == pieces_of_text[-1][1]:
-            pieces_of_text[-1][0] += text
-        elif text:
-            pieces_of_text.append([text, kind])
-    return pieces_of_text
+def coloured(tokenizer, prompt: list[int], blocks: Iterable[tuple[Block, str]]) -> list[list[str]]:
+    """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined.
+
+    blocks: each with the name of its tree, which is put before it, or "".
+    """
+    coloured_text = [[tokenizer.decode(prompt), PROMPT]]
+    ids = prompt
+    for block, tree in blocks:
+        if tree:
+            coloured_text.append([tree, TREE])
+        for i, text in enumerate(pieces(tokenizer, ids, block.tokens)):
+            kind = DRAFTED if i < block.accepted else CORRECTED
+            if kind == coloured_text[-1][1]:
+                coloured_text[-1][0] += text
+            elif text:
+                coloured_text.append([text, kind])
+        ids = [*ids, *block.tokens]
+    return coloured_text
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:

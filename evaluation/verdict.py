@@ -74,8 +74,23 @@ def verdict(
     )
     here = [record for record in records if record.setting == setting]
     _compare_runner_up(conclusion, [row for row in methods if row is not best], here)
+    conclusion.sentence += _over_transformers(conclusion, methods, here)
     conclusion.sentence += _few_blocks({record.block for record in here})
     return conclusion
+
+
+def _over_transformers(conclusion: Verdict, rows: list[Row], records: list[Record]) -> str:
+    """A sentence on the fastest of transformers' loops, where it is not told of already."""
+    outside = [row for row in rows if is_outside(row.method)]
+    fastest = max(outside, key=lambda row: row.speedup[0], default=None)
+    if fastest is None or fastest.method in (conclusion.best, conclusion.runner_up):
+        return ""
+    ours, theirs = (
+        [record for record in records if record.method == name]
+        for name in (conclusion.best, fastest.method)
+    )
+    ratio = speed_ratio(ours, theirs)
+    return f" It is {times(ratio)} as fast as {fastest.method}." if ratio else ""
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:

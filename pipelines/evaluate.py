@@ -234,9 +234,9 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
 def _sample(
     data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair
 ) -> dict[str, Any]:
-    """Return the text that the fastest of our speculative methods wrote after a prompt.
+    """Return the text that the fastest selector wrote after a prompt, under the first setting.
 
-    It is written under the first setting.
+    Where none is learned, it is the fastest of our speculative methods.
     """
     from transformers import AutoTokenizer
 
@@ -247,16 +247,17 @@ def _sample(
     ]
     if not drafting:
         return {}
-    name = max(drafting, key=lambda row: row.speedup[0]).method
+    chosen = data.chosen.get(setting, {})
+    name = max(drafting, key=lambda row: (row.method in chosen, row.speedup[0])).method
     tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
-    blocks = list(loops[name].blocks(prompt.tokens, seed))
+    blocks = list(loops[name].with_trees(prompt.tokens, seed))
     return {
         "method": name,
         "setting": setting,
         "prompt": prompt.id,
         "kind": prompt.kind,
-        "tokens": sum(len(block.tokens) for block in blocks),
-        "accepted": sum(block.accepted for block in blocks),
+        "tokens": sum(len(block.tokens) for block, _ in blocks),
+        "accepted": sum(block.accepted for block, _ in blocks),
         "pieces": coloured(tokenizer, prompt.tokens, blocks),
     }
 
