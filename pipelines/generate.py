@@ -210,6 +210,29 @@ def _held_out(pair: "Pair", seed: int) -> str:
     return prompts[seed % len(prompts)]
 
 
+def open_run(
+    run: str = SMALL, **settings: Any
+) -> "tuple[SpeculativeDecoder, PreTrainedTokenizerBase]":
+    """Return the decoder of the shipped pair, or of a finished run, and the target's tokenizer.
+
+    Args:
+        run: "small", or the name of a run.
+        settings: other keys of `nde generate`, such as drafter="head" or policy="dyspec".
+
+    Raises:
+        UserError: there is no such run, or it lacks what is asked for.
+    """
+    from transformers import AutoTokenizer
+
+    from nde_talf.data.text.pair import Pair
+
+    config = GenerateConfig(run=run, **settings)
+    finished = Run(config.run, config.paths.checkpoints, config.base)
+    pair = Pair(finished.stage("pair"))
+    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    return make_decoder(config, finished, pair, None), tokenizer
+
+
 def encoded(config: GenerateConfig, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the prompt's token ids, in the chat template where there is one and `chat` allows."""
     if config.chat and not tokenizer.chat_template:
