@@ -16,7 +16,6 @@ from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES
-from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
 
 if TYPE_CHECKING:
@@ -35,6 +34,10 @@ _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
 _FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a pass raises that a model cannot run."""
+_ROUNDING, _AS_EXACT = 1e-5, 4
+"""Difference of logits that any chunk may have, and how many times that of single tokens."""
+_BEFORE = 6
+"""Tokens before the tree of a check, more than a convolution of a state looks back."""
 _SLOTS = 1024  # of trees in flight, beyond the text
 
 
@@ -58,9 +61,11 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     """
     if asked not in FORWARDS:
         raise UserError(f"{model.name}: forward={asked}; choose one of {', '.join(FORWARDS)}.")
-    reason = ""
+    reason, maskless = "", cannot_take_a_tree(model.module)
     if asked != "transformers":
         try:
+            if maskless:
+                raise NotNativeError(maskless)
             model.native = native_forward(model.module, model.body, model.config)
             bound = _SAME.get(model.dtype, _HALF)
             difference = max(
@@ -85,7 +90,8 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             f"{model.name}: model.forward=native is not possible: {reason}. Set"
             " model.forward=auto, which takes transformers' forward pass for such a model."
         )
-    _check_original(model)
+    if maskless := maskless or _mask_fault(model):
+        return _by_branches(model, maskless)
     return f"transformers' (no native one: {reason})" if reason else "transformers'"
 
 
@@ -117,15 +123,61 @@ def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | Non
     return None
 
 
-def _check_original(model: "CausalModel") -> None:
-    """Raise UserError where transformers' pass does not follow the mask or the readout."""
+def _mask_fault(model: "CausalModel") -> str | None:
+    """Tell why one pass of transformers' cannot hold a tree; None if it can."""
     try:
-        head, tree = _head_difference(model), _tree_difference(model)
+        _check_readout(model)
+        difference = _tree_difference(model)
     except _FAULTS as error:
-        raise UserError(
-            f"{model.name}: its attention does not take a mask of one row a token"
-            f" ({first_line(error)}), so one pass cannot hold a tree. Choose another model."
-        ) from error
+        return f"its attention does not take a mask of one row a token ({first_line(error)})"
+    if difference <= _CLOSE.get(model.dtype, _HALF):
+        return None
+    return (
+        f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
+        " alone, as a fraction of the largest: its attention does not follow the mask and the"
+        " positions that it is given"
+    )
+
+
+def _by_branches(model: "CausalModel", maskless: str) -> str:
+    """Let trees be scored branch by branch; return that in words.
+
+    Chunks of tokens are as exact as tokens one by one, or these are taken.
+
+    Raises:
+        UserError: neither gives the logits of plain passes.
+    """
+    from nde_talf.decoding.branches import BranchForward
+
+    model.original = BranchForward(model.body)
+    differences, fault = {}, ""
+    for form in ("tokens", "branches"):
+        model.form = form
+        try:
+            _check_readout(model)
+            differences[form] = _tree_difference(model)
+        except _FAULTS as error:
+            fault = f"it failed ({first_line(error)})"
+    bound = _SAME.get(model.dtype, _HALF)
+    one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
+    if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
+        return f"transformers', a tree as a batch of its branches ({maskless})"
+    if one <= bound:
+        model.form = "tokens"
+        return (
+            f"transformers', a tree as a batch of its branches, token by token ({maskless}; passes"
+            f" over several tokens are off by {chunk:.1g} of the largest logit): no draft pays"
+        )
+    fault = fault or f"its logits are off by {min(one, chunk):.1g} of the largest"
+    raise UserError(
+        f"{model.name}: {maskless}, so one pass cannot hold a tree; and branch by branch {fault}."
+        " Choose another model."
+    )
+
+
+def _check_readout(model: "CausalModel") -> None:
+    """Raise UserError where logits are not those of the readout."""
+    head = _head_difference(model)
     if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
         readout = model.readout
         raise UserError(
@@ -133,12 +185,6 @@ def _check_original(model: "CausalModel") -> None:
             f" its configuration (scale {readout.scale:g}, soft cap {readout.cap}) give for its"
             " last hidden state, as a fraction of the largest. Labels, features and draft heads"
             " rely on them. Choose another model."
-        )
-    if not tree <= _CLOSE.get(model.dtype, _HALF):
-        raise UserError(
-            f"{model.name}: in a pass over a tree its logits differ by {tree:.2g} from those of"
-            " each branch alone, as a fraction of the largest: its attention does not follow the"
-            " mask and the positions that it is given. Choose another model."
         )
 
 
@@ -159,29 +205,31 @@ def _tree_difference(model: "CausalModel") -> float:
     long that attention goes in two parts there.
     """
     tokens = [token % model.vocab_size for token in range(1, 8)]
-    longer = min(OPEN, model.max_context - 8) if model.device.type == "cuda" else 0
+    longer = min(OPEN if model.device.type == "cuda" else _BEFORE, model.max_context - 12)
     before = [token % model.vocab_size for token in range(longer)]
-    parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session = model.session()
     sizes = {key: size for key in WINDOW_KEYS if (size := optional(model.config, key))}
     try:
         for key in sizes:
             setattr(model.config, key, 3)
         model.windows = windows(model.config)
         session.append([*before, *tokens[:2]])
-        tree = model.logits(session.grow(tokens[2:], parents))
+        session.grow(tokens[2:5], [-1, 0, 0])  # rows 1 and 2 are siblings, 3 and 4 their children
+        states = [*session.grow(tokens[5:], [1, 2])]
         session.commit([0, 2, 4])
-        after = model.logits(session.append(tokens[:1]))[-1]
-        before += tokens[:3]
-        alone = [
-            _alone(model, [*before, *branch])
-            for branch in (tokens[3:6:2], tokens[4:7:2], [*tokens[4:7:2], tokens[0]])
-        ]
+        states.append(session.append(tokens[:1])[-1])
+        session.grow(tokens[:2], [-1, 0])
+        session.commit([0])
+        states.append(session.append(tokens[1:3])[-1])
+        ours = model.logits(torch.stack(states))
+        kept = [*before, *tokens[:3], *tokens[4:7:2]]
+        texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
+        alone = [_alone(model, text) for text in (*texts, [*kept, tokens[0], *tokens[:3]])]
     finally:
         for key, size in sizes.items():
             setattr(model.config, key, size)
         model.windows = windows(model.config)
-    return _apart(torch.stack([tree[3], tree[4], after]), torch.stack(alone))
+    return _apart(ours, torch.stack(alone))
 
 
 def _far_difference(model: "CausalModel") -> float:

@@ -25,7 +25,6 @@ from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.session import TreeSession
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.machine import threads
@@ -251,7 +250,7 @@ def _costs(models: list[CausalModel], text: list[int], count: int) -> dict[str, 
 @torch.inference_mode()
 def _seconds(model: CausalModel, text: list[int]) -> float:
     """Measure the median seconds of a one-token pass at 256 tokens of context."""
-    session, seconds = TreeSession(model.hidden, model.device, model.dtype, model.layers), []
+    session, seconds = model.session(), []
     session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])
     for _ in range(PASSES):
         started = time.perf_counter()
