@@ -16,7 +16,7 @@ from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES
-from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
+from nde_talf.decoding.windows import WINDOW_KEYS, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,18 +24,14 @@ if TYPE_CHECKING:
     from nde_talf.decoding.forward.native import NativeForward
     from nde_talf.decoding.model import CausalModel
 
-# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_HALF = 0.05
+HALF = 0.05
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
-_SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
+SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
-_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a pass raises that a model cannot run."""
-_ROUNDING, _AS_EXACT = 1e-5, 4
-"""Difference of logits that any chunk may have, and how many times that of single tokens."""
 _BEFORE = 6
 """Tokens before the tree of a check, more than a convolution of a state looks back."""
 _SLOTS = 1024  # of trees in flight, beyond the text
@@ -61,15 +57,13 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     """
     if asked not in FORWARDS:
         raise UserError(f"{model.name}: forward={asked}; choose one of {', '.join(FORWARDS)}.")
-    reason, maskless = "", cannot_take_a_tree(model.module)
+    reason = ""
     if asked != "transformers":
         try:
-            if maskless:
-                raise NotNativeError(maskless)
             model.native = native_forward(model.module, model.body, model.config)
-            bound = _SAME.get(model.dtype, _HALF)
+            bound = SAME.get(model.dtype, HALF)
             difference = max(
-                _head_difference(model), _tree_difference(model), _far_difference(model)
+                _head_difference(model), tree_difference(model), _far_difference(model)
             )
             if difference <= bound:
                 return (
@@ -82,7 +76,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             )
         except NotNativeError as error:
             reason = str(error)
-        except _FAULTS as error:
+        except FAULTS as error:
             reason = f"it failed ({first_line(error)})"
         model.native = None
     if asked == "native":
@@ -90,9 +84,9 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             f"{model.name}: model.forward=native is not possible: {reason}. Set"
             " model.forward=auto, which takes transformers' forward pass for such a model."
         )
-    if maskless := maskless or _mask_fault(model):
-        return _by_branches(model, maskless)
-    return f"transformers' (no native one: {reason})" if reason else "transformers'"
+    from nde_talf.decoding.branches import choose_form
+
+    return choose_form(model, reason)
 
 
 def native_forward(
@@ -123,59 +117,7 @@ def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | Non
     return None
 
 
-def _mask_fault(model: "CausalModel") -> str | None:
-    """Tell why one pass of transformers' cannot hold a tree; None if it can."""
-    try:
-        _check_readout(model)
-        difference = _tree_difference(model)
-    except _FAULTS as error:
-        return f"its attention does not take a mask of one row a token ({first_line(error)})"
-    if difference <= _CLOSE.get(model.dtype, _HALF):
-        return None
-    return (
-        f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
-        " alone, as a fraction of the largest: its attention does not follow the mask and the"
-        " positions that it is given"
-    )
-
-
-def _by_branches(model: "CausalModel", maskless: str) -> str:
-    """Let trees be scored branch by branch; return that in words.
-
-    Chunks of tokens are as exact as tokens one by one, or these are taken.
-
-    Raises:
-        UserError: neither gives the logits of plain passes.
-    """
-    from nde_talf.decoding.branches import BranchForward
-
-    model.original = BranchForward(model.body)
-    differences, fault = {}, ""
-    for form in ("tokens", "branches"):
-        model.form = form
-        try:
-            _check_readout(model)
-            differences[form] = _tree_difference(model)
-        except _FAULTS as error:
-            fault = f"it failed ({first_line(error)})"
-    bound = _SAME.get(model.dtype, _HALF)
-    one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
-    if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
-        return f"transformers', a tree as a batch of its branches ({maskless})"
-    if one <= bound:
-        model.form = "tokens"
-        return (
-            f"transformers', a tree as a batch of its branches, token by token ({maskless}; passes"
-            f" over several tokens are off by {chunk:.1g} of the largest logit): no draft pays"
-        )
-    fault = fault or f"its logits are off by {min(one, chunk):.1g} of the largest"
-    raise UserError(
-        f"{model.name}: {maskless}, so one pass cannot hold a tree; and branch by branch {fault}."
-        " Choose another model."
-    )
-
-
-def _check_readout(model: "CausalModel") -> None:
+def check_readout(model: "CausalModel") -> None:
     """Raise UserError where logits are not those of the readout."""
     head = _head_difference(model)
     if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
@@ -198,7 +140,7 @@ def _head_difference(model: "CausalModel") -> float:
     return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
 
 
-def _tree_difference(model: "CausalModel") -> float:
+def tree_difference(model: "CausalModel") -> float:
     """Return the difference between two branches in one pass and each alone in transformers'.
 
     The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
@@ -261,41 +203,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
-    """Tell why a transformers model cannot run several branches in one pass; None if it may.
-
-    Only its configuration is read.
-    """
-    config = model.config.get_text_config()
-    kinds = layer_kinds(config)
-    if optional(model, "_is_stateful", False) or kinds & {
-        "linear_attention",
-        "conv",
-        "hybrid",
-        "hybrid_sliding",
-        "recurrent",
-    }:
-        return "it keeps a recurrent state, which follows one sequence"
-    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
-        return (
-            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
-            " rows see"
-        )
-    if "local" in optional(config, "attention_layers", ()):
-        return (
-            "its local layers count slots of the cache, not positions, which a tree's rows would"
-            " shift"
-        )
-    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
-    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
-        return (
-            f"its attention is {attention}, which takes no mask of one row a token (load it with"
-            " attn_implementation='sdpa')"
-        )
-    return None
 
 
 def longest_context(config: "PretrainedConfig") -> int:
