@@ -6,7 +6,7 @@ and imports no torch; `check_machine` looks at the device, the latency tables an
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from netrc import NetrcParseError, netrc
@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
+from nde_talf.data.text.settings import ANSWERS, BUILT_IN, FILE_FORMATS, is_hub_name
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
@@ -23,8 +23,8 @@ from nde_talf.pipelines.finished import finished, meant
 from nde_talf.pipelines.machine import check_device, reach_hub
 
 
-def check_config(config: Config) -> None:
-    """Raise UserError for settings that cannot work, whichever stage would meet them first."""
+def check_config(config: Config, others: Sequence[str] = ()) -> None:
+    """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
     checks = (
         _check_lengths,
@@ -34,14 +34,14 @@ def check_config(config: Config) -> None:
         _check_installed,
         _check_folder,
     )
-    for check in (*checks, _check_models, _check_base, _check_prompts):
-        check(config)
-    for name in config.evaluation.settings:
-        if name not in config.traces.settings and name != GREEDY:
-            raise UserError(
-                f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
-                f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
-            )
+    faults = list(others)
+    for check in (*checks, _check_models, _check_base, _check_prompts, _check_settings):
+        try:
+            check(config)
+        except UserError as error:
+            faults.append(str(error))
+    if faults:
+        raise UserError("\n".join(faults))
 
 
 def check_machine(config: Config) -> None:
@@ -68,6 +68,16 @@ def check_machine(config: Config) -> None:
             LatencyTable.load(table_file(name, Path()))
     if config.tracking.mode == "online":
         _check_login()
+
+
+def _check_settings(config: Config) -> None:
+    """Raise UserError for a setting to evaluate that is not traced."""
+    for name in config.evaluation.settings:
+        if name not in config.traces.settings and name != GREEDY:
+            raise UserError(
+                f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
+                f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
+            )
 
 
 def _check_draft(config: Config) -> None:
@@ -145,7 +155,7 @@ def _check_lengths(config: Config) -> None:
 def _sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
     """List the groups of keys that name a file or a hub dataset, with its source and template."""
     data = config.data
-    if not data.mix:
+    if not data.mix and data.source != ANSWERS:
         yield "data", data.source, None
     for name, corpus in data.mix.items():
         yield f"data.mix.{name}", corpus.source, corpus.template
@@ -203,6 +213,8 @@ def _check_sources(config: Config) -> None:
 def _check_installed(config: Config) -> None:
     """Raise UserError for an engine whose package is not installed."""
     engine = config.engine
+    if config.dry_run:  # it answers for another machine
+        return
     if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers."

@@ -116,7 +116,12 @@ def _disk_is_full(error: BaseException) -> bool:
     return full or "No space left" in str(error)
 
 
-def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
+def launch(
+    name: str,
+    schema: type[T],
+    work: Callable[[T], object],
+    completed: Callable[[list[str]], list[str]] = list,
+) -> None:
     """Compose the command line's configuration and hand it to `work`; Hydra prints help too.
 
     What cannot be read or composed is answered in one paragraph, with status 1. Secrets in the
@@ -126,6 +131,7 @@ def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
         name: the file of `configs/` that it starts from.
         schema: all keys.
         work: runs with the settings.
+        completed: makes the arguments that Hydra reads of those that were given.
     """
 
     @hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
@@ -140,8 +146,8 @@ def launch(name: str, schema: type[T], work: Callable[[T], object]) -> None:
     sys.excepthook = _show_traceback
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
-    sys.argv[1:] = map(marked, sys.argv[1:])
     try:
+        sys.argv[1:] = map(marked, completed(sys.argv[1:]))
         main()
         if errors:
             answer(errors[0])

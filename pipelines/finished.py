@@ -1,32 +1,29 @@
-"""The folders of finished runs, and the command that last worked on each. Imports no torch."""
+"""The folders of finished runs. Imports no torch."""
 
 import difflib
 import re
-import shlex
-import sys
 from pathlib import Path
+from typing import Any
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.files import read_json
 
 COMMAND = "command.json"
-"""The file of a run with the command that last worked on it."""
+"""The file of a run with its arguments and its base."""
+FOLDERS = ("pair", "latency", "traces", "selector", "draft", "report")
+"""The folders of a run's stages."""
 
 
-def remember(run: Path, base: str | None) -> None:
-    """Write this process's command line into the folder of a run.
-
-    `generate` finds the run's base there.
-    """
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("hydra.")]
-    write_json(
-        run / COMMAND,
-        {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base},
-    )
+def read_record(run: Path) -> dict[str, Any]:
+    """Read the record of a run: `arguments` and `base`; nothing of a run that has made nothing."""
+    made = (path.name for folder in FOLDERS for path in (run / folder).glob("*"))
+    if all(name == "begun.json" for name in made) or not (run / COMMAND).exists():
+        return {}
+    return read_json(run / COMMAND, dict[str, Any], f"give every key of run={run.name} again")
 
 
 def check_name(key: str, run: str | None) -> None:
@@ -84,10 +81,8 @@ class Run:
             check_name("run", name)
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
-        if base is None and (folder / COMMAND).exists():
-            base = read_json(folder / COMMAND, dict[str, str | None], f"give base={root.name}").get(
-                "base"
-            )
+        if base is None:
+            base = read_record(folder).get("base")
         check_name("base", base)
         self.folders = [folder, *([root / base] if base else [])]
         if not self.has("pair", "pair.json"):

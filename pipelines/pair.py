@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,29 @@ from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
-from nde_talf.data.text.pair import ROLES, Pair, check_tokenizers, load_models, spread
+from nde_talf.data.text.pair import (
+    ROLES,
+    Pair,
+    check_tokenizers,
+    load_models,
+    spread,
+    test_splits,
+)
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
+from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
-from nde_talf.data.text.tokenizer import pack, train_tokenizer
+from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
+from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import working
+from nde_talf.decoding.common.progress import track, working
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.machine import threads
@@ -34,6 +46,12 @@ from nde_talf.pipelines.tracking import Tracker, tracked
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 PASSES = 30
 """Passes of one token that a model is timed with."""
+ANSWERED = {"train": 256, "held_out": 64}
+"""Answers that rows of the target's own text are made of; one prompt may have several."""
+ANSWER, AT_ONCE = 128, 64
+"""Tokens of an answer at most, and answers sampled together."""
+SPECIAL = 4
+"""Tokens that a tokenizer puts around a prompt at most."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -49,17 +67,20 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, given = folders["pair"], config.data, config.model.target
     where = (given, config.model.draft) if given else [str(folder / role) for role in ROLES]
     models = _load(config, where) if given else []  # wrong input is refused first
-    text = _shipped_text(config) if is_shipped(given) else _text(config)
+    text = (_shipped_text if is_shipped(given) else _text)(config, models)
     prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
+    if given and data.source == ANSWERS:
+        _answer(config, folder, text, prompts, models[0])
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
-    console.print(f"{text.train.numel():,} tokens; held out: {text.held_out.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not given:
-            _train_pair(config, folder, text, tracker)
+            _train_pair(config, folder, text, prompts, tracker)
             models = _load(config, where)
+        tokens = text.train.numel(), text.held_out.numel()
+        console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
             metrics = _figures(models, text)
         if len(models) > 1:
@@ -94,25 +115,25 @@ class _Text:
     prompts: list[Prompt]
 
 
-def _shipped_text(config: Config) -> _Text:
+def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
     data, tokenizer, (train, domains) = config.data, _shared_tokenizer(config), shipped_rows()
     prompts = (
-        load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
-        if data.sets
-        else shipped_prompts(data.prompt_count)
+        _set_prompts(config, tokenizer, models) if data.sets else shipped_prompts(data.prompt_count)
     )
     return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
 
 
-def _text(config: Config) -> _Text:
+def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the corpus and hold documents out of it."""
     data, length, given = config.data, config.model.length, bool(config.model.target)
+    source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
+    if given and data.source == ANSWERS:
+        tokenizer, none = _shared_tokenizer(config), torch.zeros(0, length, dtype=torch.long)
+        return _Text(tokenizer, none, none, {}, none, _set_prompts(config, tokenizer, models))
     with working("reading the text"):
         documents = (
-            load_mixture(data.mix)
-            if data.mix
-            else load_documents(data.source, data.column, data.split)
+            load_mixture(data.mix) if data.mix else load_documents(source, data.column, data.split)
         )
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
@@ -123,7 +144,7 @@ def _text(config: Config) -> _Text:
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
     if data.sets:
-        prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
+        prompts = _set_prompts(config, tokenizer, models)
     else:
         limits = (data.prompt_tokens[0], data.prompt_tokens[1])
         prompts = prompts_from_documents(
@@ -134,6 +155,61 @@ def _text(config: Config) -> _Text:
     mixed = data.mix and not given
     known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
+
+
+def _set_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, models: Sequence[CausalModel]
+) -> list[Prompt]:
+    """Draw the prompts of `data.sets`; none is longer than the models have room for."""
+    sizes = config.model.target_lm.max_length, config.model.draft_lm.max_length
+    context = min([model.max_context for model in models] or sizes)
+    new = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN + SPECIAL
+    if context <= new:
+        raise UserError(
+            f"traces.new_tokens={config.traces.new_tokens} and evaluation.new_tokens="
+            f"{config.evaluation.new_tokens} leave a prompt no room in a context of {context}"
+            " tokens: lower them."
+        )
+    sets = {
+        name: replace(one, max_tokens=min(one.max_tokens, context - new))
+        for name, one in config.data.sets.items()
+    }
+    return load_sets(sets, config.data.prompt_count, config.seed, tokenizer, console.print)
+
+
+def _answer(
+    config: Config, folder: Path, text: _Text, prompts: list[Prompt], target: CausalModel
+) -> None:
+    """Replace the rows of `text` by what the target writes after the prompts.
+
+    Prompts of the test split are left out, and the last third of the others is held out.
+    """
+    splits = test_splits([prompt.kind for prompt in prompts], config.data.test_prompts)
+    traced = [p.tokens for p, split in zip(prompts, splits, strict=True) if split != "test"]
+    first = len(traced) - max(1, len(traced) // 3)
+    sides = {"train": traced[:first], "held_out": traced[first:]}
+    end, length = text.tokenizer.eos_token_id, config.model.length
+    rows = {}
+    for side, asked in sides.items():
+        repeated = asked * -(-ANSWERED[side] // len(asked))
+        store = TraceStore(folder / "answers", f"answers-{side}")
+        rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
+    text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
+    text.domains = {}
+
+
+def _sampled(
+    store: TraceStore, target: CausalModel, prompts: list[list[int]], seed: int
+) -> list[list[int]]:
+    """Sample a text after each prompt at temperature 1, shard by shard; a killed run goes on."""
+    engine, setting = TransformersEngine(target), SamplingSetting(1.0)
+    shards = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
+    names = [store.name(i, len(shards)) for i in range(len(shards))]
+    for i, name in track(enumerate(names), "the target's answers", len(names), "shard"):
+        if not store.holds(name):
+            new = min(ANSWER, target.max_context - max(map(len, shards[i])))
+            store.write(name, {"tokens": engine.sample(shards[i], setting, new, seed * 1_009 + i)})
+    return [tokens for name in names for tokens in store.lists(name)["tokens"]]
 
 
 def _of_domain(documents: Dataset, domain: str) -> list[str]:
@@ -193,7 +269,9 @@ def _known_to_draft(train: Dataset) -> list[str]:
     return texts
 
 
-def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> None:
+def _train_pair(
+    config: Config, folder: Path, text: _Text, prompts: list[Prompt], tracker: Tracker
+) -> None:
     """Train the target, and distil the draft from it.
 
     A finished model is loaded, an unfinished training resumed.
@@ -206,11 +284,11 @@ def _train_pair(config: Config, folder: Path, text: _Text, tracker: Tracker) -> 
 
     teacher: Any = None
     tokenizer = text.tokenizer
-    for role, lm, rows in (
-        ("target", config.model.target_lm, text.train),
-        ("draft", config.model.draft_lm, text.for_draft),
-    ):
+    for role, lm in (("target", config.model.target_lm), ("draft", config.model.draft_lm)):
         out = folder / role
+        if role == "draft" and config.data.source == ANSWERS:
+            _answer(config, folder, text, prompts, _load(config, [str(folder / "target")])[0])
+        rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")
             teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)

@@ -12,6 +12,7 @@ from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 # Threads that spin for long while they wait slow a small model down tenfold as soon as anything
 # else runs on the machine; threads that do not spin at all waste a core. This is GNU OpenMP's
 # count; others ignore it.

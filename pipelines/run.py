@@ -20,7 +20,8 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config, check_machine
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
-from nde_talf.pipelines.finished import remember
+from nde_talf.pipelines.own_data import fit
+from nde_talf.pipelines.record import completed, remember
 
 
 def run(config: Config) -> None:
@@ -32,7 +33,8 @@ def run(config: Config) -> None:
     the draft model where there is none, and the head of a target that can have none, which is then
     not evaluated either.
     """
-    check_config(config)
+    changes, faults = fit(config)
+    check_config(config, faults)
     if config.dry_run:
         from nde_talf.pipelines.dry_run import dry_run
 
@@ -54,6 +56,7 @@ def run(config: Config) -> None:
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
+        remember(folder, config.base, changes)
         for name in config.stages if config.stage == "all" else (config.stage,):
             if name in OF_DRAFT_MODEL and not config.drafts:
                 console.print(f"· {name}: skipped, as there is no draft model (model.draft)")
@@ -67,7 +70,6 @@ def run(config: Config) -> None:
                 config.evaluation.methods = [
                     method for method in config.evaluation.methods if method != "head"
                 ]
-            remember(folder, config.base)
             raise_swallowed()
 
 
@@ -86,7 +88,7 @@ def run_or_end(config: Config) -> None:
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    launch("config", Config, run_or_end)
+    launch("config", Config, run_or_end, completed)
     leave_at_once()
 
 

@@ -13,7 +13,9 @@ Nothing finished is removed, except by force=true with the stage's own name, and
 made.
 """
 
+import json
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ from nde_talf.pipelines.manifest import (
 
 REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
+SHOWN = 5
+"""Settings that a message names at most."""
 SUCCESSOR = ".new"
 """Added to the name of a finished stage's folder: where it is made again."""
 
@@ -171,11 +175,11 @@ class _Attempt:
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
         if other := changed(found, self.wanted["settings"]):
-            name = self.stage.name
+            name, run = self.stage.name, self.config.run
             raise UserError(
-                f"stage={name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo"
-                f" it with stage={name} force=true, or keep it and make a new run with run=NAME"
-                f" base={self.config.run}."
+                f"stage={name} in {folder} is {state} with other settings: {told(other)}. To start"
+                f" it anew: nde run run={run} stage={name} force=true {arguments(other)}. To keep"
+                f" it: nde run run=NAME base={run} {arguments(other)}."
             )
 
     def _tidy(self) -> None:
@@ -244,8 +248,8 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
             f"stage={stage.name} would use {folder}, which was made with other settings:"
-            f" {'; '.join(other)}. Give the settings it was made with, or redo it with"
-            f" stage={needed.name} force=true, or make a new run with run=NAME."
+            f" {told(other)}. Leave them out to use it, or start it anew: nde run"
+            f" run={config.run} stage={needed.name} force=true {arguments(other)}."
         )
     check_files(folder, manifest, needed.name)
     return identity(manifest)
@@ -297,13 +301,27 @@ def locate(stage: Stage, config: Config) -> Path:
     return own
 
 
-def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def told(differing: list[tuple[str, Any, Any]]) -> str:
+    """Write differences as "key: recorded, given"; those beyond the first few are counted."""
+    listed = [f"{key}: {old} recorded, {new} given" for key, old, new in differing[:SHOWN]]
+    more = [f"{len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
+    return "; ".join(listed + more)
+
+
+def arguments(differing: list[tuple[str, Any, Any]]) -> str:
+    """Write what was given as arguments of a command line."""
+    if len(differing) > SHOWN:
+        return "[what you gave]"
+    return shlex.join(f"{key}={json.dumps(new)}" for key, _, new in differing).replace('"', "")
+
+
+def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """List what differs between the settings that a stage was made with and those of now."""
     return differences(made.get("settings", {}), settings)
 
 
-def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """List the differences between two settings, as "key: old -> new"."""
+def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """List the differences between two settings: key, old value, new value."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         return [
@@ -311,4 +329,4 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
             for k in keys
             for d in differences(old.get(k), new.get(k), f"{name}.{k}" if name else k)
         ]
-    return [] if old == new else [f"{name} was {old}, now {new}"]
+    return [] if old == new else [(name, old, new)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.corpus import load_table
+from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
 
@@ -22,9 +23,6 @@ ROLES = {"human": USER, "user": USER, "system": SYSTEM} | dict.fromkeys(
     ("gpt", "chatgpt", "model", "assistant"), ASSISTANT
 )
 """What data sets call who speaks -> what chat templates call them."""
-
-COLUMNS = ("conversations", "conversation", "messages", "turns")
-"""Where a row's turns may be, in this order of preference."""
 
 Message = dict[str, str]
 """One turn: {"role": "system", "user" or "assistant", "content": text}."""
@@ -156,7 +154,7 @@ def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], An
         return lambda row: [
             {"role": role, "content": template.render(row)} for role, template in templates.items()
         ]
-    asked = [config.column] if config.column else COLUMNS
+    asked = [config.column] if config.column else DIALOGUES
     column = next((name for name in asked if name in columns), None)
     if column is None:
         raise UserError(

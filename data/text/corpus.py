@@ -134,6 +134,8 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
     path = Path(source).expanduser()
     if path.suffix in FILE_FORMATS:
         return _load_file(source, path, first)
+    if path.is_dir():
+        return _load_folder(path, first)
     if path.exists():
         raise UserError(
             f"Cannot tell the format of {source!r}: its name should end with one of"
@@ -163,6 +165,23 @@ def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
     return datasets.Dataset.from_list(
         list(datasets.load_dataset(builder, streaming=True, **arguments).take(first))
     )
+
+
+def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
+    """Load the files of a folder as one table; a text file is one row."""
+    rows: list[dict] = []
+    for path in sorted(folder.rglob("*")):
+        if FILE_FORMATS.get(path.suffix) == "text":
+            rows.append({"text": "\n".join(_load_file(str(path), path, None)["text"])})
+        elif path.suffix in FILE_FORMATS:
+            rows.extend(_load_file(str(path), path, first))
+    if not rows:
+        raise UserError(
+            f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
+        )
+    columns = dict.fromkeys(name for row in rows for name in row)
+    table = {name: [row.get(name) for row in rows[:first]] for name in columns}
+    return datasets.Dataset.from_dict(table)
 
 
 def _load_file(source: str, path: Path, first: int | None) -> datasets.Dataset:

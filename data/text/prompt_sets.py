@@ -4,6 +4,7 @@ The sets themselves are configs/data/*.yaml.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -44,13 +45,18 @@ def load_sets(
     seen: set[str] = set()
     for index, (name, prompt_set) in enumerate(sets.items()):
         from_set = count // len(sets) + (index < count % len(sets))
-        parts = prompt_set.parts or [PromptPart(prompt_set.source or "", prompt_set.template)]
+        if prompt_set.chat is None:
+            prompt_set = replace(prompt_set, chat=bool(tokenizer.chat_template))
+        template = prompt_set.template or "{text}"
+        parts = prompt_set.parts or [PromptPart(prompt_set.source or "", template)]
         by_part = []
         for i, part in enumerate(parts):
             from_part = from_set // len(parts) + (i < from_set % len(parts))
             prompts, long = _draw(name, prompt_set, part, from_part, seed, tokenizer, seen)
             by_part.append(prompts)
-            if long:
+            if long and prompt_set.shorten:
+                say(f"{part.source}: {long} prompts are cut to {prompt_set.max_tokens} tokens")
+            elif long:
                 say(
                     f"{part.source}: {long} prompts of more than data.sets.{name}.max_tokens="
                     f"{prompt_set.max_tokens} tokens are left out"
@@ -82,10 +88,12 @@ def _draw(
     long = repeated = 0
     texts = _texts(key, prompt_set, part, count, seed, tokenizer)
     while len(prompts) < count and (text := next(texts, None)) is not None:
-        prompt = make_prompt(prompt_set.kind or name, text, prompt_set.chat)
-        if len(_ids(text, tokenizer)) > prompt_set.max_tokens:
-            long += 1
-        elif prompt.id in seen:
+        text, excess = _fitting(text, prompt_set, tokenizer)
+        prompt = make_prompt(prompt_set.kind or name, text, bool(prompt_set.chat))
+        long += excess > 0
+        if not text:
+            continue
+        if prompt.id in seen:
             repeated += 1
         else:
             seen.add(prompt.id)
@@ -109,7 +117,7 @@ def _texts(
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Iterator[str]:
-    """Yield rows of one source as prompts, in random order (of a stream, its first rows)."""
+    """Yield rows of one source, in random order (of a stream, its first rows)."""
     if not part.source:
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
     if prompt_set.chat and not tokenizer.chat_template:
@@ -122,15 +130,31 @@ def _texts(
     # The template counts too: a sentence to translate in both directions should not come twice.
     key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
     for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
-        text = _as_prompt(template.render(rows[int(index)]), prompt_set, tokenizer)
+        text = template.render(rows[int(index)])
+        if prompt_set.cut:
+            text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
         if text.strip():
             yield text
 
 
+def _fitting(
+    text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, int]:
+    """Return a row as a prompt, and how many tokens too many it had.
+
+    One that is too long is cut, or is "".
+    """
+    prompt = _as_prompt(text, prompt_set, tokenizer)
+    excess = len(_ids(prompt, tokenizer)) - prompt_set.max_tokens
+    if excess > 0:
+        room = max(1, len(_ids(text, tokenizer)) - excess) if prompt_set.shorten else 0
+        start = _first_tokens(text, room, tokenizer) or text[:room]  # a letter is a token or less
+        prompt = _as_prompt(start, prompt_set, tokenizer)
+    return prompt, excess
+
+
 def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Cut a rendered row as asked, and put it into the chat template."""
-    if prompt_set.cut:
-        text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
+    """Put a rendered row into the chat template if that is asked for."""
     if not (prompt_set.chat and text.strip()):
         return text
     turn = [{"role": "user", "content": text.strip()}]

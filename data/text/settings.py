@@ -14,6 +14,8 @@ STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard
 library.
 """
+ANSWERS = "answers"
+"""The `source` of text that the target writes after the prompts."""
 BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
 """Sources that every machine has: the standard library; the manual's topics, as `help()` shows
 them; text that `nde_talf.data.text.generated` makes.
@@ -75,18 +77,20 @@ class PromptSet:
     """
     split: Text = "train"
     """Split of a hub dataset."""
-    template: LongText = "{text}"
+    template: LongText | None = "{text}"
     """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives
-    its first human turn.
+    its first human turn. null: recognised by the columns' names.
     """
     kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
-    chat: bool = False
-    """Put the prompt into the tokenizer's chat template, as one user turn."""
+    chat: bool | None = False
+    """Put the prompt into the tokenizer's chat template, as one user turn. null: if it has one."""
     cut: Count | None = None
     """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
     max_tokens: Count = 1024
     """Leave out prompts of more tokens."""
+    shorten: bool = False
+    """Cut longer prompts instead, after a word."""
     streaming: bool = False
     """Read only the first rows of a large set, without downloading all of it."""
     parts: list[PromptPart] = field(default_factory=list)
@@ -99,7 +103,8 @@ class DataConfig:
 
     source: Text = STANDARD_LIBRARY
     """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this
-    project), a .txt, .jsonl or .parquet file, or a hub dataset.
+    project), a .txt, .jsonl or .parquet file, a folder of such, or a hub dataset; answers: what the
+    target writes after the prompts of data.sets.
     """
     column: Text = "text"
     """Column of the source that holds the text."""
@@ -123,7 +128,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.prompt_tokens[0] > self.prompt_tokens[1]:
             raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")
-        if self.mix and self.source != STANDARD_LIBRARY:
+        if self.source == ANSWERS and not self.sets:
+            raise UserError(
+                f"data.source={ANSWERS}: give the prompts too, as data=prompts.jsonl does."
+            )
+        if self.mix and self.source not in (STANDARD_LIBRARY, ANSWERS):
             raise UserError(
                 f"data.source={self.source} is not read where data.mix names corpora"
                 f" ({', '.join(self.mix)}). For this text alone add data=text; to have it in the"

@@ -53,13 +53,15 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     Raises:
         UserError: the documents do not fill one row.
     """
-    separator = tokenizer.eos_token_id
-    stream: list[int] = []
     encoded = tokenizer(
         list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
     )
-    for ids in encoded["input_ids"]:
-        stream += [separator, *ids]
+    return in_rows(encoded["input_ids"], tokenizer.eos_token_id, length)
+
+
+def in_rows(documents: Iterable[Sequence[int]], separator: int, length: int) -> torch.Tensor:
+    """Lay documents of token ids end to end like `pack`."""
+    stream = [token for ids in documents for token in (separator, *ids)]
     rows = len(stream) // length
     if rows == 0:
         raise UserError(

@@ -195,11 +195,11 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
         "speed-up" in again.stdout and "report/index.html" in again.stdout
     )  # what it found is shown again
     changed = refused(folder, "selector.lr=0.5", "stage=selector")
-    assert "selector.lr was 0.001, now 0.5" in changed and "force=true" in changed
+    assert "selector.lr: 0.001 recorded, 0.5 given" in changed and "force=true" in changed
     earlier = refused(
         folder, "traces.stride=8", "stage=selector"
     )  # a stage alone, inputs made with other settings
-    assert "traces.stride was 16, now 8" in earlier
+    assert "traces.stride: 16 recorded, 8 given" in earlier
     assert digests(folder / "checkpoints/default/selector") == before
 
 
@@ -268,7 +268,7 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
         out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
     )
     other = refused(folder, "run=chat", "base=default", "stage=draft", *own, "dialogues.length=48")
-    assert "dialogues.length was 64, now 48" in other
+    assert "dialogues.length: 64 recorded, 48 given" in other
 
 
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:

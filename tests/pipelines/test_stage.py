@@ -160,9 +160,9 @@ def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed):
 
 def test_other_settings_are_named_and_nothing_is_removed(chain):
     before = chain.made()
-    with pytest.raises(UserError, match="seed was 1, now 2"):
+    with pytest.raises(UserError, match="seed: 1 recorded, 2 given"):
         chain.run("selector", seed=2)
-    with pytest.raises(UserError, match="seed was 1, now 2"):
+    with pytest.raises(UserError, match="seed: 1 recorded, 2 given"):
         chain.run(seed=2)
     assert chain.made() == before
 

@@ -1,0 +1,71 @@
+"""Recognise what the columns of somebody's own file hold, by their names and first rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.decoding.common.errors import UserError
+
+DIALOGUES = ("conversations", "conversation", "messages", "turns")
+"""Where a row's turns may be, in this order of preference."""
+QUESTIONS = ("prompt", "question", "instruction", "problem", "query", "input", "text", "content")
+"""Columns that may hold a prompt."""
+ANSWERS = ("answer", "response", "output", "completion", "solution", "chosen")
+"""Columns that may hold its answer."""
+INSTRUCTION = {"instruction", "input"}
+"""Columns that make a prompt together."""
+LOOKED_AT = 100
+"""Rows whose values tell which columns hold text."""
+
+
+def question_template(rows: Sequence[Any], source: str, key: str) -> str:
+    """Return the template of a prompt over the columns of `rows`.
+
+    Raises:
+        UserError: no column holds text, or several could be the prompt. The message lists them.
+    """
+    texts = _columns(rows, str)
+    turns = [name for name in DIALOGUES if name in _columns(rows, list)]
+    named = [name for name in QUESTIONS if name in texts]
+    if {*named} == INSTRUCTION:
+        return "{instruction}\n{input}"
+    chosen = named or turns[:1] or [name for name in texts if name not in ANSWERS]
+    if len(chosen) == 1:
+        return f"{{{chosen[0]}}}"
+    if not texts:
+        raise UserError(f"{source}: no column holds text; its columns are {_listed(rows, [])}.")
+    several = chosen or texts
+    raise UserError(
+        f"{source}: which column is the prompt? It has {_listed(rows, several)}. Name it with"
+        f" \"{key}='{{{several[0]}}}'\"."
+    )
+
+
+def answer_template(rows: Sequence[Any]) -> str | None:
+    """Return the template of the answer, if one column has an answer's name."""
+    named = [name for name in ANSWERS if name in _columns(rows, str)]
+    return f"{{{named[0]}}}" if len(named) == 1 else None
+
+
+def distinct(rows: Sequence[Any], template: RowTemplate) -> list[str]:
+    """Render the rows; texts that are blank or that occurred before are left out."""
+    rendered = (template.render(row).strip() for row in rows)
+    return [text for text in dict.fromkeys(rendered) if text]
+
+
+def _columns(rows: Sequence[Any], kind: type) -> list[str]:
+    """List the columns whose values are of `kind` where they are given, in the order of a row."""
+    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    names = dict.fromkeys(name for row in first for name in row)
+    given = {name: [row[name] for row in first if row.get(name) is not None] for name in names}
+    return [
+        name
+        for name, values in given.items()
+        if values and all(isinstance(value, kind) for value in values)
+    ]
+
+
+def _listed(rows: Sequence[Any], columns: list[str]) -> str:
+    """List columns, each with the beginning of its first text."""
+    first = rows[0]
+    return ", ".join(f"{name} ({str(first.get(name))[:40]!r})" for name in columns or first)

@@ -1,0 +1,213 @@
+"""One's own data by one key, such as `data=prompts.jsonl`, and what the file will bear.
+
+`in_full` writes the word out before Hydra reads it; it is the one exception to leaving the command
+line to Hydra. `fit` reads the file: columns become templates, counts and splits follow its size,
+and three rows are shown. Imports no torch.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.panel import Panel
+from rich.text import Text
+
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines.cli import CONFIGS, presets
+from nde_talf.pipelines.config import Config
+
+WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
+"""Groups that take a file in place of a preset, with the key that it is written out to."""
+FEWEST = 8
+"""Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
+SPREAD = 0.57
+"""Half the width of a 95 % interval of a speed-up, times the root of the number of prompts."""
+
+
+def in_full(arguments: Sequence[str]) -> Iterator[str]:
+    """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        if group not in WORDS or not value or value[0] in "[{'\"":
+            yield argument
+        elif value in presets(group):
+            if Path(value).exists():
+                console.print(f"! {argument} is the preset; the file is {group}=./{value}")
+            yield argument
+        elif _is_source(value):
+            yield f"{group}=file"
+            yield given(WORDS[group], value)
+        else:
+            yield argument
+
+
+def given(key: str, value: Any) -> str:
+    """Write a key and a value as an argument that Hydra reads as they are."""
+    if isinstance(value, str):
+        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _is_source(value: str) -> bool:
+    """Tell a path or ORG/NAME from a preset that is spelt wrong."""
+    on_hub = "/" in value and is_hub_name(value.partition(":")[0])
+    path = Path(value).expanduser()
+    return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
+
+
+def fit(config: Config) -> tuple[dict[str, Any], list[str]]:
+    """Recognise the columns of own files, and let counts and splits follow their sizes.
+
+    Returns the keys that it changed in `config`, which a record of the run keeps, and what is wrong
+    with the files: they cannot be read, are ambiguous, or have too few rows.
+    """
+    changes: dict[str, Any] = {}
+    faults: list[str] = []
+    for work in (_fit_prompts, _fit_dialogues):
+        try:
+            work(config, changes)
+        except UserError as error:
+            faults.append(str(error))
+    return changes, faults
+
+
+def _fit_prompts(config: Config, changes: dict[str, Any]) -> None:
+    """Recognise the columns of own prompts, and fit the counts to them."""
+    counts = []
+    for name, entry in config.data.sets.items():
+        if entry.template is None and _readable(entry.source):
+            key = f"data.sets.{name}.template"
+            count, template = _prompts(str(entry.source), entry.split, key)
+            entry.template = changes[key] = template
+            counts.append(count)
+    if counts:
+        _fit_counts(config, min(counts) * len(config.data.sets), changes)
+        _tell(config)
+
+
+def _readable(source: str | None) -> bool:
+    """Tell whether there is a source to read; a file that is missing is told by another check."""
+    if not source:
+        return False
+    return Path(source).suffix not in FILE_FORMATS or Path(source).expanduser().exists()
+
+
+def _set(config: Config, key: str, value: Any, changes: dict[str, Any]) -> None:
+    group, _, name = key.rpartition(".")
+    holder = attrgetter(group)(config)
+    if getattr(holder, name) != value:
+        setattr(holder, name, value)
+        changes[key] = value
+
+
+def _prompts(source: str, split: str, key: str) -> tuple[int, str]:
+    """Count the prompts of a source, and return the template that gives them."""
+    from nde_talf.data.text.corpus import load_table
+    from nde_talf.data.text.recognise import distinct, question_template
+
+    rows = load_table(source, split)
+    template = question_template(rows, source, key)
+    texts = distinct(rows, RowTemplate(template, source, key))
+    without = f" of {len(rows)} rows; others are blank or repeated" * (len(texts) < len(rows))
+    _show(f"{source}: {len(texts)} prompts by {template!r}{without}", texts[:3])
+    if len(texts) < FEWEST:
+        raise UserError(
+            f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
+            " some and to decode others. 60 are enough for a first run."
+        )
+    return len(texts), template
+
+
+def _show(title: str, texts: Sequence[str]) -> None:
+    shown = (text if len(text) <= 300 else f"{text[:300]} ..." for text in texts)
+    console.print(title)
+    console.print(Panel(Text("\n─\n".join(shown)), title="the first", title_align="left"))
+
+
+def _fit_counts(config: Config, available: int, changes: dict[str, Any]) -> None:
+    """Lower the counts of prompts, with the splits, to what is there."""
+    data, traces, evaluation = config.data, config.traces, config.evaluation
+    _set(config, "data.prompt_count", min(data.prompt_count, available), changes)
+    left = data.prompt_count - data.test_prompts
+    if traces.train_prompts + traces.validation_prompts > left:
+        validation = max(1, left // 3)
+        _set(config, "traces.train_prompts", left - validation, changes)
+        _set(config, "traces.validation_prompts", validation, changes)
+    _set(config, "evaluation.prompts", min(evaluation.prompts, data.test_prompts), changes)
+    tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
+    _set(config, "evaluation.calibration_prompts", tuning, changes)
+    folds = max(2, min(config.selector.folds, traces.train_prompts))
+    _set(config, "selector.folds", folds, changes)
+
+
+def _tell(config: Config) -> None:
+    """Print what the prompts are used for, what they will bear, and what text is learnt from."""
+    data, traces, decoded = config.data, config.traces, config.evaluation.prompts
+    console.print(
+        f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
+        f" selector, {traces.validation_prompts} choose, {decoded} of {data.test_prompts} held out"
+        f" are decoded: a speed-up will be told to about ±{SPREAD / math.sqrt(decoded):.0%}"
+        " (evaluation.prompts)."
+    )
+    if data.source == ANSWERS:
+        console.print(
+            "The draft and the head learn from your prompts with the target's answers, but for"
+            " those held out; no built-in text."
+        )
+        if not config.model.target:
+            console.print(
+                "! model.target is not given: a small target is trained here, on Python's standard"
+                " library; its answers mean nothing. Give yours: model.target=FOLDER_OR_HUB_NAME"
+            )
+
+
+def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
+    """Recognise the layout of dialogues and show three of them."""
+    from nde_talf.data.dialogues.read import read_dialogues
+    from nde_talf.data.text.corpus import load_table
+    from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
+
+    own = config.dialogues
+    local = Path(own.source or "").expanduser().exists()
+    asked = config.stage in ("all", "draft") and (local or not (own.column or own.user))
+    if not asked or not _readable(own.source):
+        return
+    rows = load_table(str(own.source), own.split)
+    names = rows.column_names
+    if not (own.column or own.user or any(name in names for name in DIALOGUES)):
+        _set(
+            config,
+            "dialogues.user",
+            question_template(rows, str(own.source), "dialogues.user"),
+            changes,
+        )
+        if answer := answer_template(rows):
+            _set(config, "dialogues.assistant", answer, changes)
+    if (own.user and not own.assistant) or (
+        not own.user and (own.column or "") in ("", "turns") and _questions(rows)
+    ):
+        _set(config, "dialogues.regenerate", True, changes)
+    dialogues, skipped = read_dialogues(own, config.seed)
+    title = f"{own.source}: {len(dialogues)} dialogues, {sum(skipped.values())} rows skipped"
+    turns = ("\n".join(f"{m['role']}: {m['content']}" for m in one.messages) for one in dialogues)
+    _show(title, [text for text, _ in zip(turns, range(3), strict=False)])
+    if own.regenerate:
+        console.print("There are no answers: the target gives them (dialogues.regenerate=true).")
+    _set(config, "dialogues.held_out", max(own.held_out, min(0.5, 8 / len(dialogues))), changes)
+    if not config.model.target:  # what is trained here has no chat template, and a short context
+        plain: Any = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
+        _set(config, "dialogues.chat_template", own.chat_template or plain.chat_template, changes)
+        longest = min(own.length, config.model.target_lm.max_length)
+        _set(config, "dialogues.length", longest, changes)
+
+
+def _questions(rows: Any) -> bool:
+    """Tell whether the rows hold lists of questions alone."""
+    turns = rows[0].get("turns") if len(rows) else None
+    return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)

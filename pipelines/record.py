@@ -1,0 +1,74 @@
+"""A run's own record: the arguments it was made with, which a later command need not repeat.
+
+Imports no torch.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nde_talf.decoding.common.files import write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines.cli import CONFIGS
+from nde_talf.pipelines.finished import COMMAND, read_record
+from nde_talf.pipelines.own_data import given, in_full
+
+OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints")
+"""Keys that a later command does not take from the record."""
+
+
+def key_of(argument: str) -> str:
+    """Return the key of an argument, such as `model` of `+model=tiny3`."""
+    return argument.lstrip("+~").partition("=")[0]
+
+
+def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
+    """Write this process's arguments into the folder of a run.
+
+    changes: keys that follow from the user's data.
+    """
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith(("hydra.", "-"))]
+    lasting = [each for each in arguments if key_of(each) not in OF_ONE_COMMAND]
+    lasting = merged(lasting, [given(key, value) for key, value in changes.items()])
+    command = shlex.join(["nde", "run", *arguments])
+    write_json(run / COMMAND, {"command": command, "base": base, "arguments": lasting})
+
+
+def completed(arguments: Sequence[str]) -> list[str]:
+    """Write out own data and add what the records of the run and its base hold beside it."""
+    asked = list(in_full(arguments))
+    values = {key_of(each): each.partition("=")[2] for each in asked}
+    root = Path(values.get("paths.checkpoints", "checkpoints"))
+    name = values.get("run", "default")
+    record = read_record(root / name)
+    base = values.get("base") or record.get("base")
+    of_base = read_record(root / base).get("arguments", []) if base else []
+    recorded = merged(of_base, record.get("arguments", []))
+    complete = merged(recorded, asked)
+    if taken := [each for each in complete if each not in asked]:
+        console.print(f"from the record of run={name}: {' '.join(taken)}", style="dim")
+    if base and "base" not in values:
+        complete.append(f"base={base}")
+    return complete
+
+
+def merged(recorded: Iterable[str], asked: Sequence[str]) -> list[str]:
+    """Return recorded arguments and those asked for, which win.
+
+    Another preset of a group drops what was recorded below the group.
+    """
+    keys = {key_of(each) for each in asked}
+    recorded = list(recorded)
+    new = {key_of(each) for each in asked if each not in recorded and _is_group(key_of(each))}
+    kept = [
+        each
+        for each in recorded
+        if (key := key_of(each)) not in keys and key.partition(".")[0] not in new
+    ]
+    return [*kept, *asked]
+
+
+def _is_group(key: str) -> bool:
+    return (Path(CONFIGS) / key).is_dir()

@@ -1,0 +1,177 @@
+"""One's own data by one key, and what a later command takes from the record of a run."""
+
+import ast
+import inspect
+import json
+import json.decoder
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nde_talf.data.text.corpus import load_table
+from nde_talf.data.text.recognise import question_template
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.checks import check_config
+from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.own_data import fit, in_full
+from nde_talf.pipelines.record import completed, merged
+from tests.pipelines.launch import finish
+
+DOCUMENTED = (node for node in ast.walk(ast.parse(inspect.getsource(random))))
+ALL = [
+    text
+    for node in DOCUMENTED
+    if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node))
+] + [line for line in inspect.getsource(json.decoder).splitlines() if len(line) > 50]
+TEXTS = list(dict.fromkeys(ALL))
+
+
+def write(folder: Path, name: str, rows: list) -> str:
+    """Write rows in the format of the name; the file's path."""
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif name.endswith(".json"):
+        path.write_text(json.dumps(rows))
+    elif name.endswith(".txt"):
+        path.write_text("\n".join(" ".join(row["prompt"].split()) for row in rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def fitted(*arguments: str) -> tuple[Config, list[str]]:
+    """The configuration of a command line, and what is wrong with its files."""
+    config = composed(Config, *in_full(arguments))
+    return config, fit(config)[1]
+
+
+def test_words_are_written_out_and_presets_win(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert list(in_full(["data=my file.jsonl", "run=x", "dialogues=./chats"])) == [
+        "data=file",
+        "data.sets.file.source='my file.jsonl'",
+        "run=x",
+        "dialogues=file",
+        "dialogues.source='./chats'",
+    ]
+    Path("gsm8k").mkdir()
+    left = ["data=gsm8k", "data=gsm", "data=[text,gsm8k]", "model=tiny3"]
+    assert list(in_full(left)) == left
+    assert "data=gsm8k is the preset; the file is data=./gsm8k" in capsys.readouterr().out
+    assert list(in_full(["data=openai/gsm8k:main"]))[1].endswith("='openai/gsm8k:main'")
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.parquet", "p.txt", "folder/p.jsonl"])
+def test_counts_and_splits_follow_the_file(name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    written = write(
+        tmp_path, name, [{"prompt": text, "id": i} for i, text in enumerate(TEXTS[:60])]
+    )
+    source = str(Path(written).parent) if "/" in name else written
+    config, faults = fitted(f"data={source}")
+    check_config(config, faults)
+    kept = load_table(source)
+    assert len(kept) == 60 and config.data.prompt_count == 60
+    assert (config.traces.train_prompts, config.traces.validation_prompts) == (27, 13)
+    assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
+
+
+@pytest.mark.parametrize(
+    "row,template",
+    [
+        ({"question": "a", "answer": "b"}, "{question}"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}\n{input}"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
+        ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
+        ({"mine": "a", "number": 3}, "{mine}"),
+    ],
+)
+def test_columns_are_recognised(row, template):
+    assert question_template([row] * 3, "file", "key") == template
+
+
+@pytest.mark.parametrize(
+    "rows,words",
+    [
+        ([{"prompt": "a", "question": "b"}] * 9, "prompt ('a'), question ('b')"),
+        ([{"number": 3}] * 9, "no column holds text"),
+        ([{"prompt": "a"}], "it has 1 different prompts"),
+        ([], "empty"),
+    ],
+)
+def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path):
+    source = write(tmp_path, "p.jsonl", rows)
+    config, faults = fitted(f"data={source}", "engine.workers=2", "selector.tables=[nowhere]")
+    with pytest.raises(UserError) as told:
+        check_config(config, faults)
+    assert words in str(told.value) and "selector.tables" in str(told.value)
+
+
+def test_a_folder_without_text_is_refused(tmp_path):
+    (tmp_path / "notes.pdf").write_bytes(b"x")
+    assert "no file in this folder" in fitted(f"data={tmp_path}")[1][0]
+
+
+@pytest.mark.parametrize(
+    "row,key,value",
+    [
+        ({"question": "{}", "answer": "b"}, "assistant", "{answer}"),
+        ({"prompt": "{}"}, "regenerate", True),
+        ({"turns": ["{}", "b"]}, "regenerate", True),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "{}"},
+                    {"role": "assistant", "content": "b"},
+                ]
+            },
+            "regenerate",
+            False,
+        ),
+    ],
+)
+def test_layouts_of_dialogues_are_recognised(row, key, value, tmp_path):
+    rows = [json.loads(json.dumps(row).replace("{}", f"question {i}")) for i in range(60)]
+    config, faults = fitted(f"dialogues={write(tmp_path, 'c.jsonl', rows)}")
+    assert not faults and getattr(config.dialogues, key) == value
+    assert config.dialogues.chat_template and config.dialogues.held_out > 0.1
+
+
+def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
+    run = tmp_path / "x"
+    (run / "pair").mkdir(parents=True)
+    record = ["model=tiny_ci", "data=file", "data.prompt_count=60", "draft.steps=40"]
+    (run / "command.json").write_text(json.dumps({"arguments": record, "base": None}))
+    root = f"paths.checkpoints={tmp_path}"
+    assert completed(["run=x", root, "stage=draft"]) == ["run=x", root, "stage=draft"]  # none made
+    (run / "pair" / "pair.json").write_text("{}")
+    asked = ["run=x", root, "stage=draft", "draft.steps=50"]
+    assert completed(asked) == [*record[:3], *asked]
+    asked = ["run=y", root, "base=x", "data=gsm8k"]
+    assert completed(asked) == ["model=tiny_ci", "draft.steps=40", *asked]
+    assert merged(["++a.b=1", "c=2"], ["a.b=3"]) == ["c=2", "a.b=3"]
+
+
+@pytest.mark.pipeline
+def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
+    source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
+    small = (
+        "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 20, batch: 4, max_length: 256}"
+    )
+    asked = ["run=x", f"paths.checkpoints={tmp_path}", "stage=pair", "tracking=disabled"]
+    sizes = [f"model.target_lm={small}", f"model.draft_lm={small}", "model.length=64"]
+    done = finish("nde_talf.pipelines.run", [f"data={source}", "model=tiny_ci", *sizes, *asked])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "your prompts with the target's answers" in " ".join(done.stdout.split())
+    prompts = [json.loads(line) for line in (tmp_path / "x/pair/prompts.jsonl").open()]
+    assert len(prompts) == 60 and sum(prompt["split"] == "test" for prompt in prompts) == 20
+    again = finish("nde_talf.pipelines.run", asked)
+    assert "pair: finished" in again.stdout, again.stdout + again.stderr
+    other = finish("nde_talf.pipelines.run", [*asked, "model.length=32"])
+    said = " ".join(other.stdout.replace("│", " ").split())
+    assert "model.length: 64 recorded, 32 given" in said and "force=true model.length=32" in said
