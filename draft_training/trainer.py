@@ -28,6 +28,7 @@ from nde_talf.decoding.common.checkpoint import (
     fingerprint,
     resumable,
 )
+from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
@@ -306,7 +307,7 @@ def _lightning(
         max_steps=config.steps,
         logger=logger,
         log_every_n_steps=10,
-        callbacks=[*callbacks, written, RichProgressBar()],
+        callbacks=[*callbacks, written, RichProgressBar(), Counted()],
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         val_check_interval=every or None,
         check_val_every_n_epoch=None if every else 1,

@@ -248,6 +248,7 @@ def speculate(
     draft_temperature: str | float = "auto",
     forward: str = "auto",
     stateless: Sequence[type] = (),
+    **uncalled: Any,
 ) -> Speculation:
     """Make a callable for `model.generate(custom_generate=...)` that decodes losslessly in trees.
 
@@ -266,7 +267,18 @@ def speculate(
             (docs/models.md).
         stateless: classes of logits processors, beside transformers' own, whose result depends on
             the text before and the logits alone.
+        **uncalled: what `generate` gives to a function that was not called here.
+
+    Raises:
+        UserError: it stands in `generate(custom_generate=speculate)` itself, or is given a name
+            that it does not have.
     """
+    if uncalled:
+        raise UserError(
+            f"speculate: it takes no {next(iter(uncalled))}. Write"
+            ' custom_generate=speculate("FOLDER_OF_DRAFT_OR_HEAD"), or speculate("ngram") without'
+            " a draft."
+        )
     return Speculation(draft, selector, verifier, draft_temperature, forward, stateless)
 
 

@@ -83,9 +83,9 @@ def save(speculation: Speculation, folder: Path) -> Path:
         raise UserError(f"save: {folder} is there already; give a new folder.")
     _check_folders(speculation)
     head = draft != NGRAM and is_head(Path(draft))
-    copied = {HEAD: draft} if head else {}
+    copied, learned = {HEAD: draft} if head else {}, False
     if selector:
-        Selector.from_pretrained(str(selector))
+        learned = any(Selector.from_pretrained(str(selector)).schema.learned)
         copied[SELECTOR] = selector
     settings = {
         "format": FORMAT.number,
@@ -99,7 +99,9 @@ def save(speculation: Speculation, folder: Path) -> Path:
         version=__version__,
         folder=folder,
         draft="the EAGLE head in `head/`" if head else f"`{draft}`",
-        trees="chosen step by step by the selector in `selector/`" if selector else "static",
+        trees="chosen step by step by the selector in `selector/`"
+        if learned
+        else "static" + (", the best that the selector in `selector/` knows" if selector else ""),
     )
 
     def write(partial: Path) -> None:

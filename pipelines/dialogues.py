@@ -77,7 +77,8 @@ def dialogue_rows(
             console.print(
                 Panel(
                     _coloured(encoder, documents[0]),
-                    title="first dialogue: what counts",
+                    title="first dialogue: what counts"
+                    + ("" if console.color_system else " stands in ⟦ ⟧"),
                     title_align="left",
                 )
             )
@@ -173,13 +174,12 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
 
 
 def _coloured(encoder: ChatEncoder, document: Document) -> Text:
-    """A document's text; what counts is green, the rest dim."""
+    """A document's text; what counts is green, without colours in brackets, and the rest dim."""
     text = Text()
     for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
-        text.append(
-            shortened(encoder.decode([token for token, _ in run])),
-            "bold green" if counts else "dim",
-        )
+        part = shortened(encoder.decode([token for token, _ in run]))
+        marked = f"⟦{part}⟧" if counts and not console.color_system else part
+        text.append(marked, "bold green" if counts else "dim")
     return text
 
 

@@ -466,7 +466,8 @@ def statistics(
         )
         parts.append(f"n-grams accepted by tokens matched: {acceptances}")
     parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
-    return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."
+    colours = " Green: accepted drafts; yellow: the target's own." if console.color_system else ""
+    return "; ".join(parts) + "." + colours
 
 
 def _generate_given(config: GenerateConfig) -> None:

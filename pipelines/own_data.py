@@ -169,15 +169,16 @@ def _tell(config: Config) -> None:
 
 def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
     """Recognise the layout of dialogues and show three of them."""
+    own = config.dialogues
+    if config.stage not in ("all", "draft") or not _readable(own.source):
+        return
+    local = Path(str(own.source)).expanduser().exists()
+    if not local and (own.column or own.user):  # a preset, which says where the turns are
+        return
     from nde_talf.data.dialogues.read import read_dialogues
     from nde_talf.data.text.corpus import load_table
     from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
 
-    own = config.dialogues
-    local = Path(own.source or "").expanduser().exists()
-    asked = config.stage in ("all", "draft") and (local or not (own.column or own.user))
-    if not asked or not _readable(own.source):
-        return
     rows = load_table(str(own.source), own.split)
     names = rows.column_names
     if not (own.column or own.user or any(name in names for name in DIALOGUES)):

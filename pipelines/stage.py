@@ -34,7 +34,7 @@ from nde_talf.decoding.common.files import (
     replace,
     write_json,
 )
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.manifest import (
@@ -210,7 +210,8 @@ class _Attempt:
         )
         try:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
-            metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
+            with reporting(self.stage.name):
+                metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
         except BaseException:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
             raise

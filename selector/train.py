@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
@@ -201,7 +202,7 @@ def fit_selector(
     if stop_early:
         callbacks.append(EarlyStopping(GAIN, mode="max", patience=config.patience))
     if progress:
-        callbacks.append(RichProgressBar())
+        callbacks += [RichProgressBar(), Counted()]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,

@@ -1,7 +1,10 @@
-"""Progress on long work: one rich bar with its rate and the time left."""
+"""Progress on long work: a bar on a terminal; elsewhere a line every 30 seconds."""
 
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any, ClassVar, TypeVar
 
 from rich import progress as bars
@@ -12,6 +15,8 @@ from rich.theme import Theme
 
 from nde_talf.decoding.common.errors import masked
 
+EVERY = 30.0
+"""Seconds between two lines where there is no terminal."""
 T = TypeVar("T")
 
 
@@ -66,16 +71,94 @@ def track(
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=console) as progress:
+    with (
+        activity(title, total, unit, done) as now,
+        bars.Progress(*columns, console=console) as progress,
+    ):
         task = progress.add_task(title, total=total, completed=done, unit=unit)
         for item in items:
             yield item
             progress.advance(task)
+            now.done += 1
 
 
-def working(title: str) -> AbstractContextManager[object]:
+@contextmanager
+def working(title: str) -> Iterator[None]:
     """Show an activity that cannot be counted: a spinner on a terminal, a line elsewhere."""
+    with activity(title):
+        if console.is_terminal:
+            with console.status(Text(f"{title} ...", style="dim")):
+                yield
+        else:
+            console.print(f"{title} ...", style="dim")
+            yield
+
+
+@dataclass
+class Activity:
+    """Something that is going on; `total` is 0 where it cannot be counted."""
+
+    title: str
+    total: int = 0
+    unit: str = ""
+    done: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._before = self.done
+
+    def line(self) -> str:
+        """Say what is done, how long it took, and how long the rest will take at this rate."""
+        seconds = time.monotonic() - self.begun
+        line = f"{self.title}: "
+        if self.total:
+            line += f"{self.done} of {self.total} {self.unit}s, "
+        line += f"{duration(seconds)} so far"
+        if self.done > self._before:
+            left = seconds / (self.done - self._before) * (self.total - self.done)
+            line += f", about {duration(left)} to go"
+        return line
+
+
+_activities: list[Activity] = []
+
+
+@contextmanager
+def activity(title: str, total: int = 0, unit: str = "", done: int = 0) -> Iterator[Activity]:
+    """Let `reporting` print lines about what the block does."""
+    now = Activity(title, total, unit, done)
+    _activities.append(now)
+    try:
+        yield now
+    finally:
+        _activities.remove(now)
+
+
+@contextmanager
+def reporting(stage: str, every: float = EVERY) -> Iterator[None]:
+    """Print a line on the innermost activity every so often, where there is no terminal."""
     if console.is_terminal:
-        return console.status(Text(f"{title} ...", style="dim"))
-    console.print(f"{title} ...", style="dim")
-    return nullcontext()
+        yield
+        return
+    ended = Event()
+
+    def report() -> None:
+        while not ended.wait(every):
+            now = _activities[-1:]  # one copy: the other thread may remove it
+            console.print(f"{stage}, {now[0].line()}" if now else whole.line())
+
+    whole = Activity(stage)
+    thread = Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as "40 s", "3 min" or "2.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

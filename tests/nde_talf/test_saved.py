@@ -65,6 +65,12 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
     assert (folder / "selector" / "config.json").exists() == bool(
         selector
     ) and "custom_generate" in (folder / "README.md").read_text()
+    assert "| trees | static" in (folder / "README.md").read_text()  # no setting was learned
+
+
+def test_speculate_that_is_not_called_says_what_to_write():
+    with pytest.raises(UserError, match=r'custom_generate=speculate\("'):
+        TARGET.module.generate(**ASKED, custom_generate=speculate)
 
 
 def test_what_has_no_folder_is_not_saved(tmp_path):

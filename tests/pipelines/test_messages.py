@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, track, working
+from nde_talf.decoding.common.progress import console, reporting, track, working
 from nde_talf.pipelines.cli import answer, launch
 from nde_talf.pipelines.config import Config
 from tests.pipelines.micro import ROOT, environment
@@ -30,6 +30,18 @@ def test_a_message_is_shown_as_it_is(capsys, text):
     assert list(track([1], text, 1)) == [1]
     shown = capsys.readouterr().out
     assert shown.count(text) == 4, shown
+
+
+def test_without_a_terminal_lines_say_what_is_done_and_left(capsys):
+    with reporting("traces", every=0.02):
+        for done in track(range(3), "shards of the traces", 5, "shard", 2):
+            time.sleep(0.1)
+            assert f"traces, shards of the traces: {done + 2} of 5 shards" in (
+                shown := capsys.readouterr().out
+            )
+            assert ("to go" in shown) == (done > 0)
+    time.sleep(0.1)
+    assert "so far" not in capsys.readouterr().out.splitlines()[-1:]
 
 
 @pytest.mark.skipif(
