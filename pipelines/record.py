@@ -30,7 +30,11 @@ def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
     changes: keys that follow from the user's data.
     """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith(("hydra.", "-"))]
-    lasting = [each for each in arguments if key_of(each) not in OF_ONE_COMMAND]
+    lasting = [
+        each
+        for each in arguments
+        if key_of(each) not in OF_ONE_COMMAND and "***" not in each  # secrets are not kept
+    ]
     lasting = merged(lasting, [given(key, value) for key, value in changes.items()])
     command = shlex.join(["nde", "run", *arguments])
     write_json(run / COMMAND, {"command": command, "base": base, "arguments": lasting})
