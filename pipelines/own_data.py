@@ -17,6 +17,7 @@ from rich.text import Text
 
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
+from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.cli import CONFIGS, presets
@@ -164,6 +165,11 @@ def _tell(config: Config) -> None:
             console.print(
                 "! model.target is not given: a small target is trained here, on Python's standard"
                 " library; its answers mean nothing. Give yours: model.target=FOLDER_OR_HUB_NAME"
+            )
+        elif is_shipped(config.model.target):
+            console.print(
+                "! model.target is not given: the small shipped target answers, which knows code"
+                " and its manuals. Give yours: model.target=FOLDER_OR_HUB_NAME"
             )
 
 

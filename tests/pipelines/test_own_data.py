@@ -46,7 +46,7 @@ def write(folder: Path, name: str, rows: list) -> str:
 
 def fitted(*arguments: str) -> tuple[Config, list[str]]:
     """The configuration of a command line, and what is wrong with its files."""
-    config = composed(Config, *in_full(arguments))
+    config = composed(Config, "model=tiny3", *in_full(arguments))
     return config, fit(config)[1]
 
 
