@@ -9,15 +9,17 @@ estimates and never split a policy's mass.
 from itertools import product
 from typing import NamedTuple
 
+from nde_talf.decoding.common.arguments import Natural, Positive
+
 K_MAX, L1_MAX, L2_MAX = 4, 8, 8
 
 
 class Action(NamedTuple):
     """A delayed tree: `k` branches of length `l2` after a trunk of length `l1` (tokens)."""
 
-    k: int
-    l1: int
-    l2: int
+    k: Positive
+    l1: Natural
+    l2: Natural
 
     @property
     def depth(self) -> int:

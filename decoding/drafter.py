@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.session import Shapes, TreeSession, new_session
 from nde_talf.decoding.setting import feature_setting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 if TYPE_CHECKING:
     from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
     from nde_talf.decoding.processing import Processed
-    from nde_talf.decoding.static import StaticShapes
 
 NewSession = Callable[[], TreeSession]
 Logits = Callable[[Tensor], Tensor]
@@ -157,7 +157,7 @@ class SessionDrafter(Drafter):
     ]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
 
     def __init__(
-        self, new_session: NewSession, logits: Logits, max_context: int, static: StaticShapes | None
+        self, new_session: NewSession, logits: Logits, max_context: int, static: Shapes | None
     ):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
@@ -250,10 +250,12 @@ class LMDrafter(SessionDrafter):
 
     takes_features = False
 
-    def __init__(self, model: CausalModel, static: StaticShapes | None = None):
+    @checked
+    def __init__(self, model: CausalModel, static: Shapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        self.on_device = model.form == "masks"
-        session = partial(model.session, static=static)
+        session = partial(
+            new_session, model.hidden, model.device, model.dtype, model.layers, static
+        )
         super().__init__(session, model.logits, model.max_context, static)
 
     def start(
@@ -280,6 +282,6 @@ class LMDrafter(SessionDrafter):
         self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
 
 
-def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:
+def drafter_of(draft: Any, static: Shapes | None = None) -> Any:
     """Make the drafter of a draft model; a draft head makes its own, by its method `drafter`."""
     return LMDrafter(draft, static) if isinstance(draft, CausalModel) else draft.drafter(static)

@@ -7,16 +7,20 @@ random numbers, other ones at every load. Here they are an error that names them
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
+from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import memory_is_short, unreadable
+from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.fitness import first_line
+from nde_talf.decoding.names import DTYPES
 from nde_talf.decoding.readout import optional
 
 if TYPE_CHECKING:
@@ -30,8 +34,13 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
 
+@checked
 def load_module(
-    folder: str | Path, device: str, dtype: str, name: str, device_map: str | None = None
+    folder: str | Path,
+    device: str,
+    dtype: Annotated[str, one_of(DTYPES)],
+    name: str,
+    device_map: Annotated[str, one_of(("auto",))] | None = None,
 ) -> "PreTrainedModel":
     """Load the model in `folder` (or of that hub name) on `device`, in `dtype`.
 
@@ -47,6 +56,7 @@ def load_module(
     """
     from transformers import AutoConfig
 
+    check_device(device, "device")
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
     quantised = None
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.drafter import Drafter
@@ -22,7 +23,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.session import Shapes, TreeSession, new_session
 from nde_talf.decoding.setting import (
     AUTO,
     MATCH,
@@ -36,6 +37,7 @@ from nde_talf.decoding.streams import (
     Generation,
     Record,
     Step,
+    StopTokens,
     Stopwatch,
     Stream,
     TokenIds,
@@ -46,6 +48,7 @@ from nde_talf.decoding.streams import (
 from nde_talf.decoding.verifier import Verifier, check_compatible
 
 
+@checked
 @dataclass(eq=False)
 class SpeculativeDecoder:
     """Decodes sequences, each one on its own.
@@ -69,7 +72,7 @@ class SpeculativeDecoder:
     draft_setting: SamplingSetting | str | float | None = None
     """Warping of the draft: a setting, "match" (the target's), "raw", a temperature, or
     "auto" (None): the policy's, or what fits its trees (`drafted_under`)."""
-    static: Any = None
+    static: Shapes | None = None
     """Shapes of the target's passes (`nde_talf.decoding.static.StaticShapes`)."""
     timed: bool = False
     """Wait for the device after every phase, so that each is charged its own work."""
@@ -91,6 +94,11 @@ class SpeculativeDecoder:
         check_compatible(self.policy.trees, rule)
         self.draft_setting = setting = self._asked_setting()
         self.policy.check_decoder(target, drafter, None if setting == MATCH else setting)
+        if drafter is None and self.policy.trees != "none":
+            raise UserError(
+                f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
+                " the policy Autoregressive()."
+            )
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = (
@@ -109,11 +117,14 @@ class SpeculativeDecoder:
             )
         if self.static:
             self.static.check_layers(target, self._layers)
+        if self.process is not None:
+            from nde_talf.decoding.processing import LogitsProcess
+
+            instance("process", self.process, LogitsProcess)
 
     def _drafts_on_device(self) -> bool:
         asked = asynchronous(self.target.device) if self.device is None else self.device
-        fits = self.target.form == "masks"
-        fits = fits and (self.drafter is None or self.drafter.on_device)
+        fits = self.drafter is None or self.drafter.on_device
         fits = fits and (self.process is None or self.process.textless)
         return asked and fits and self.verify.on_device is not None
 
@@ -140,24 +151,24 @@ class SpeculativeDecoder:
             pass
         return stream.generation
 
+    @checked
     def blocks(
         self,
         prompt: TokenIds,
-        max_new_tokens: int,
+        max_new_tokens: Positive,
         setting: SamplingSetting,
         rng: Rng,
-        stop_tokens: Collection[int] = (),
+        stop_tokens: StopTokens = (),
     ) -> Stream:
         """Generate a block at a time.
 
         Raises UserError for bad input at once, not at the first block.
         """
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         steps = self.stream(tokens, setting, rng, len(tokens) + max_new_tokens + TREE_SLOTS)
-        return blocks_of(steps, max_new_tokens, frozenset(stop_tokens), self.target.device)
+        return blocks_of(steps, max_new_tokens, stop_tokens, self.target.device)
 
+    @checked
     def stream(
         self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
     ) -> Iterator[First | Step]:
@@ -255,7 +266,9 @@ class SpeculativeDecoder:
         return hidden, features, raw
 
     def _new_session(self) -> TreeSession:
-        return self.target.session(self._layers, self.static)
+        target = self.target
+        reader = target.reader(self._layers)
+        return new_session(reader, target.device, target.dtype, target.layers, self.static)
 
     def _clock_of_device(self) -> float:
         """Return seconds, once the device has done what was asked."""

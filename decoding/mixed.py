@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.model import CausalModel
@@ -48,6 +49,7 @@ class MixedDrafter(Drafter):
     root: DraftPoint
     previous: DraftPoint
 
+    @checked
     def __init__(self, ngram: NgramDrafter, draft: Drafter):
         if ngram.vocab_size != draft.vocab_size:
             raise UserError(
@@ -144,6 +146,7 @@ class Mixed(TreePolicy):
 
     trees = "top_k"  # the one kind of which nothing is supposed
 
+    @checked
     def __init__(self, elsewhere: TreePolicy, rule: Verifier, ngram: NgramTree | None = None):
         if elsewhere.trees not in {*DELAYED, "top_k"}:
             raise UserError(

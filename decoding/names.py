@@ -9,5 +9,5 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "g
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
 
-FORWARDS = ("auto", "native", "transformers")
-"""Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Types of a model's weights."""

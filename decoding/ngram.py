@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
@@ -131,7 +132,8 @@ class NgramDrafter(Drafter):
     root: DraftPoint  # without a hidden state
     _matches: dict[int, Match]
 
-    def __init__(self, vocab_size: int, config: NgramConfig | None = None):
+    @checked
+    def __init__(self, vocab_size: Positive, config: NgramConfig | None = None):
         self.vocab_size, self.config = vocab_size, config or NgramConfig()
 
     def start(

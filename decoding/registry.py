@@ -28,6 +28,9 @@ IID = DELAYED | {"iid"}
 DISTINCT = PATHS | {"without_replacement"}
 EVERY = IID | DISTINCT | {"top_k"}
 
+FORWARDS = ("auto", "native", "transformers")
+"""Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
+
 
 class Entry(NamedTuple):
     """A class or function that was decorated, and what else its decorator says."""

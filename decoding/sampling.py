@@ -8,11 +8,13 @@ all outcomes and obtains the exact law of the code the decode loop runs.
 
 import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.setting import RAW, SamplingSetting
 
@@ -59,12 +61,14 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
 class Rng:
     """Random decisions from one seeded generator."""
 
+    @checked
     def __init__(self, generator: torch.Generator):
         self.generator = generator
         self._uniforms: list[float] = []  # of the block drawn last, the last one is used next
 
     @classmethod
-    def seeded(cls, seed: int) -> "Rng":
+    @checked
+    def seeded(cls, seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]) -> "Rng":
         """Make a generator on the CPU from a seed."""
         return cls(torch.Generator().manual_seed(seed))
 

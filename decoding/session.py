@@ -7,7 +7,7 @@ tokens' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device import integers, upload
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.static import StaticShapes
 
 Forward = Callable[..., Tensor]
 Tokens = list[int] | Tensor  # on the host, or on the device
@@ -30,12 +27,26 @@ def new_session(
     device: torch.device,
     dtype: torch.dtype,
     layers: int | None = None,
-    static: StaticShapes | None = None,
+    static: Shapes | None = None,
 ) -> TreeSession:
     """Make a session of a model; static: its passes are of these shapes."""
     if static is not None:
         return static.session(forward, device, dtype, layers)
     return TreeSession(forward, device, dtype, layers)
+
+
+class Shapes:
+    """Fixed shapes of passes: see `nde_talf.decoding.static.StaticShapes`."""
+
+    context: int
+
+    def session(self, *of_new_session: Any) -> TreeSession:
+        """Make a session of these shapes."""
+        raise NotImplementedError
+
+    def check_layers(self, target: Any, layers: Sequence[int]) -> None:
+        """Raise UserError where features of a target's layers cannot be taken."""
+        raise NotImplementedError
 
 
 class TreeSession:

@@ -5,10 +5,18 @@ Imports no torch, so that a configuration can be read without it.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
+from nde_talf.decoding.common.arguments import Natural, checked
 from nde_talf.decoding.common.errors import UserError
 
+off = BeforeValidator(lambda value: 0 if value is None else value)
+"""Takes None for 0."""
 
+
+@checked
 @dataclass(frozen=True)
 class SamplingSetting:
     """Settings of sampling, for example SamplingSetting(0.7, top_p=0.9).
@@ -17,34 +25,18 @@ class SamplingSetting:
     in this order after the temperature, as in transformers. At temperature 0 they change nothing.
     """
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 is greedy: always the most probable token."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """In (0, 1]: sample among the most probable tokens that together have this probability; 1 is
     off.
     """
-    top_k: int = 0
+    top_k: Annotated[Natural, off] = 0
     """Sample among that many most probable tokens; 0 or None is off."""
-    min_p: float = 0.0
+    min_p: Annotated[float, Field(ge=0, le=1), off] = 0.0
     """In [0, 1]: sample among the tokens with at least this fraction of the largest probability; 0
     or None is off.
     """
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "top_k", 0 if self.top_k is None else self.top_k)
-        object.__setattr__(self, "min_p", 0.0 if self.min_p is None else self.min_p)
-        if not self.temperature >= 0:
-            raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(
-                f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off."
-            )
-        if type(self.top_k) is not int or self.top_k < 0:
-            raise UserError(
-                f"top_k={self.top_k}: it must be a number of tokens; 0 switches it off."
-            )
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p={self.min_p}: it must lie in [0, 1]; 0 switches it off.")
 
     @cached_property
     def cuts(self) -> bool:

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import integers, upload
-from nde_talf.decoding.session import Forward, TreeSession
+from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -152,7 +153,7 @@ class FixedCache(KVCache):
             self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
 
 
-class StaticShapes:
+class StaticShapes(Shapes):
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
     compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
@@ -160,15 +161,13 @@ class StaticShapes:
     sequence at a time, the one that was begun last.
     """
 
+    @checked
     def __init__(
         self,
-        context: int,
-        rows: int = 128,
+        context: Positive,
+        rows: Positive = 128,
         compile: Compile | None = None,
     ):
-        for name, value in (("context", context), ("rows", rows)):
-            if value < 1:
-                raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
         self.context, self.rows, self.compile = context, rows, compile
         doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
         # More than 128 rows: eight sizes, each the same multiple of the one before.

@@ -1,12 +1,13 @@
 """Steps and generations: a prompt goes into the loop, blocks of tokens come out."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
+from pydantic import PlainValidator
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
@@ -14,7 +15,6 @@ from nde_talf.decoding.common.errors import UserError
 if TYPE_CHECKING:
     from nde_talf.decoding.stats import Stats
 
-TokenIds: TypeAlias = Sequence[int] | Tensor | np.ndarray
 TREE_SLOTS = 64
 """Slots for a tree in flight, after the tokens asked for."""
 # Of a step: drafting (the drafter catching up included), the target's pass, verification with the
@@ -154,7 +154,7 @@ class Stream:
 def blocks_of(
     steps: Iterator[First | Step],
     max_new_tokens: int,
-    stop_tokens: frozenset[int],
+    stop_tokens: Collection[int],
     device: torch.device,
 ) -> Stream:
     """Cut the steps of a decoder into blocks that end at a stop token or at `max_new_tokens`."""
@@ -165,7 +165,7 @@ def blocks_of(
 def _cut(
     steps: Iterator[First | Step],
     max_new_tokens: int,
-    stop_tokens: frozenset[int],
+    stop_tokens: Collection[int],
     device: torch.device,
     generation: Generation,
 ) -> Iterator[Block]:
@@ -191,7 +191,7 @@ def _cut(
         generation.peak_bytes = peak_bytes(device)
 
 
-def token_ids(prompt: TokenIds) -> list[int]:
+def token_ids(prompt: "TokenIds") -> list[int]:
     """Return a prompt's token ids as a list.
 
     Args:
@@ -217,7 +217,21 @@ def token_ids(prompt: TokenIds) -> list[int]:
     return [int(token) for token in prompt]
 
 
-def checked_prompt(prompt: TokenIds, vocabulary: int, context: int) -> list[int]:
+TokenIds: TypeAlias = Annotated[Sequence[int] | Tensor | np.ndarray, PlainValidator(token_ids)]
+
+
+def stop_ids(tokens: Any) -> frozenset[int]:
+    """Return end tokens, or the only one, as a set. Raises ValueError for what is no token id."""
+    listed = [*tokens] if isinstance(tokens, Iterable) else [tokens]
+    if not all(isinstance(token, (int, np.integer)) and token >= 0 for token in listed):
+        raise ValueError("it should be token ids, integers of at least 0")
+    return frozenset(map(int, listed))
+
+
+StopTokens: TypeAlias = Annotated[Collection[int], PlainValidator(stop_ids)]
+
+
+def checked_prompt(prompt: "TokenIds", vocabulary: int, context: int) -> list[int]:
     """Return a prompt's token ids. Raises UserError if models of these sizes cannot take them."""
     tokens = token_ids(prompt)
     if not tokens:

@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.sampling import Rng
+
 T = TypeVar("T")
 
 
-class EnumeratedRng:
+class EnumeratedRng(Rng):
     """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions.
 
     It goes on with the first outcome of each new one.

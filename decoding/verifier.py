@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import EVERY, VERIFIERS
 from nde_talf.decoding.sampling import Rng
@@ -103,6 +104,7 @@ def check_compatible(trees: str, rule: Verifier) -> None:
         )
 
 
+@checked
 def verifier(name: str) -> Verifier:
     """Look up the verification rule `name`. Raises UserError for an unknown one."""
     rule: Verifier = VERIFIERS[name]

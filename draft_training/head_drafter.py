@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
 from nde_talf.decoding.model import CausalModel
@@ -39,6 +40,7 @@ class EagleDrafter(SessionDrafter):
         super().__init__(session, head.logits, self.target.max_context, static)
 
     @classmethod
+    @checked
     def from_pretrained(cls, folder: str | Path, target: CausalModel) -> "EagleDrafter":
         """The head in `folder`, next to the target it was trained with.
 

@@ -26,6 +26,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -35,7 +36,7 @@ from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -96,6 +97,7 @@ class Silent:
         """Do nothing."""
 
 
+@checked
 @dataclass(eq=False)
 class Speculation:
     """A callable for `generate(custom_generate=...)`, made by `speculate`.
@@ -153,6 +155,7 @@ class Speculation:
         sequences = _padded(input_ids, texts, config._pad_token_tensor)
         return _output(sequences, texts, bool(config.output_logits)) if full else sequences
 
+    @checked
     def save(self, folder: str | Path) -> Path:
         """Write a folder for `generate(custom_generate=folder)`; see `nde_talf.saved`."""
         from nde_talf.saved import save
@@ -279,6 +282,7 @@ def speculate(
             ' custom_generate=speculate("FOLDER_OF_DRAFT_OR_HEAD"), or speculate("ngram") without'
             " a draft."
         )
+    read_draft_temperature(draft_temperature)
     return Speculation(draft, selector, verifier, draft_temperature, forward, stateless)
 
 

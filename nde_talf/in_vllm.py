@@ -27,9 +27,9 @@ from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.common.settings import Natural, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.names import FORWARDS
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.registry import FORWARDS
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
 from nde_talf.proposals import Fixed, Lengths, Proposals

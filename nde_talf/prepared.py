@@ -23,6 +23,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.processing import LogitsProcess
 from nde_talf.decoding.setting import SamplingSetting
 
 FIRST, BEFORE = (5, 13), (6, 0)
@@ -82,7 +83,7 @@ class Row(NamedTuple):
     prompt: list[int]
 
 
-class RowProcess:
+class RowProcess(LogitsProcess):
     """transformers' processors on the nodes of one row's trees.
 
     It is a `nde_talf.decoding.processing.LogitsProcess`. Text after an end token or after the last

@@ -79,7 +79,7 @@ def save(speculation: Speculation, folder: Path) -> Path:
             which have no folder.
     """
     draft, selector = speculation.draft, speculation.selector
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"save: {folder} is there already; give a new folder.")
     _check_folders(speculation)
     head = draft != NGRAM and is_head(Path(draft))

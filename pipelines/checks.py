@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, BUILT_IN, FILE_FORMATS, is_hub_name
 from nde_talf.data.traces.settings import GREEDY
+from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
-from nde_talf.pipelines.machine import check_device, reach_hub
+from nde_talf.pipelines.machine import reach_hub
 
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:

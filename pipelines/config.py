@@ -16,12 +16,12 @@ from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.text.shipped import shipped
-from nde_talf.data.traces.settings import DTYPES, SETTINGS, TracesConfig
+from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Device, Seed, Text, one_of, settings
-from nde_talf.decoding.names import FORWARDS
+from nde_talf.decoding.names import DTYPES
 from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.registry import POLICIES
+from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig

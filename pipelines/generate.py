@@ -20,6 +20,7 @@ from pydantic import Field
 from rich.text import Text as Styled
 
 from nde_talf.data.text.shipped import SMALL
+from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import (
@@ -37,7 +38,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TABLE, LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.machine import check_device, threads
+from nde_talf.pipelines.machine import threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

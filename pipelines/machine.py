@@ -4,15 +4,12 @@ Imports torch when it is called.
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nde_talf.data.text.settings import is_hub_name
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import DEVICE
 
 HUB_SECONDS = 10.0
 
@@ -29,36 +26,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def check_device(device: str, key: str = "model.device") -> None:
-    """Check that torch can use a device.
-
-    Raises:
-        UserError: it cannot, or there is no such device, with the reason and the remedy.
-    """
-    if not re.fullmatch(DEVICE, device):
-        raise UserError(f"{key}={device}: it must be cpu, cuda or cuda:N, such as {key}=cuda:0.")
-    if device == "cpu":
-        return
-    import torch
-
-    if torch.version.cuda is None and torch.version.hip is None:
-        raise UserError(
-            f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone."
-            f" Install a CUDA build of torch (see README, Your own models), or use {key}=cpu."
-        )
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"{key}={device}: torch, built for CUDA {torch.version.cuda}, cannot use a GPU"
-            f" ({str(error).splitlines()[0]}). Or use {key}=cpu."
-        ) from error
-    if (torch.device(device).index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0."
-        )
 
 
 def reach_hub(names: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.actions import K_MAX, L2_MAX, TREES
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_sealed
 from nde_talf.decoding.common.formats import Format
@@ -95,6 +96,7 @@ class LatencyTable:
         write_sealed(path, {"format": FORMAT.number, **asdict(self)})
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> "LatencyTable":
         """Read a table.
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
@@ -225,6 +226,7 @@ class Selector(nn.Module):
         save_selector(self, Path(folder))
 
     @classmethod
+    @checked
     def from_pretrained(cls, folder: str | Path) -> "Selector":
         """Load an export.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.device_tree import DeviceTree
@@ -54,6 +55,7 @@ class NeuralPolicy(TreePolicy):
 
     trees = "delayed"
 
+    @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
         table = table or selector.table
         if table is None:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Seed, one_of, settings
-from nde_talf.decoding.names import LABELLED, ON_PATHS
+from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
 GREEDY = "t0"
@@ -22,7 +22,6 @@ SETTINGS: dict[str, SamplingSetting] = {
 """Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3
 advises, and greedy.
 """
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 DRAFTERS = ("lm", "head")
 
 

@@ -28,5 +28,9 @@ class UserError(Exception):
         super().__init__(masked(message))
 
 
+class ArgumentError(UserError, TypeError, ValueError):
+    """A wrong argument of a call in Python: what was given, and what is expected."""
+
+
 class Advice(UserWarning):
     """Something that works but is probably not what was meant. One sentence, shown once."""

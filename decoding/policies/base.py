@@ -1,12 +1,10 @@
 """The base class of policies, and the state of a generation that a policy may look at."""
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.tree import DraftTree
@@ -91,29 +89,3 @@ class TreePolicy:
     def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> "DraftTree | DeviceTree":
         """Build the tree of one step, with the root as its node 0."""
         raise NotImplementedError
-
-
-def require_positive(**settings: int) -> None:
-    """Raise UserError, naming it, for a setting below 1."""
-    require_at_least(1, **settings)
-
-
-def require_at_least(minimum: int, **settings: int) -> None:
-    """Raise UserError, naming it, for a setting below `minimum`."""
-    for name, value in settings.items():
-        if value < minimum:
-            raise UserError(f"{name}={value}: it must be at least {minimum}.")
-
-
-def require_fractions(**settings: float) -> None:
-    """Raise UserError for a setting outside [0, 1)."""
-    for name, value in settings.items():
-        if not 0 <= value < 1:
-            raise UserError(f"{name}={value}: it must lie in [0, 1).")
-
-
-def require_rising(**settings: float) -> None:
-    """Raise UserError unless the settings rise in the order given."""
-    for (low, a), (high, b) in pairwise(settings.items()):
-        if not a < b:
-            raise UserError(f"{low}={a} and {high}={b}: {low} must be smaller than {high}.")

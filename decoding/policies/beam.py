@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_positive
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
@@ -89,8 +90,8 @@ class Beam(TreePolicy):
 
     trees = "top_k"
 
-    def __init__(self, k: int = 10, depth: int = 7, nodes: int = 60):
-        require_positive(k=k, depth=depth, nodes=nodes)
+    @checked
+    def __init__(self, k: Positive = 10, depth: Positive = 7, nodes: Positive = 60):
         self.k, self.depth, self.nodes = k, depth, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:

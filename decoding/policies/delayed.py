@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import (
-    DecodingState,
-    TreePolicy,
-    require_at_least,
-    require_positive,
-)
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
@@ -53,9 +49,8 @@ class Autoregressive(TreePolicy):
 class Delayed(TreePolicy):
     """Delayed tree of one fixed (K, L1, L2) at every step."""
 
+    @checked
     def __init__(self, action: Action):
-        require_positive(k=action.k)
-        require_at_least(0, l1=action.l1, l2=action.l2)
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 

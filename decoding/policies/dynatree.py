@@ -5,24 +5,27 @@ Both adapt to what was accepted (section 3.3 and Algorithm 1, DynaTree paper).
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import (
-    DecodingState,
-    TreePolicy,
-    require_at_least,
-    require_fractions,
-    require_positive,
-    require_rising,
-)
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 
+def require_rising(**settings: float) -> None:
+    """Raise UserError unless the settings rise in the order given."""
+    for (low, a), (high, b) in pairwise(settings.items()):
+        if not a < b:
+            raise UserError(f"{low}={a} and {high}={b}: {low} must be smaller than {high}.")
+
+
+@checked
 @dataclass(frozen=True)
 class DynaTreeConfig:
     """DynaTree's parameters.
@@ -48,15 +51,15 @@ class DynaTreeConfig:
     """
 
     branches: tuple[int, int, int] = (1, 2, 3)
-    confident_low: float = 0.4
+    confident_low: Proper = 0.4
     confident_high: float = 0.9
-    depth: int = 5
+    depth: Positive = 5
     max_depth: int = 8
-    stop: float = 0.02
+    stop: Proper = 0.02
     deep: float = 0.2
-    prune: float = 0.01
-    nodes: int = 64
-    window: int = 8
+    prune: Proper = 0.01
+    nodes: Positive = 64
+    window: Natural = 8
     low: float = 0.1
     high: float = 0.3
     step: float = 0.05
@@ -70,9 +73,6 @@ class DynaTreeConfig:
                 f"branches={list(self.branches)}: give three numbers of at least 1, none below the"
                 " one before it."
             )
-        require_positive(depth=self.depth, nodes=self.nodes)
-        require_at_least(0, window=self.window)
-        require_fractions(confident_low=self.confident_low, stop=self.stop, prune=self.prune)
         require_rising(confident_low=self.confident_low, confident_high=self.confident_high)
         require_rising(stop=self.stop, deep=self.deep)
         require_rising(low=self.low, high=self.high)
@@ -127,6 +127,7 @@ class DynaTree(TreePolicy):
 
     trees = "top_k"
 
+    @checked
     def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
         self.config = config
 

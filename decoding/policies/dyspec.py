@@ -12,13 +12,9 @@ import heapq
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import Positive, Proper, checked
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import (
-    DecodingState,
-    TreePolicy,
-    require_fractions,
-    require_positive,
-)
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import LEAST_MASS, Rng
 from nde_talf.decoding.tree import DraftTree
@@ -66,8 +62,8 @@ class DySpec(TreePolicy):
 
     trees = "without_replacement"
 
-    def __init__(self, nodes: int = 64):
-        require_positive(nodes=nodes)
+    @checked
+    def __init__(self, nodes: Positive = 64):
         self.nodes = nodes
         self.values: list[float] = []
 
@@ -102,9 +98,8 @@ class DySpecThreshold(TreePolicy):
 
     trees = "without_replacement"
 
-    def __init__(self, threshold: float = 1 / 64, nodes: int = 64):
-        require_positive(nodes=nodes)
-        require_fractions(threshold=threshold)
+    @checked
+    def __init__(self, threshold: Proper = 1 / 64, nodes: Positive = 64):
         self.threshold, self.nodes = threshold, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:

@@ -7,16 +7,19 @@ measured acceptance rates.
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
+from pydantic import Field
 from torch import Tensor
 
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState, TreePolicy, require_positive
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.policies.dyspec import Rest
 from nde_talf.decoding.registry import policy
@@ -27,9 +30,9 @@ Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
 KINDS = ("top_k", "iid", "without_replacement")
 
 
-def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
+@checked
+def fixed_shape(depth: Positive, branching: Positive, nodes: Positive) -> Shape:
     """`branching` children at every node down to `depth`, breadth first, up to `nodes` of them."""
-    require_positive(depth=depth, branching=branching, nodes=nodes)
     levels = [1]  # how many nodes each has
     while len(levels) <= depth and nodes:
         levels.append(min(levels[-1] * branching, nodes))
@@ -40,7 +43,10 @@ def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
     return shapes[0]
 
 
-def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
+@checked
+def sequoia_shape(
+    rates: Annotated[Sequence[float], Field(min_length=1)], nodes: Positive, depth: Positive
+) -> Shape:
     """Find the shape with the most expected accepted tokens (Sequoia's dynamic programme).
 
     It has at most `nodes` drafted tokens. The i-th child of an accepted node is accepted with
@@ -55,7 +61,6 @@ def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
     where `below` is best[0] with one level less. All b and size at once are one NumPy matrix
     [nodes, nodes]: 768 nodes and 16 rates take about a second.
     """
-    require_positive(nodes=nodes, depth=depth, rates=len(rates))
     values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, size - 1]
     below, choices = (
         np.zeros(nodes + 1),

@@ -2,13 +2,9 @@
 
 import heapq
 
+from nde_talf.decoding.common.arguments import Positive, Proper, checked
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import (
-    DecodingState,
-    TreePolicy,
-    require_fractions,
-    require_positive,
-)
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import Candidate, children, reranked
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
@@ -40,9 +36,8 @@ class Salf(TreePolicy):
 
     trees = "top_k"
 
-    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6):
-        require_positive(nodes=nodes, batch=batch)
-        require_fractions(threshold=threshold)
+    @checked
+    def __init__(self, nodes: Positive = 60, batch: Positive = 10, threshold: Proper = 0.6):
         self.nodes, self.batch, self.threshold = nodes, batch, threshold
         self.gains: list[float] = []
 

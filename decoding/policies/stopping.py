@@ -13,15 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import (
-    DecodingState,
-    TreePolicy,
-    require_at_least,
-    require_fractions,
-    require_positive,
-)
+from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
@@ -51,11 +46,10 @@ class ConfidenceStop(TreePolicy):
             everywhere.
     """
 
+    @checked
     def __init__(
-        self, threshold: float = 0.4, longest: int = 20, by: str = LARGEST, pick: bool = False
+        self, threshold: Proper = 0.4, longest: Positive = 20, by: str = LARGEST, pick: bool = False
     ):
-        require_fractions(threshold=threshold)
-        require_positive(longest=longest)
         if by not in CRITERIA:
             raise UserError(f"by={by}: it is one of {', '.join(CRITERIA)}.")
         self.threshold, self.longest, self.by, self.pick = threshold, longest, by, pick
@@ -88,9 +82,8 @@ class FollowMean(TreePolicy):
 
     trees = "path"
 
-    def __init__(self, window: int = 4, plus: int = 1, longest: int = 8):
-        require_positive(window=window, longest=longest)
-        require_at_least(0, plus=plus)
+    @checked
+    def __init__(self, window: Positive = 4, plus: Natural = 1, longest: Positive = 8):
         self.window, self.plus, self.longest = window, plus, longest
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
@@ -111,8 +104,8 @@ class FollowTau(TreePolicy):
 
     trees = "delayed"
 
-    def __init__(self, k: int, l2: int, l1_max: int):
-        require_positive(k=k, l2=l2, l1_max=l1_max)
+    @checked
+    def __init__(self, k: Positive, l2: Positive, l1_max: Positive):
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:

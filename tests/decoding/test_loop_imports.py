@@ -8,7 +8,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-MODULES, TOKENS = 30, 23_400
+MODULES, TOKENS = 30, 24_300
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -234,7 +234,7 @@ def test_a_full_context_leaves_the_root_alone(make):
         (lambda: DynaTreeConfig(depth=8, max_depth=8), "depth=8 and max_depth=8"),
         (lambda: DynaTreeConfig(branches=(3, 2, 1)), r"branches=\[3, 2, 1\]"),
         (lambda: fixed_shape(0, 2, 4), "depth=0"),
-        (lambda: sequoia_shape([], 4, 4), "rates=0"),
+        (lambda: sequoia_shape([], 4, 4), "rates="),
         (lambda: Shaped((), "magic"), "magic"),
         (lambda: Delayed(Action(0, 2, 2)), "k=0"),
         (lambda: Delayed(Action(2, -1, 2)), "l1=-1"),

@@ -4,6 +4,7 @@ be used.
 
 import pytest
 
+from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import keys, nearest
 from nde_talf.decoding.names import LABELLED
@@ -12,7 +13,6 @@ from nde_talf.decoding.rules.acceptance import SOLVERS
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.machine import check_device
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 
 

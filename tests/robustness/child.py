@@ -34,52 +34,74 @@ class Outcome:
     value: Any = None
 
 
-def run(
-    work: Callable[[], Any], folder: Path, seconds: float = 300, memory: int | None = None
-) -> Outcome:
-    """Call `work` in a forked process, which has imported everything already.
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a case.
 
-    Args:
-        folder: where its output goes.
+    Attributes:
         seconds: after which it is killed.
         memory: bytes that it may allocate beyond what this process has.
+        largest_file: bytes that it may write to one file.
+        encoding: of its output.
+    """
+
+    seconds: float = 300
+    memory: int | None = None
+    largest_file: int | None = None
+    encoding: str = "utf-8"
+
+
+def run(work: Callable[[], Any], folder: Path, limits: Limits = Limits()) -> Outcome:
+    """Call `work` in a forked process, which has imported everything already.
+
+    folder: where its output goes.
     """
     printed, answer = folder / "printed", folder / "answer.json"
     answer.unlink(missing_ok=True)
-    process = get_context("fork").Process(target=_child, args=(work, printed, answer, memory))
+    process = get_context("fork").Process(target=_child, args=(work, printed, answer, limits))
     process.start()
-    process.join(seconds)
+    process.join(limits.seconds)
     if process.exitcode is None:
         process.kill()
         process.join()
-        return Outcome(FAILURE, f"no end after {seconds} s: {printed.read_text()[-2000:]}")
-    text = " ".join(printed.read_text(errors="replace").replace("│", " ").split())
+        return Outcome(
+            FAILURE,
+            f"no end after {limits.seconds} s: {printed.read_text(errors='replace')[-2000:]}",
+        )
+    text = " ".join(printed.read_text(limits.encoding, "replace").replace("│", " ").split())
     if answer.exists():
         return Outcome(text=text, **json.loads(answer.read_text()))
     return Outcome(FAILURE, f"status {process.exitcode}: {text[-2000:]}")
 
 
-def _child(work: Callable[[], Any], printed: Path, answer: Path, memory: int | None) -> None:
+def _child(work: Callable[[], Any], printed: Path, answer: Path, limits: Limits) -> None:
     sink = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(sink, number)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    if memory is not None:
+    sys.stdout, sys.stderr = (os.fdopen(at, "w", encoding=limits.encoding) for at in (1, 2))
+    if limits.memory is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + memory
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + limits.memory
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if limits.largest_file is not None:
+        size = resource.RLIMIT_FSIZE
+        resource.setrlimit(size, (limits.largest_file, resource.getrlimit(size)[1]))
+    kind, value = FAILURE, None
     try:
-        answer.write_text(json.dumps({"kind": WORKS, "value": work()}))
+        value = work()
+        kind = WORKS
     except UserError as error:
         print(error)
-        answer.write_text(json.dumps({"kind": TOLD}))
+        kind = TOLD
     except SystemExit as error:
         if error.code in (None, 0, REFUSED):
-            answer.write_text(json.dumps({"kind": TOLD if error.code else WORKS}))
+            kind = TOLD if error.code else WORKS
         else:
             print(f"status {error.code}")
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
+    answer.write_text(json.dumps({"kind": kind, "value": value}))
     os._exit(0)

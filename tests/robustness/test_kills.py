@@ -64,6 +64,6 @@ def test_a_killed_stage_resumes_bit_equal(stage, number, finished, tmp_path):
     for _ in range(KILLS):
         moment = moments.uniform(0.1, max(1.0, seconds / 2))
         child.run(lambda moment=moment: command(moment), tmp_path)
-    ended = child.run(lambda: command(None), tmp_path, seconds=600)
+    ended = child.run(lambda: command(None), tmp_path, child.Limits(seconds=600))
     assert ended.kind == child.WORKS, ended.text[-1000:]
     assert result(run / stage) == result(whole / stage)

@@ -1,0 +1,116 @@
+"""Calls of the public API that work, and values with which they cannot.
+
+A case replaces arguments of one call by JSON values; a text such as "$nan" stands for a value.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import nde_talf
+from nde_talf.decoding.policies.delayed import delayed
+
+Call = tuple[Callable[..., object], dict[str, Any]]
+
+
+@cache
+def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
+    """Values by name, and calls that work, on the models of a finished run."""
+    pair = run / "pair"
+    target = nde_talf.CausalModel.load(pair / "target")
+    drafter = nde_talf.LMDrafter(nde_talf.CausalModel.load(pair / "draft"))
+    decoder = nde_talf.SpeculativeDecoder(target, drafter, delayed(), "traversal")
+    selector = nde_talf.Selector.from_pretrained(run / "selector/export/traversal")
+    values = {
+        "nan": math.nan,
+        "inf": math.inf,
+        "model": target,
+        "module": target.module,
+        "selector": selector,
+        "drafter": drafter,
+        "policy": delayed(),
+        "setting": nde_talf.SamplingSetting(0.6),
+        "generator": torch.Generator(),
+        "floats": torch.tensor([1.0, 2.0]),
+        "batch": torch.ones(2, 3, dtype=torch.long),
+        "array": np.array([0.5]),
+        "empty": torch.empty(0, dtype=torch.long),
+        "object": object(),
+        "config": run / "pair/target/config.json",
+        "ngram": nde_talf.NgramDrafter(target.vocab_size + 1),
+        "class": nde_talf.Salf,
+        "run": run,
+    }
+    sampled = {
+        "prompt": [1, 2, 3],
+        "max_new_tokens": 4,
+        "setting": values["setting"],
+        "rng": nde_talf.Rng.seeded(0),
+    }
+    ids = torch.tensor([[1, 2, 3]])
+    calls: dict[str, Call] = {
+        "generate": (decoder.generate, sampled),
+        "blocks": (decoder.blocks, sampled),
+        "stream": (
+            lambda **named: next(decoder.stream(**named)),
+            {key: sampled[key] for key in ("prompt", "setting", "rng")},
+        ),
+        "SpeculativeDecoder": (
+            nde_talf.SpeculativeDecoder,
+            {"target": target, "drafter": drafter, "policy": delayed(), "verifier": "traversal"},
+        ),
+        "LMDrafter": (nde_talf.LMDrafter, {"model": drafter.model}),
+        "CausalModel": (nde_talf.CausalModel, {"model": target.module}),
+        "CausalModel.load": (nde_talf.CausalModel.load, {"folder": pair / "target"}),
+        "SamplingSetting": (nde_talf.SamplingSetting, {"temperature": 0.6}),
+        "Rng": (nde_talf.Rng, {"generator": torch.Generator()}),
+        "Rng.seeded": (nde_talf.Rng.seeded, {"seed": 0}),
+        "Delayed": (nde_talf.Delayed, {"action": nde_talf.Action(1, 0, 4)}),
+        "Salf": (nde_talf.Salf, {}),
+        "Beam": (nde_talf.Beam, {}),
+        "DySpec": (nde_talf.DySpec, {}),
+        "DynaTree": (nde_talf.DynaTree, {}),
+        "FollowTau": (nde_talf.FollowTau, {"k": 2, "l2": 2, "l1_max": 8}),
+        "NgramConfig": (nde_talf.NgramConfig, {}),
+        "NgramDrafter": (nde_talf.NgramDrafter, {"vocab_size": 300}),
+        "Mixed": (
+            nde_talf.Mixed,
+            {"elsewhere": delayed(), "rule": nde_talf.VERIFIERS["traversal"]},
+        ),
+        "StaticShapes": (nde_talf.StaticShapes, {"context": 64}),
+        "Selector.from_pretrained": (
+            nde_talf.Selector.from_pretrained,
+            {"folder": run / "selector/export/traversal"},
+        ),
+        "LatencyTable.load": (nde_talf.LatencyTable.load, {"path": run / "latency/table.json"}),
+        "NeuralPolicy": (nde_talf.NeuralPolicy, {"selector": selector}),
+        "EagleDrafter.from_pretrained": (
+            nde_talf.EagleDrafter.from_pretrained,
+            {"folder": run / "draft/export", "target": target},
+        ),
+        "verifier": (nde_talf.verifier, {"name": "nss"}),
+        "speculate": (
+            lambda **named: target.module.generate(
+                ids, custom_generate=nde_talf.speculate(**named), max_new_tokens=2
+            ),
+            {"draft": str(pair / "draft")},
+        ),
+        "save": (nde_talf.speculate("ngram").save, {"folder": run / "saved"}),
+    }
+    return values, calls
+
+
+def call(name: str, given: dict[str, Any], run: Path) -> object:
+    """Make the call `name` with some arguments replaced."""
+    values, calls = prepared(run)
+    function, arguments = calls[name]
+    replaced = {
+        key: values[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+        for key, value in given.items()
+    }
+    return function(**arguments | replaced)

@@ -1,0 +1,150 @@
+"""Bad inputs, each a row of cases.jsonl: it ends in one sentence that holds the expected words.
+
+A row is a command line, the reading of an artefact (`load`) or a call of the API (`call`), perhaps
+after a `change` of a finished run, `default`. FILES stands for the folder of what files.json lists.
+`--sentences FILE` writes what was said.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nde_talf.pipelines.generate
+import nde_talf.pipelines.recommend
+import nde_talf.pipelines.run
+from nde_talf.evaluation.benchmark import read_records
+from nde_talf.evaluation.report import ReportData
+from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
+from nde_talf.pipelines.quiet import quiet
+from tests.pipelines import micro
+from tests.robustness import child
+from tests.robustness.calls import call, prepared
+from tests.robustness.damage import LOADERS, apply
+
+HERE = Path(__file__).parent
+CASES = [json.loads(line) for line in (HERE / "cases.jsonl").read_text().splitlines()]
+MAINS = {
+    "run": nde_talf.pipelines.run.main,
+    "generate": nde_talf.pipelines.generate.main,
+    "recommend": nde_talf.pipelines.recommend.main,
+}
+STAGES = (pair, latency, traces, selector, draft, evaluate)
+"""Imported before a process is forked, which then need not."""
+PLACES = {
+    "selector": "selector/export/traversal",
+    "head": "draft/export",
+    "latency": "latency/table.json",
+    "decode": "pair",
+    "records": "report/records.jsonl",
+}
+"""Paths in a run of what `load` names, where it is not the name itself."""
+
+
+def make_files(folder: Path) -> None:
+    """Write the files of files.json."""
+    for name, file in json.loads((HERE / "files.json").read_text()).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if "how" in file:
+            path.write_bytes(file.get("text", "").encode())
+            apply(file, path)
+        else:
+            content = file["text"].encode(file.get("encoding", "utf-8")) * file.get("times", 1)
+            path.write_bytes(content)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    make_files(folder)
+    return folder
+
+
+def spelt_out(argument: str | list) -> str:
+    """An argument; ["a=", "[", 3, "]"] is "a=[[[]"."""
+    if isinstance(argument, str):
+        return argument
+    start, repeated, times, end = argument
+    return start + repeated * times + end
+
+
+def command(case: dict[str, Any], runs: Path, files: Path) -> None:
+    """Run a command line in this process."""
+    arguments = [spelt_out(argument).replace("FILES", str(files)) for argument in case["arguments"]]
+    if "run=chats" in arguments:  # on the finished run's pair
+        arguments = [*micro.command(runs.parent)[3:], *arguments]
+    if not any(argument.startswith("paths.checkpoints=") for argument in arguments):
+        arguments.append(f"paths.checkpoints={runs}")
+    os.environ |= {**micro.environment(), **case.get("environment", {})}
+    sys.argv = [case["command"], *arguments]
+    MAINS[case["command"]]()
+
+
+def load(what: str, run: Path) -> None:
+    """Read an artefact of a run."""
+    path = run / PLACES.get(what, what)
+    if what == "records":
+        ReportData.of("default", list(read_records(path)), "on a quiet machine")
+    else:
+        LOADERS[what](path)
+
+
+def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> child.Outcome:
+    """Run a case in a process of its own."""
+    runs = finished / "checkpoints"
+    if "call" in case:
+        prepared(runs / "default")
+    if "change" in case:
+        ignored = shutil.ignore_patterns("training", "curves", "wandb")
+        shutil.copytree(runs / "default", folder / "checkpoints/default", ignore=ignored)
+        shutil.copy(finished / "corpus.jsonl", folder)
+        runs = folder / "checkpoints"
+        for change in case["change"]:
+            apply(change, runs / "default" / change["file"])
+
+    def work() -> None:
+        if "command" in case:
+            command(case, runs, files)
+        elif "load" in case:
+            quiet()
+            load(case["load"], runs / "default")
+        else:
+            quiet()
+            call(case["call"], case["given"], runs / "default")
+
+    limits = {key: case[key] for key in ("seconds", "largest_file", "encoding") if key in case}
+    ended = child.run(work, folder, child.Limits(**{"seconds": 60, "memory": 6 << 30, **limits}))
+    for left in set(runs.iterdir()) - {runs / "default"}:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return ended
+
+
+def fault(case: dict[str, Any], ended: child.Outcome) -> str | None:
+    """Say what is wrong with how a case ended; None if nothing is."""
+    expected = child.WORKS if case.get("works") else child.TOLD
+    if ended.kind != expected:
+        return f"{ended.kind}, not {expected}"
+    missing = case["words"].replace(" ", "") not in ended.text.replace(" ", "")
+    return f"it does not say {case['words']!r}" if missing else None
+
+
+def label(case: dict[str, Any]) -> str:
+    """A case in one line."""
+    done = " ".join(map(str, case.get("arguments", ()))) or case.get("load") or case.get("call", "")
+    given = json.dumps(case["given"]) if "given" in case else ""
+    changes = [json.dumps(change) for change in case.get("change", ())]
+    return " ".join([case.get("command", ""), done, given, *changes]).strip()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES, ids=lambda case: label(case)[:80])
+def test_a_bad_input_is_told(case, finished, files, tmp_path, sentences):
+    ended = outcome(case, finished, files, tmp_path)
+    sentences.append((case["group"], label(case), ended.text))
+    wrong = fault(case, ended)
+    assert wrong is None, f"{wrong}: {ended.text[-1000:]}"
