@@ -6,11 +6,12 @@ and imports no torch; `check_machine` looks at the device, the latency tables an
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from nde_talf.data.text.row_template import RowTemplate
@@ -27,7 +28,7 @@ from nde_talf.pipelines.machine import reach_hub
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
-    checks = (
+    checks: tuple[Callable[[Config], object], ...] = (
         _check_lengths,
         _check_draft,
         _check_selector,
@@ -35,14 +36,20 @@ def check_config(config: Config, others: Sequence[str] = ()) -> None:
         _check_installed,
         _check_folder,
     )
-    faults = list(others)
-    for check in (*checks, _check_models, _check_base, _check_prompts, _check_settings):
+    checks = (*checks, _check_models, _check_base, _check_prompts, _check_settings)
+    if faults := [*others, *faults_of(checks, config)]:
+        raise UserError("\n".join(faults))
+
+
+def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[str]:
+    """Call all of `works`; return what their errors say."""
+    faults = []
+    for work in works:
         try:
-            check(config)
+            work(*arguments)
         except UserError as error:
             faults.append(str(error))
-    if faults:
-        raise UserError("\n".join(faults))
+    return faults
 
 
 def check_machine(config: Config) -> None:

@@ -3,7 +3,9 @@
 Models are built without weights, on torch's meta device, from their config.json.
 """
 
+import importlib.util
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
-from nde_talf.decoding.fitness import cannot_take_a_tree, first_line
+from nde_talf.decoding.fitness import cannot_take_a_tree, first_line, longest_context
 from nde_talf.decoding.loading import architecture
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.checks import check_config, faults_of
+from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -82,8 +85,18 @@ def cache_bytes(model: Any) -> int:
     return 2 * config.num_hidden_layers * keys * model.dtype.itemsize
 
 
-def dry_run(config: Config) -> None:
-    """Print what a run needs and does."""
+def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
+    """Print what a run needs and does, and read its data.
+
+    Raises UserError with all faults together, the given ones first.
+    """
+    steps = (check_config, _print_sizes, _print_data, _print_stages)
+    if faults := [*faults, *faults_of(steps, config)]:
+        raise UserError("\n".join(faults))
+
+
+def _print_sizes(config: Config) -> None:
+    """Print what models and traces take."""
     models = pair_without_weights(config)
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
@@ -98,3 +111,57 @@ def dry_run(config: Config) -> None:
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
     console.print(table)
+
+
+def _print_data(config: Config) -> None:
+    """Print how long the prompts are, and check that text and chat template can be read."""
+    from transformers import AutoConfig
+
+    from nde_talf.data.dialogues.chat_mask import ChatEncoder
+    from nde_talf.pipelines.pair import set_prompts, shared_tokenizer
+
+    given, dialogues = config.model.target, config.dialogues
+    if not given:
+        console.print("prompts: their tokens are known once the tokenizer is trained")
+        return
+    tokenizer = shared_tokenizer(config)
+    if dialogues.source:
+        ChatEncoder(tokenizer, dialogues.chat_template, dialogues.template_options)
+    if not config.data.sets:
+        return
+    named = [name for name in (given, config.model.draft) if name]
+    configs = [AutoConfig.from_pretrained(name).get_text_config() for name in named]
+    context = min(map(longest_context, configs))
+    prompts = set_prompts(config, tokenizer, context)
+    longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
+    console.print(
+        f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
+        f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
+    )
+
+
+DOES = {
+    "pair": ("models, text and prompts", "prompts.jsonl, rows.safetensors, models trained here"),
+    "latency": ("the pair", "table.json: what each pass costs here"),
+    "traces": ("the pair and its prompts", "labels of trees at every root, as Parquet"),
+    "selector": ("traces and prices", "selectors to load, export/"),
+    "draft": ("the pair's text, or dialogues", "a draft head to load, export/"),
+    "evaluate": ("all of these, and held-out prompts", "index.html, results.md"),
+}
+"""What each stage takes, and what it writes."""
+
+
+def _print_stages(config: Config) -> None:
+    """Print what each stage will do."""
+    table = Table("stage", "takes", "writes", "now")
+    for name in config.stages if config.stage == "all" else (config.stage,):
+        folder = Path(
+            config.paths.checkpoints, config.run, "report" if name == "evaluate" else name
+        )
+        state = "finished" if (folder / "manifest.json").exists() else "to do"
+        skipped = name in OF_DRAFT_MODEL and not config.drafts
+        table.add_row(name, *DOES[name], "skipped: no draft model" if skipped else state)
+    console.print(table)
+    if config.engine.name == "vllm":
+        here = importlib.util.find_spec("vllm") is not None
+        console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")

@@ -20,6 +20,7 @@ from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines.checks import faults_of
 from nde_talf.pipelines.cli import CONFIGS, presets
 from nde_talf.pipelines.config import Config
 
@@ -69,13 +70,7 @@ def fit(config: Config) -> tuple[dict[str, Any], list[str]]:
     with the files: they cannot be read, are ambiguous, or have too few rows.
     """
     changes: dict[str, Any] = {}
-    faults: list[str] = []
-    for work in (_fit_prompts, _fit_dialogues):
-        try:
-            work(config, changes)
-        except UserError as error:
-            faults.append(str(error))
-    return changes, faults
+    return changes, faults_of((_fit_prompts, _fit_dialogues), config, changes)
 
 
 def _fit_prompts(config: Config, changes: dict[str, Any]) -> None:

@@ -117,9 +117,11 @@ class _Text:
 
 def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
-    data, tokenizer, (train, domains) = config.data, _shared_tokenizer(config), shipped_rows()
+    data, tokenizer, (train, domains) = config.data, shared_tokenizer(config), shipped_rows()
     prompts = (
-        _set_prompts(config, tokenizer, models) if data.sets else shipped_prompts(data.prompt_count)
+        set_prompts(config, tokenizer, _context(models))
+        if data.sets
+        else shipped_prompts(data.prompt_count)
     )
     return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
 
@@ -129,8 +131,10 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
     data, length, given = config.data, config.model.length, bool(config.model.target)
     source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
     if given and data.source == ANSWERS:
-        tokenizer, none = _shared_tokenizer(config), torch.zeros(0, length, dtype=torch.long)
-        return _Text(tokenizer, none, none, {}, none, _set_prompts(config, tokenizer, models))
+        tokenizer, none = shared_tokenizer(config), torch.zeros(0, length, dtype=torch.long)
+        return _Text(
+            tokenizer, none, none, {}, none, set_prompts(config, tokenizer, _context(models))
+        )
     with working("reading the text"):
         documents = (
             load_mixture(data.mix) if data.mix else load_documents(source, data.column, data.split)
@@ -138,13 +142,13 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
-            _shared_tokenizer(config)
+            shared_tokenizer(config)
             if given
             else train_tokenizer(train["text"], config.model.vocab_size)
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
     if data.sets:
-        prompts = _set_prompts(config, tokenizer, models)
+        prompts = set_prompts(config, tokenizer, _context(models))
     else:
         limits = (data.prompt_tokens[0], data.prompt_tokens[1])
         prompts = prompts_from_documents(
@@ -157,12 +161,19 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
 
-def _set_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, models: Sequence[CausalModel]
+def _context(models: Sequence[CausalModel]) -> int | None:
+    return min([model.max_context for model in models], default=None)
+
+
+def set_prompts(
+    config: Config, tokenizer: PreTrainedTokenizerBase, context: int | None
 ) -> list[Prompt]:
-    """Draw the prompts of `data.sets`; none is longer than the models have room for."""
-    sizes = config.model.target_lm.max_length, config.model.draft_lm.max_length
-    context = min([model.max_context for model in models] or sizes)
+    """Draw the prompts of `data.sets`; none is longer than there is room for in the context.
+
+    context: of the models, in tokens; None: of those that are trained here.
+    """
+    if context is None:
+        context = min(config.model.target_lm.max_length, config.model.draft_lm.max_length)
     new = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN + SPECIAL
     if context <= new:
         raise UserError(
@@ -192,7 +203,7 @@ def _answer(
     rows = {}
     for side, asked in sides.items():
         repeated = asked * -(-ANSWERED[side] // len(asked))
-        store = TraceStore(folder / "answers", f"answers-{side}")
+        store = TraceStore(folder / "answers", side)
         rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
@@ -205,7 +216,7 @@ def _sampled(
     engine, setting = TransformersEngine(target), SamplingSetting(1.0)
     shards = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
-    for i, name in track(enumerate(names), "the target's answers", len(names), "shard"):
+    for i, name in track(enumerate(names), f"answers, {store.kind}", len(names), "shard"):
         if not store.holds(name):
             new = min(ANSWER, target.max_context - max(map(len, shards[i])))
             store.write(name, {"tokens": engine.sample(shards[i], setting, new, seed * 1_009 + i)})
@@ -227,7 +238,7 @@ def shortened(text: str, max_length: int = 600) -> str:
     )
 
 
-def _shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
+def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.

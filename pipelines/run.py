@@ -34,11 +34,11 @@ def run(config: Config) -> None:
     not evaluated either.
     """
     changes, faults = fit(config)
-    check_config(config, faults)
     if config.dry_run:
         from nde_talf.pipelines.dry_run import dry_run
 
-        return dry_run(config)
+        return dry_run(config, faults)
+    check_config(config, faults)
     console.print("loading torch, transformers and Lightning ...", style="dim")
     quiet()
     check_machine(config)

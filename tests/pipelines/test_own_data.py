@@ -10,15 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import LlamaConfig
 
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
+from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.own_data import fit, in_full
 from nde_talf.pipelines.record import completed, merged
+from nde_talf.pipelines.run import run
 from tests.pipelines.launch import finish
 
 DOCUMENTED = (node for node in ast.walk(ast.parse(inspect.getsource(random))))
@@ -110,6 +113,31 @@ def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path)
     with pytest.raises(UserError) as told:
         check_config(config, faults)
     assert words in str(told.value) and "selector.tables" in str(told.value)
+
+
+def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, capsys):
+    source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
+    LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        vocab_size=300,
+        max_position_embeddings=256,
+    ).save_pretrained(tmp_path / "model")
+    train_tokenizer(TEXTS, 300).save_pretrained(tmp_path / "model")
+    pair = [f"model.{role}={tmp_path}/model" for role in ("target", "draft")] + ["engine.name=vllm"]
+    sizes = ["traces.new_tokens=16", "evaluation.new_tokens=16", f"paths.checkpoints={tmp_path}"]
+    asked = [f"data={source}", *pair, *sizes, "dry_run=true"]
+    run(composed(Config, "model=tiny3", *in_full(asked)))
+    printed = " ".join(capsys.readouterr().out.split())
+    for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "to do", "table.json"):
+        assert part in printed, printed
+    faulty = [*asked, "traces.new_tokens=100000", "selector.tables=[nowhere]"]
+    with pytest.raises(UserError) as told:
+        run(composed(Config, "model=tiny3", *in_full(faulty)))
+    for part in ("selector.tables", "traces.new_tokens=100000"):
+        assert part in str(told.value)
 
 
 def test_a_folder_without_text_is_refused(tmp_path):
