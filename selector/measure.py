@@ -297,8 +297,8 @@ def _batched(
 ) -> list[list[list[float]]]:
     """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences.
 
-    The passes are those of an engine that calls `verify_batch`: B trees padded to the same number
-    of rows, one mask for each. They are timed at the longest context that fits; what they take over
+    The passes are those of an engine that verifies B trees at once, padded to the same number of
+    rows, one mask for each. They are timed at the longest context that fits; what they take over
     a pass of one sequence there counts at all contexts, from `single` [contexts][rows].
     """
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]

@@ -11,7 +11,7 @@ from itertools import islice
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action, action_space
+from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -22,10 +22,8 @@ from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.labels import _pooling
 from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
-from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of
@@ -290,11 +288,6 @@ PRINTED = {
 }
 
 
-class Keeping(TableDrafter):
-    def rerank(self, nodes):
-        pass
-
-
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
     make, printed = PRINTED[name]
@@ -303,21 +296,10 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
         tables = Tables("random", seed=seed, vocabulary=5)
         room = 100 if name == "dyspec" else DEPTH
         state = DecodingState(0, 1, room, RAW, None, None)
-        tree = make().draft(state, Keeping(tables), Rng.seeded(seed))
+        tree = make().draft(state, TableDrafter(tables), Rng.seeded(seed))
         paths = sorted(context_of(tree, node) for node in range(1, len(tree)))
         assert paths == sorted(
             printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))
         ), seed
         sizes.add(len(paths))
     assert len(sizes) > 1 or name in ("dyspec", "beam", "optimal")
-
-
-def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():
-    """A path of one token is either of two branches, or the trunk before them."""
-    actions, trees = action_space(2, 1, 1)
-    weights = _pooling(super_tree_layout(2, 1, 1))[:, trees.index(Action(1, 0, 1))]
-    weights = dict(zip(actions, weights.tolist(), strict=True))
-    assert {action: w for action, w in weights.items() if w} == {
-        Action(1, 0, 1): pytest.approx(2 / 3),
-        Action(1, 1, 0): pytest.approx(1 / 3),
-    }

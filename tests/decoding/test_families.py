@@ -84,11 +84,6 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
     random_steps(name, 20)
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_trees_and_cache_are_those_of_plain_passes_after_200_random_steps(name):
-    random_steps(name, 200)
-
-
 @torch.inference_mode()
 def random_steps(name: str, steps: int) -> None:
     model, choose = family(name), random.Random(0)

@@ -96,16 +96,6 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, make_head):
     assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
 
 
-def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
-    static = StaticShapes(100, rows=48)
-    assert static.sizes == [1, 2, 4, 8, 16, 32, 48]
-    assert [static.size(n) for n in (1, 3, 8, 9, 33)] == [1, 4, 8, 16, 48]
-    for rows in (128, 200, 1000):
-        sizes = StaticShapes(100, rows=rows).sizes
-        assert len(sizes) == 8 and sizes[0] == 1 and sizes[-1] == rows and sizes == sorted(sizes)
-    assert StaticShapes(100, rows=1).sizes == [1] and static.capacity % 8 == 0
-
-
 def test_what_does_not_fit_is_named():
     target, draft = tiny_pair(16)
     small = StaticShapes(40, rows=4)

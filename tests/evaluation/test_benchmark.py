@@ -7,7 +7,6 @@ import pytest
 
 from nde_talf.evaluation.benchmark import (
     Record,
-    finished_blocks,
     read_records,
     run_benchmark,
 )
@@ -42,15 +41,6 @@ def test_a_cut_benchmark_goes_on_with_whole_blocks(tmp_path):
     assert again == {(1, 2, 2), (1, 2, 3), (1, 2, 4)}
     found = [(r.prompt, r.method) for r in read_records(path)]
     assert len(found) == len(set(found)) == 20
-
-
-def test_half_a_block_and_one_written_twice_are_measured_again_whole(tmp_path):
-    path = tmp_path / "records.jsonl"
-    run_benchmark(methods(), PROMPTS[:3], SETTING, path, seed=0)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:10], lines[0]]) + "\n")
-    assert finished_blocks(path, str(SETTING), list(methods())) == {("p1", 0)}
-    assert {r.prompt for r in read_records(path)} == {"p1"}
 
 
 def test_a_line_of_json_holds_a_record():

@@ -6,15 +6,9 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import (
-    ASSISTED,
-    LOOKUP,
     PLAIN,
-    SCHEDULES,
     Lookup,
     Schedule,
-    assisted_title,
-    is_outside,
-    lookup_title,
     scheduled,
     transformers_assisted,
     transformers_lookup,
@@ -85,18 +79,6 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
     assert 49 > found[0].steps > found[1].steps and max(map(int, found[1].accepted)) > 1 >= max(
         map(int, found[0].accepted)
     )
-
-
-def test_names_tell_the_schedule():
-    assert assisted_title(Schedule(6)) == "transformers assisted (6 tokens)"
-    assert (
-        assisted_title(Schedule(6, "heuristic", 0.4))
-        == "transformers assisted (6 tokens, heuristic, threshold 0.4)"
-    )
-    assert lookup_title(Lookup(10, 2)) == "transformers prompt lookup (10 tokens, n up to 2)"
-    names = {*map(assisted_title, SCHEDULES), lookup_title(Lookup()), PLAIN, LOOKUP, ASSISTED}
-    assert len(names) == len(SCHEDULES) + 4 and all(map(is_outside, names))
-    assert not is_outside("Traversal (1, 0, 4)") and not is_outside("n-gram")
 
 
 def test_advice_of_a_generation_config_is_ignored():

@@ -9,10 +9,7 @@ import torch
 from nde_talf.data.engines.vllm_speculation import draft_method
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.evaluation.recommend import (
     NONE,
     PATHS,
@@ -28,8 +25,6 @@ from nde_talf.evaluation.recommend import (
 from nde_talf.evaluation.static_trees import DRAFTING
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
-from tests.decoding.tiny_loop import DRAFT, TARGET
-from tests.draft_training.heads import random_head
 from tests.evaluation import labelled
 from tests.vllm_process import in_process
 
@@ -43,8 +38,6 @@ SEVERAL = {
 TABLE = LatencyTable([1, 100], [1, 4, 17], [1, 4], **PASSES, sequences=[1, 4], **SEVERAL)
 DEPTHS = torch.tensor([tree.depth for tree in TREES])
 SAMPLED = [SamplingSetting(0.6)]
-HEAD = random_head(TARGET)
-DRAFTS = {"lm": (DRAFT, LMDrafter(DRAFT)), "head": (HeadDraft(HEAD), EagleDrafter(HEAD))}
 
 
 def roots(count: int = 80, lengths: tuple[int, int] = (3, 3)) -> Roots:

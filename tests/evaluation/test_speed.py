@@ -106,9 +106,3 @@ def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
     assert "b, is at 0.95 [" in alike.sentence and "cannot be told apart" in alike.sentence
     for found in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
         assert found.runner_up is None and "runner-up" not in found.sentence
-
-
-def test_few_prompts_are_indicative():
-    assert raced(1.25, prompts=15, passes=2).sentence.endswith("].")
-    few = raced(1.25, prompts=14, passes=2)
-    assert few.sentence.endswith(" 14 prompts in 2 passes: indicative.")
