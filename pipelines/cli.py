@@ -29,7 +29,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from nde_talf.decoding.common.errors import UserError, masked
-from nde_talf.decoding.common.files import lacks_memory, memory_is_short
+from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import keys, no_such_key, validated
 from nde_talf.pipelines.removed import removed
@@ -80,13 +80,8 @@ def answer(error: BaseException) -> None:
     chain = list(_causes(error))
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
     short = next(filter(lacks_memory, chain), None)
-    if any(map(_disk_is_full, chain)):
-        where = f" ({named.filename})" if named else ""
-        fail(
-            f"the disk is full{where}. Free some space, or set"
-            " paths.checkpoints to another disk, and run the same command again; everything"
-            " finished so far is kept."
-        )
+    if disk := next(filter(None, map(_fault_of_disk, chain)), None):
+        fail(str(disk_error(named.filename if named else "paths.checkpoints", disk)))
     if short is not None:
         for each in chain:
             each.__traceback__ = None  # its frames hold what took the memory
@@ -111,9 +106,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _disk_is_full(error: BaseException) -> bool:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or "No space left" in str(error)
+def _fault_of_disk(error: BaseException) -> int | None:
+    """Return the number in `DISK` of an error, which libraries may say in words alone."""
+    if isinstance(error, OSError) and error.errno in DISK:
+        return error.errno
+    return errno.ENOSPC if "No space left" in str(error) else None
 
 
 def launch(

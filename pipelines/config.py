@@ -215,7 +215,7 @@ class TrackingConfig:
     project: Text = "nde-talf"
     """Name of the W&B project."""
     samples: bool = True
-    """false: record no text, path or exported file (docs/security.md)."""
+    """false: record no text, path or exported file (SECURITY.md)."""
 
 
 @settings("ray")

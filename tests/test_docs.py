@@ -24,6 +24,7 @@ from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [
     ROOT / "README.md",
+    ROOT / "SECURITY.md",
     ROOT / "checkpoints" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]

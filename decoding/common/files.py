@@ -24,7 +24,13 @@ from nde_talf.decoding.common.typed import typed
 
 T = TypeVar("T")
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = {
+    errno.ENOSPC: "the disk is full. Free some space",
+    errno.EDQUOT: "your share of the disk is full. Free some space",
+    errno.EFBIG: "the file is larger than this disk or shell allows (ulimit -f). Raise that",
+    errno.EIO: "the disk cannot be written to (input/output error). Mend it",
+}
+"""Errors of a disk, and what a person can do about each."""
 LARGEST_JSON = 1 << 30
 """Size in bytes up to which a file is read as JSON."""
 SEAL = "sha256"
@@ -65,7 +71,7 @@ def write_atomically(
         before: where the file that was at `path` goes; None drops it.
 
     Raises:
-        UserError: the disk is full, or `path` is a link.
+        UserError: the disk is full or broken, or `path` is a link.
     """
     refuse_link(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,12 +86,17 @@ def write_atomically(
         replace(temporary, path)
     except BaseException as error:
         remove(temporary)
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise UserError(
-                f"{path}: the disk is full. Free some space (or set paths.checkpoints to another"
-                " disk) and run the same command again; everything finished so far is kept."
-            ) from error
-        raise
+        if not isinstance(error, OSError) or error.errno not in DISK:
+            raise
+        raise disk_error(path, error.errno) from error
+
+
+def disk_error(path: object, number: int) -> UserError:
+    """Make the UserError for an error of a disk, `number` in `DISK`."""
+    return UserError(
+        f"{path}: {DISK[number]}, or set paths.checkpoints to another disk, and run the same"
+        " command again; everything finished so far is kept."
+    )
 
 
 def replace(new: Path, path: Path) -> None:
@@ -119,6 +130,7 @@ def _to_disk(path: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS):
+            error.filename = str(path)
             raise
     finally:
         os.close(descriptor)

@@ -76,7 +76,7 @@ def test_a_signal_during_the_imports_ends_the_command_with_one_line(sign):
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
             "memory is too small",
         ),
-        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "the disk is full (/data/x)"),
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: the disk is full"),
         (
             OSError(errno.ENAMETOOLONG, "File name too long", "/data/x"),
             "/data/x: File name too long. Give another",
