@@ -184,14 +184,6 @@ def drawn(kind: str, rule: str, config: NgramConfig, device: bool = False) -> Sp
     )
 
 
-def test_trees_are_on_the_host_wherever_the_models_are():
-    assert not drawn("delayed", "specinfer", PLAIN, device=True).device
-    drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(DRAFT))
-    assert not SpeculativeDecoder(
-        TARGET, drafter, Delayed(Action(1, 0, 2)), "bv", device=True
-    ).device
-
-
 def mixed(
     drafter: str, rule: str, config: NgramConfig, static: StaticShapes | None = None
 ) -> SpeculativeDecoder:
@@ -289,18 +281,6 @@ def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(sta
         for each in (decoder, plain)
     ]
     assert texts[0] == texts[1] and decoder.drafting.draft.session.length > 200
-
-
-def test_n_grams_draft_where_they_are_accepted_often_enough():
-    """At a rate of nearly one they never get a turn at T = 1; without, at every match."""
-    target, draft = tiny_pair(VOCABULARY)
-    for least, expected in ((0.99, False), (0.0, True)):
-        config = NgramConfig(min_rate=least)
-        policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"], NgramTree(config))
-        drafter = MixedDrafter(NgramDrafter(VOCABULARY, config), LMDrafter(draft))
-        decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier)
-        decoder.generate([1, 2, 1, 2, 1], 20, SamplingSetting(1.0), Rng.seeded(0))
-        assert bool(statistics(decoder.drafting)) == expected
 
 
 @pytest.mark.parametrize(

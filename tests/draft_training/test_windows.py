@@ -22,12 +22,9 @@ HEADLESS = {"gemma-3n", "phi", "opt", "opt-350m", "gpt2", "gptj"}
 SOME = [
     "mistral",
     "gemma-2",
-    "gemma-3-images",
     "gpt-oss",
     "llama-4",
-    "cohere-2",
     "granite",
-    "pythia",
     "deepseek-v3",
 ]
 LENGTHS, DEPTH = (31, 27), 11  # of the documents of a row; the trees are deeper than half a window

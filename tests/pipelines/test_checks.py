@@ -7,10 +7,6 @@ from nde_talf.pipelines.checks import check_config, check_machine
 from nde_talf.pipelines.config import Config
 
 
-def test_the_defaults_pass():
-    check_config(Config())
-
-
 def test_a_head_that_drafts_is_trained_before_it_is_traced():
     config = Config()
     assert config.stages == ("pair", "latency", "traces", "selector", "draft", "evaluate")
@@ -48,16 +44,12 @@ def test_an_option_that_a_policy_does_not_have_is_refused_before_any_work():
     "group,key,value",
     [
         ("traces", "shard_prompts", 0),
-        ("data", "prompt_tokens", [32]),
         ("data", "prompt_tokens", [40, 30]),
-        ("latency", "contexts", []),
         ("latency", "contexts", [0]),
         ("selector", "verifiers", ["nss"]),
         ("evaluation", "calibration_prompts", 17),
         ("evaluation", "settings", ["t0.4"]),
-        ("engine", "name", "sglang"),
         ("selector", "tables", ["nowhere"]),
-        ("selector", "folds", 1000),
         ("evaluation", "policies", {"salf": 32}),
         ("evaluation", "draft_temperature", "cold"),
         ("dialogues", "source", "nowhere/chats.jsonl"),
@@ -78,8 +70,3 @@ def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
     config.run = name
     with pytest.raises(UserError, match="run="):
         check_config(config)
-
-
-def test_usual_run_names_pass():
-    for name in ("default", "qwen3_8b.v2-1", "a" * 100):
-        check_config(Config(run=name))

@@ -40,12 +40,3 @@ def test_a_curve_of_a_killed_training_is_that_of_an_undisturbed_one(tmp_path):
     ours, theirs = (read_curves(tmp_path / name / "curve") for name in ("killed", "undisturbed"))
     assert ours["loss"] == theirs["loss"] and [step for step, _ in ours["loss"]] == [9, 19, 29]
     assert ours["lr"] == theirs["lr"]
-
-
-@pytest.mark.slow
-def test_a_training_that_starts_again_starts_its_curve_again(tmp_path):
-    train(tmp_path)
-    first = read_curves(tmp_path / "curve")
-    (tmp_path / "training/last.ckpt").unlink()
-    train(tmp_path)
-    assert read_curves(tmp_path / "curve")["loss"] == first["loss"]

@@ -104,7 +104,6 @@ def command():
     "arguments,said",
     [
         (["selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
-        (["+selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
         (["lr=1"], "Did you mean selector.lr?"),
         (["selector.lr=fast"], "it should be a valid number"),
         (["model=tinny3"], "Did you mean model=tiny3?"),
@@ -115,11 +114,8 @@ def command():
             ["data=text", "data.source=/nope.jsonl"],
             "data.source=/nope.jsonl: there is no such file",
         ),
-        (["paths.checkpoints=README.md/runs"], "README.md is not a folder"),
         (["data=text"], "data.source=corpus.jsonl"),
-        (["data=file"], "data.sets.file.source is not given"),
         (["run=../x"], "run=../x: a run's name is that of its folder in paths.checkpoints"),
-        (["stage=trace"], "choose from all, pair"),
         (["base=nowhere"], "base=nowhere: there is no run of that name"),
     ],
 )

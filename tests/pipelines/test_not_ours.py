@@ -10,7 +10,7 @@ from nde_talf.decoding.common.checksums import check_checksums, write_checksums,
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import sole
 from nde_talf.pipelines.lock import LOCK, locked
-from tests.pipelines.test_stage import Chain
+from tests.pipelines.chain import Chain
 
 
 @pytest.fixture

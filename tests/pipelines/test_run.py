@@ -22,7 +22,6 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
@@ -201,19 +200,6 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     )  # a stage alone, inputs made with other settings
     assert "traces.stride: 16 recorded, 8 given" in earlier
     assert digests(folder / "checkpoints/default/selector") == before
-
-
-def test_a_new_run_builds_on_an_old_one(finished):
-    folder, _ = finished
-    done = run(folder, "run=second", "base=default", "stage=selector", "selector.lr=0.002")
-    assert done.returncode == 0, said(done)
-    made = {p.name for p in (folder / "checkpoints/second").iterdir() if not p.name.startswith(".")}
-    assert made == {"command.json", "selector", "wandb"}
-    found = Run("second", str(folder / "checkpoints"))  # knows its base
-    assert (
-        found.stage("pair") == folder / "checkpoints/default/pair"
-        and found.stage("selector").parent.name == "second"
-    )
 
 
 def test_a_selector_for_the_head(finished):

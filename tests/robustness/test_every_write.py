@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nde_talf.pipelines.cli import answer
-from tests.pipelines.test_stage import Chain
+from tests.pipelines.chain import Chain
 from tests.robustness import child
 
 pytestmark = pytest.mark.nightly
