@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import report
+from benchmarks.trajectories import trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.label_chunks import chunk_rows, labels
@@ -32,7 +33,6 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_p
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.evaluation.solver_acceptance import trajectory_trees
 from nde_talf.pipelines.config import MEASURED, table_file
 from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken

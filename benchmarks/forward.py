@@ -57,7 +57,7 @@ def qwen() -> CausalModel:
 
 def session_after(model: CausalModel, context: int, room: int) -> TreeSession:
     """A session that holds `context` tokens, and has room for so many rows after them."""
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session = model.session()
     session.reset(context + room)
     session.append([7 * i % model.vocab_size for i in range(context)])
     return session

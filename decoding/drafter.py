@@ -19,7 +19,7 @@ from torch import Tensor
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.session import Shapes, TreeSession, new_session
+from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import feature_setting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
@@ -253,9 +253,8 @@ class LMDrafter(SessionDrafter):
     @checked
     def __init__(self, model: CausalModel, static: Shapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        session = partial(
-            new_session, model.hidden, model.device, model.dtype, model.layers, static
-        )
+        self.on_device = model.form == "masks"
+        session = partial(model.session, static=static)
         super().__init__(session, model.logits, model.max_context, static)
 
     def start(

@@ -15,8 +15,7 @@ from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
-from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
+from nde_talf.decoding.windows import WINDOW_KEYS, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from nde_talf.decoding.forward.native import NativeForward
     from nde_talf.decoding.model import CausalModel
 
-# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_HALF = 0.05
+HALF = 0.05
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
-_SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
+SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
-_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError)
 """What a pass raises that a model cannot run."""
+_BEFORE = 6
+"""Tokens before the tree of a check, more than a convolution of a state looks back."""
 _SLOTS = 1024  # of trees in flight, beyond the text
 
 
@@ -61,9 +60,9 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     if asked != "transformers":
         try:
             model.native = native_forward(model.module, model.body, model.config)
-            bound = _SAME.get(model.dtype, _HALF)
+            bound = SAME.get(model.dtype, HALF)
             difference = max(
-                _head_difference(model), _tree_difference(model), _far_difference(model)
+                _head_difference(model), tree_difference(model), _far_difference(model)
             )
             if difference <= bound:
                 return (
@@ -76,7 +75,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             )
         except NotNativeError as error:
             reason = str(error)
-        except _FAULTS as error:
+        except FAULTS as error:
             reason = f"it failed ({first_line(error)})"
         model.native = None
     if asked == "native":
@@ -84,8 +83,9 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             f"{model.name}: model.forward=native is not possible: {reason}. Set"
             " model.forward=auto, which takes transformers' forward pass for such a model."
         )
-    _check_original(model)
-    return f"transformers' (no native one: {reason})" if reason else "transformers'"
+    from nde_talf.decoding.branches import choose_form
+
+    return choose_form(model, reason)
 
 
 def native_forward(
@@ -116,15 +116,9 @@ def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | Non
     return None
 
 
-def _check_original(model: "CausalModel") -> None:
-    """Raise UserError where transformers' pass does not follow the mask or the readout."""
-    try:
-        head, tree = _head_difference(model), _tree_difference(model)
-    except _FAULTS as error:
-        raise UserError(
-            f"{model.name}: its attention does not take a mask of one row a token"
-            f" ({first_line(error)}), so one pass cannot hold a tree. Choose another model."
-        ) from error
+def check_readout(model: "CausalModel") -> None:
+    """Raise UserError where logits are not those of the readout."""
+    head = _head_difference(model)
     if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
         readout = model.readout
         raise UserError(
@@ -132,12 +126,6 @@ def _check_original(model: "CausalModel") -> None:
             f" its configuration (scale {readout.scale:g}, soft cap {readout.cap}) give for its"
             " last hidden state, as a fraction of the largest. Labels, features and draft heads"
             " rely on them. Choose another model."
-        )
-    if not tree <= _CLOSE.get(model.dtype, _HALF):
-        raise UserError(
-            f"{model.name}: in a pass over a tree its logits differ by {tree:.2g} from those of"
-            " each branch alone, as a fraction of the largest: its attention does not follow the"
-            " mask and the positions that it is given. Choose another model."
         )
 
 
@@ -151,36 +139,38 @@ def _head_difference(model: "CausalModel") -> float:
     return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
 
 
-def _tree_difference(model: "CausalModel") -> float:
+def tree_difference(model: "CausalModel") -> float:
     """Return the difference between two branches in one pass and each alone in transformers'.
 
     The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
     long that attention goes in two parts there.
     """
     tokens = [token % model.vocab_size for token in range(1, 8)]
-    longer = min(OPEN, model.max_context - 8) if model.device.type == "cuda" else 0
+    longer = min(OPEN if model.device.type == "cuda" else _BEFORE, model.max_context - 12)
     before = [token % model.vocab_size for token in range(longer)]
-    parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session = model.session()
     sizes = {key: size for key in WINDOW_KEYS if (size := optional(model.config, key))}
     try:
         for key in sizes:
             setattr(model.config, key, 3)
         model.windows = windows(model.config)
         session.append([*before, *tokens[:2]])
-        tree = model.logits(session.grow(tokens[2:], parents))
+        session.grow(tokens[2:5], [-1, 0, 0])  # rows 1 and 2 are siblings, 3 and 4 their children
+        states = [*session.grow(tokens[5:], [1, 2])]
         session.commit([0, 2, 4])
-        after = model.logits(session.append(tokens[:1]))[-1]
-        before += tokens[:3]
-        alone = [
-            _alone(model, [*before, *branch])
-            for branch in (tokens[3:6:2], tokens[4:7:2], [*tokens[4:7:2], tokens[0]])
-        ]
+        states.append(session.append(tokens[:1])[-1])
+        session.grow(tokens[:2], [-1, 0])
+        session.commit([0])
+        states.append(session.append(tokens[1:3])[-1])
+        ours = model.logits(torch.stack(states))
+        kept = [*before, *tokens[:3], *tokens[4:7:2]]
+        texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
+        alone = [_alone(model, text) for text in (*texts, [*kept, tokens[0], *tokens[:3]])]
     finally:
         for key, size in sizes.items():
             setattr(model.config, key, size)
         model.windows = windows(model.config)
-    return _apart(torch.stack([tree[3], tree[4], after]), torch.stack(alone))
+    return _apart(ours, torch.stack(alone))
 
 
 def _far_difference(model: "CausalModel") -> float:
@@ -212,41 +202,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
-    """Tell why a transformers model cannot run several branches in one pass; None if it may.
-
-    Only its configuration is read.
-    """
-    config = model.config.get_text_config()
-    kinds = layer_kinds(config)
-    if optional(model, "_is_stateful", False) or kinds & {
-        "linear_attention",
-        "conv",
-        "hybrid",
-        "hybrid_sliding",
-        "recurrent",
-    }:
-        return "it keeps a recurrent state, which follows one sequence"
-    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
-        return (
-            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
-            " rows see"
-        )
-    if "local" in optional(config, "attention_layers", ()):
-        return (
-            "its local layers count slots of the cache, not positions, which a tree's rows would"
-            " shift"
-        )
-    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
-    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
-        return (
-            f"its attention is {attention}, which takes no mask of one row a token (load it with"
-            " attn_implementation='sdpa')"
-        )
-    return None
 
 
 def longest_context(config: "PretrainedConfig") -> int:

@@ -23,7 +23,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import Shapes, TreeSession, new_session
+from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import (
     AUTO,
     MATCH,
@@ -124,7 +124,8 @@ class SpeculativeDecoder:
 
     def _drafts_on_device(self) -> bool:
         asked = asynchronous(self.target.device) if self.device is None else self.device
-        fits = self.drafter is None or self.drafter.on_device
+        fits = self.target.form == "masks"
+        fits = fits and (self.drafter is None or self.drafter.on_device)
         fits = fits and (self.process is None or self.process.textless)
         return asked and fits and self.verify.on_device is not None
 
@@ -266,9 +267,7 @@ class SpeculativeDecoder:
         return hidden, features, raw
 
     def _new_session(self) -> TreeSession:
-        target = self.target
-        reader = target.reader(self._layers)
-        return new_session(reader, target.device, target.dtype, target.layers, self.static)
+        return self.target.session(self._layers, self.static)
 
     def _clock_of_device(self) -> float:
         """Return seconds, once the device has done what was asked."""

@@ -6,7 +6,7 @@ It knows nothing of caches' contents, trees or sampling.
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from nde_talf.decoding.common.arguments import instance
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.readout import Readout, optional
+from nde_talf.decoding.session import TreeSession, new_session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +40,11 @@ class CausalModel:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
         native: the native forward; None: passes are transformers'.
         forward: which one that is and why, in words.
+        form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
+            paths, or "tokens" of them one by one.
     """
+
+    form = "masks"
 
     def __init__(
         self,
@@ -50,7 +55,6 @@ class CausalModel:
     ):
         from nde_talf.decoding.fitness import (
             body_of,
-            cannot_take_a_tree,
             choose_forward,
             forget_sampling_advice,
             longest_context,
@@ -60,10 +64,6 @@ class CausalModel:
 
         instance("model", model, nn.Module)
         config = model.config.get_text_config()
-        if reason := cannot_take_a_tree(model):
-            raise UserError(
-                f"{name}: {reason}, so one pass cannot hold a tree. Choose another model."
-            )
         self.name = name
         self.module = model
         if owned:
@@ -198,6 +198,23 @@ class CausalModel:
             self.known(tokens), positions, mask, cache, self.windows, features
         )
         return states.to(self.device)  # the last layer may lie on another device
+
+    def session(self, layers: Sequence[int] = (), static: Any = None) -> TreeSession:
+        """Make the session of a sequence, whose states are those of `reader(layers)`.
+
+        static: shapes of its passes (`nde_talf.decoding.static.StaticShapes`).
+        """
+        reader = self.reader(layers)
+        if self.form == "masks":
+            return new_session(reader, self.device, self.dtype, self.layers, static)
+        from nde_talf.decoding.branches import BranchSession
+
+        if static is not None:
+            raise UserError(
+                f"{self.name}: static shapes need a cache of slots, and its trees are scored"
+                " branch by branch. Set model.static_shapes=false."
+            )
+        return BranchSession(reader, self.device, self.dtype, self.form == "branches")
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
         """Return `hidden`, or a function like it that adds the residual stream after some `layers`.

@@ -1,4 +1,4 @@
-"""The report's six pictures, as matplotlib figures without global state.
+"""The report's five pictures, as matplotlib figures without global state.
 
 A picture has parts, each a panel: a sampling setting, say.
 """
@@ -125,10 +125,10 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
 
 
 def lines(axis: Axes, part: dict[str, list[tuple[float, float]]]) -> None:
-    """A line of points for every name: a method, a rule, or a training loss."""
+    """A line of points for every name: a method or a training loss."""
     for name, points in part.items():
         marker = "o" if len(points) < 12 else None
-        axis.plot(*zip(*points, strict=True), marker=marker, label=TITLES.get(name, name))
+        axis.plot(*zip(*points, strict=True), marker=marker, label=name)
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:
@@ -197,10 +197,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
         for s, methods in data.chosen.items()
         for name, counts in methods.items()
     }
-    rates = {
-        setting: {rule: list(enumerate(values)) for rule, values in rules.items()}
-        for setting, rules in data.acceptance.items()
-    }
     curves = {name: shown for name, series in data.curves.items() if (shown := losses(series))}
     for picture in (
         Picture(
@@ -230,15 +226,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             "fraction of steps, %",
         ),
         offline_picture(data.offline),
-        Picture(
-            "acceptance",
-            "solvers",
-            rates,
-            lines,
-            lambda part: 3.4,
-            "depth on the draft's path",
-            "acceptance rate, four draws",
-        ),
         Picture("curves", "training", curves, lines, lambda part: 3.0, "step", "loss"),
     ):
         if picture.parts:

@@ -53,7 +53,6 @@ class ReportData:
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.evaluate`.
         head: held-out figures of the draft head.
-        acceptance: by setting and solver, rates by depth.
         curves: by training, its series.
         stages: seconds by stage.
         environment: what it was measured with.
@@ -73,7 +72,6 @@ class ReportData:
     pair: dict[str, Any] = field(default_factory=dict)
     offline: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
-    acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     curves: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -95,16 +93,8 @@ class ReportData:
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
         """Acceptance by position, by setting and method that drafts."""
-        return {
-            setting: {m: acceptance_by_position(counts) for m, counts in methods.items()}
-            for setting, methods in self.drafting.items()
-        }
-
-    @property
-    def drafting(self) -> dict[str, dict[str, list[int]]]:
-        """The histograms of methods that had a draft accepted."""
         drafting = {
-            setting: {m: counts for m, counts in methods.items() if len(counts) > 1}
+            setting: {m: acceptance_by_position(c) for m, c in methods.items() if len(c) > 1}
             for setting, methods in self.histograms.items()
         }
         return {setting: methods for setting, methods in drafting.items() if methods}
@@ -174,20 +164,6 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
     return Table(setting, ["speed-up", *kinds], rows)
 
 
-def table_of_drafts(data: ReportData, setting: str) -> Table:
-    """Steps by accepted tokens."""
-    methods = data.drafting.get(setting, {})
-    longest = max(map(len, methods.values()), default=0)
-    rows = []
-    for row in data.tables[setting]:
-        if counts := methods.get(row.method):
-            accepted = (row.block_efficiency[0] - 1) / (row.nodes - 1)
-            fractions = [f"{n / sum(counts):.0%}" for n in counts]
-            padding = [""] * (longest - len(counts))
-            rows.append([row.method, f"{accepted:.0%}", *fractions, *padding])
-    return Table(setting, ["method", "drafts accepted", *map(str, range(longest))], rows)
-
-
 def table_of_phases(data: ReportData, setting: str) -> Table:
     """Fractions of the step time."""
     rows = [
@@ -201,7 +177,6 @@ def table_of_phases(data: ReportData, setting: str) -> Table:
 BY_SETTING = {
     "speed": table_of_methods,
     "domains": table_of_domains,
-    "acceptance": table_of_drafts,
     "time": table_of_phases,
 }
 """Tables of the page for every sampling setting, by section."""
@@ -247,10 +222,15 @@ def number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def markdown_table(data: ReportData, setting: str) -> str:
-    """A setting's table for a README."""
-    table = table_of_methods(data, setting)
-    return markdown(table.columns, table.rows)
+def in_markdown(data: ReportData) -> str:
+    """The tables and the verdicts, for the terminal and a README."""
+    parts = []
+    for setting, conclusion in data.verdicts.items():
+        table, same = table_of_methods(data, setting), data.same.get(setting, {})
+        parts += [f"**{setting}**", markdown(table.columns, table.rows)]
+        parts += [f"{name}: the same as {other}" for name, other in same.items()]
+        parts += [conclusion.sentence, conclusion.clock_note]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
@@ -262,9 +242,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
         write_atomically(file, partial(figure.savefig, format="png"))
         drawn.setdefault(picture.section, {})[picture.name] = Markup(svg(figure, picture.name))
     write_json(folder / "results.json", results(data))
-    parts = [verdict.sentence for verdict in data.verdicts.values()]
-    parts += [f"{setting}\n\n{markdown_table(data, setting)}" for setting in data.tables]
-    write_atomically(folder / "results.md", lambda path: path.write_text("\n\n".join(parts) + "\n"))
+    write_atomically(folder / "results.md", lambda path: path.write_text(in_markdown(data)))
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(TEMPLATE.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
-from nde_talf.decoding.fitness import cannot_take_a_tree, first_line, longest_context
+from nde_talf.decoding.fitness import first_line, longest_context
 from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.checks import check_config, faults_of
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
@@ -41,8 +41,6 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
             f" ({first_line(error)}). Give a folder with config.json, or the name of a hub model"
             " where the hub can be reached."
         ) from error
-    if reason := cannot_take_a_tree(model):
-        raise UserError(f"{key}={where}: {reason}, so one pass cannot hold a tree.")
     return model
 
 

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.markdown import Markdown
 
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
-from nde_talf.decoding.actions import K_MAX
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.setting import (
     AUTO,
     SamplingSetting,
-    drafted_under,
     read_draft_temperature,
 )
 from nde_talf.decoding.static import MARGIN, StaticShapes
@@ -26,8 +24,6 @@ from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
-from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
-from nde_talf.evaluation.terminal import render_results
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.drafted import load_decoded
 from nde_talf.pipelines.machine import threads
@@ -36,10 +32,8 @@ from nde_talf.pipelines.selector import selectors
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
 from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
 
-DEPTHS = 8  # of the paths whose acceptance rates the report shows
 # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 GIBBERISH = 600
-SOLVER_PROMPTS = 10  # on which these are measured
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -74,18 +68,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     made = benches(config, folders, models, tuning, drawn, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
-    plans, rates = {}, {}
+    plans = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name, bench in made.items():
             setting = SETTINGS[name]
             plan = plans[str(setting)] = _plan(config, folder, name, bench)
-            if models[1]:
-                rates[str(setting)] = _acceptance(models, prompts, setting, drawn)
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
-        data.acceptance = rates
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
         if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
             data.sample["trained_here"] = True
@@ -112,19 +103,6 @@ def _plan(config: Config, folder: Path, name: str, bench: Bench) -> Plan:
     roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
     write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
     return plan
-
-
-def _acceptance(
-    models: tuple[Any, Any],
-    prompts: list[Prompt],
-    setting: SamplingSetting,
-    drawn: SamplingSetting | str,
-) -> dict[str, list[float]]:
-    """Measure the acceptance rates of all solvers by depth, on paths after some prompts."""
-    paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
-    drafted = drafted_under(drawn, setting, "path")
-    with working(f"{setting}: acceptance rates of all solvers"):
-        return acceptance_by_depth(*draft_paths(*models, paths, setting, drafted, DEPTHS), K_MAX)
 
 
 def _prompts(
@@ -170,8 +148,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
 
 def show(folder: Path) -> None:
     """Print the results of a finished evaluation."""
-    for rendered in render_results(read_json(folder / "results.json")):
-        console.print(rendered)
+    console.print(Markdown((folder / "results.md").read_text()))
     console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
 
 

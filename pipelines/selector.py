@@ -8,13 +8,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rich.markdown import Markdown
+
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling import RAW
-from nde_talf.evaluation.terminal import render_offline
+from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.latency import accepts_noise
@@ -90,8 +92,20 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             tracker.log({f"{name}/{table}": of["all"] for table, of in by_table.items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
-    console.print(render_offline(report))
+    console.print(_table(report))
     return report
+
+
+def _table(report: dict[str, dict]) -> Markdown:
+    """Show held-out tokens/s of selectors against their own best static trees."""
+    rows = []
+    for name, tables in report.items():
+        for latency, figures in tables.items():
+            (value, low, high), bounds = figures["all"]["selector"], figures["all"]
+            possible = f"{bounds['split_half'][0]:.2f}–{bounds['same_half'][0]:.2f}"
+            rows.append([name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", possible])
+    title = "Held-out tokens/s against the selector's own best static trees:\n\n"
+    return Markdown(title + markdown(["selector", "latency", "NDE", "root by root"], rows))
 
 
 def _warn(text: str) -> None:

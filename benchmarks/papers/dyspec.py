@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.papers.shared import Bench, options_of, table
+from benchmarks.trajectories import trajectory_trees
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.drafter import LMDrafter
@@ -26,7 +27,6 @@ from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.evaluation.solver_acceptance import trajectory_trees
 
 DRAWN = SamplingSetting(0.6)
 RULE = "without_replacement"

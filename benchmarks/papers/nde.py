@@ -10,12 +10,12 @@ step.
 import argparse
 
 from benchmarks.papers.shared import EIGHT, Bench, options_of, table
+from benchmarks.trajectories import acceptance_by_depth, draft_paths
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.methods import plan_methods
-from nde_talf.evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.latency import LatencyTable

@@ -7,7 +7,7 @@ them, a chunk at a time.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,18 +69,29 @@ class Prefix:
     """
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.slots, self.tokens = (
-            model,
-            KVCache(),
-            len(tokens),
-            tokens.to(model.device),
-        )
-        positions = torch.arange(len(tokens), device=model.device)[None]
-        self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
+        self.model, self.slots, self.tokens = model, len(tokens), tokens.to(model.device)
+        if model.form == "masks":
+            self.cache = KVCache()
+            positions = torch.arange(len(tokens), device=model.device)[None]
+            self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
+        else:
+            self.hidden = model.session().append(self.tokens.tolist())
+            self._session: Any = model.session()  # of the text before the last root
 
-    def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "SuperTreeRows":
+    def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "SuperTreeRows | BranchRows":
         """Begin super-trees at the positions `roots` [T]."""
-        return SuperTreeRows(self, roots, layout)
+        if self.model.form == "masks":
+            return SuperTreeRows(self, roots, layout)
+        return BranchRows([self._session_at(root) for root in roots.tolist()], layout)
+
+    def _session_at(self, root: int) -> Any:
+        """Return a session of the text before `root`; it is run once if roots rise."""
+        session = self._session
+        if root < session.length:
+            session.reset()
+        if missing := self.tokens[session.length : root].tolist():
+            session.append(missing)
+        return session.fork()
 
 
 def draft_prefix(draft: CausalModel | Draft, target: Prefix) -> Prefix:
@@ -136,6 +147,23 @@ class SuperTreeRows:
         positions = self.roots[:, None] + self.layout.depth[rows].to(self.model.device)
         self._count = rows.stop
         return tokens, positions, mask
+
+
+class BranchRows:
+    """A micro-batch of super-trees of a model that scores them branch by branch, one after another.
+
+    Run as `SuperTreeRows` is.
+    """
+
+    def __init__(self, sessions: list[Any], layout: SuperTreeLayout):
+        self.sessions, self._parents, self._count = sessions, layout.parents.tolist(), 0
+
+    def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
+        """See `SuperTreeRows.run`."""
+        parents = self._parents[self._count : self._count + tokens.shape[1]]
+        self._count += len(parents)
+        pairs = zip(self.sessions, tokens.tolist(), strict=True)
+        return torch.stack([session.grow(rows, parents) for session, rows in pairs])
 
 
 def draw_super_trees(

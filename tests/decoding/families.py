@@ -172,23 +172,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
     "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False}),
 }
-REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "mamba": ("recurrent state", "mamba", {"state_size": 4}),
-    "jamba": (
-        "recurrent state",
-        "jamba",
-        {"num_experts": 2, "attn_layer_period": 2, "mamba_d_state": 4, "attn_layer_offset": 1},
+# Trees of these are scored branch by branch: in chunks, or token by token where a chunk is not exact.
+BRANCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba-2": ("mamba2", {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3-next": (
+        "qwen3_next",
+        EXPERTS
+        | {"num_experts": 4, "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2}
+        | {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        | {"layer_types": ["linear_attention", "full_attention"]},
     ),
-    "lfm2": ("recurrent state", "lfm2", {"layer_types": ["conv", "full_attention"]}),
-    "bloom": ("ALiBi", "bloom", {"n_layer": 2, "n_head": 4}),
-    "falcon-alibi": ("ALiBi", "falcon", {"alibi": True}),
+    "bloom": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "falcon-alibi": ("falcon", {"alibi": True}),
     "gpt-neo": (
-        "count slots",
         "gpt_neo",
         {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
     ),
-    "deepseek-v3.2": ("indexed_attention", "deepseek_v32", DEEPSEEK),
+    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK),
 }
+TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {"state_size": 4}),
+    "jamba": (
+        "jamba",
+        {"num_experts": 2, "attn_layer_period": 2, "mamba_d_state": 4, "attn_layer_offset": 1},
+    ),
+}
+FORMS = dict.fromkeys(FAMILIES, "masks")
+FORMS |= dict.fromkeys(BRANCHES, "branches") | dict.fromkeys(TOKENS, "tokens")
+FAMILIES |= BRANCHES | TOKENS
 
 
 def module(model_type: str, changes: dict[str, Any], seed: int = 3) -> PreTrainedModel:

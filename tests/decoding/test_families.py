@@ -1,7 +1,7 @@
 """Today's model families, with tiny random weights, well past their windows and with drafts of
 other rows: decoding, caches, super-trees and sampled laws are those of plain passes.
 
-What cannot hold a tree is refused with the reason.
+Where one pass cannot hold a tree, it is scored branch by branch.
 """
 
 import random
@@ -22,17 +22,16 @@ from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
-from tests.decoding.families import CONTEXT, FAMILIES, REFUSED, V, family, module
+from tests.decoding.families import CONTEXT, FAMILIES, FORMS, V, family, module
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long
 # tests in make test.
-FAST = ("mistral", "gemma-3-images", "opt-350m", "llama-4")
+FAST = ("mistral", "gemma-3-images", "opt-350m", "llama-4", "lfm2", "bloom", "mamba")
 EACH = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
 LONG = [
     pytest.param(
@@ -70,6 +69,8 @@ def test_greedy_text_is_that_of_plain_passes(name):
         (MORE, Beam(k=2, depth=10, nodes=16), "greedy", static),
     ):
         target, draft = padded_pair(name, rows)
+        assert target.form == draft.form == FORMS[name]
+        shapes = shapes if target.form == "masks" else None
         decoder = SpeculativeDecoder(
             target, LMDrafter(draft, shapes), policy, rule, static=shapes, device=shapes is not None
         )
@@ -87,10 +88,7 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
 @torch.inference_mode()
 def random_steps(name: str, steps: int) -> None:
     model, choose = family(name), random.Random(0)
-    session, committed = (
-        TreeSession(model.hidden, model.device, model.dtype, model.layers),
-        text(18),
-    )
+    session, committed = model.session(), text(18)
     session.append(committed)
     for _ in range(steps):
         if len(committed) > 60:
@@ -115,6 +113,8 @@ def random_steps(name: str, steps: int) -> None:
         if choose.random() < 0.5:
             session.append(more := text(choose.randint(1, 3), choose.randrange(99)))
             committed += more
+    if model.form != "masks":
+        return
     plain = KVCache()
     model.hidden(torch.tensor([committed]), torch.arange(len(committed))[None], None, plain)
     for own, other in zip(
@@ -173,9 +173,10 @@ def test_the_law_of_three_tokens_is_the_targets(name):
     for rows in (2, 4):
         target, draft = family(name, rows=3), family(name, noise=0.1, rows=rows)
         draft.match(target.vocab_size)
+        remembered = memoized_model if target.form == "masks" else lambda model: model
         decoder = SpeculativeDecoder(
-            memoized_model(target),
-            LMDrafter(memoized_model(draft)),
+            remembered(target),
+            LMDrafter(remembered(draft)),
             Delayed(Action(1, 0, 1)),
             "naive",
         )
@@ -187,10 +188,39 @@ def test_the_law_of_three_tokens_is_the_targets(name):
             )
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_cannot_hold_a_tree_is_refused_with_the_reason(name):
-    with pytest.raises(UserError, match=f"its name: .*{REFUSED[name][0]}"):
-        CausalModel(module(*REFUSED[name][1:]), "its name")
+def test_a_model_whose_pass_returns_no_memory_is_refused_with_the_reason():
+    changes = {"block_types": ["recurrent", "attention"], "lru_width": 32}
+    with pytest.raises(UserError, match=r"its name: .*recurrent state.*returns no memory"):
+        CausalModel(module("recurrent_gemma", changes), "its name")
+
+
+@pytest.mark.parametrize("target,draft", [("lfm2", "llama"), ("llama", "mamba")])
+def test_drafts_with_a_state_and_without_one_serve_targets_of_the_other_kind(target, draft):
+    prompt, setting = text(20), SamplingSetting(0.0)
+    drafter, target = LMDrafter(family(draft)), family(target)
+    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 1, 2)), "specinfer")
+    tokens = decoder.generate(prompt, 24, setting, Rng.seeded(0)).tokens
+    plain = alone(target, [*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1)
+    assert tokens == plain.tolist()
+
+
+def test_a_memory_that_does_not_copy_is_found_out():
+    """Branches that wrote into one memory would see each other's tokens."""
+    model = module(*FAMILIES["lfm2"])
+    whole = model.base_model.forward
+
+    class Stuck:
+        def __init__(self, cache):
+            self.cache = cache
+
+    def forward(past_key_values=None, **inputs):
+        output = whole(past_key_values=past_key_values and past_key_values.cache, **inputs)
+        output["past_key_values"] = output["past_key_values"] and Stuck(output["past_key_values"])
+        return output
+
+    model.base_model.forward = forward
+    with pytest.raises(UserError, match="branch by branch"):
+        CausalModel(model, "its name")
 
 
 def test_a_context_ends_where_logits_would_depend_on_the_pass():
@@ -215,8 +245,8 @@ def test_attention_that_ignores_the_mask_is_found_out():
     model = module("llama", {})
     whole = model.base_model.forward
     model.base_model.forward = lambda attention_mask=None, **inputs: whole(**inputs)
-    with pytest.raises(UserError, match="each branch alone"):
-        CausalModel(model, "its name", "transformers")
+    model = CausalModel(model, "its name", "transformers")
+    assert model.form == "branches" and "each branch alone" in model.forward
 
 
 @pytest.mark.parametrize("name", EVERY_POLICY)

@@ -84,7 +84,6 @@ def everything(found: list[Record], **more: Any) -> ReportData:
         "offline": {"traversal": {"measured": offline}},
         "head": {"agreement": [0.5, 0.4], "agreement_by_rank": [[0.1, 0.2]]},
         "curves": {"target": {"loss": [(0, 3.0), (10, 2.0)]}},
-        "acceptance": {setting: {"nss": [0.5, 0.4], "optimal (α*)": [0.8, 0.7]}},
         "stages": {"pair": 12.0},
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},
     }

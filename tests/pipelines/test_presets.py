@@ -61,7 +61,6 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     "content, message",
     [
         ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
-        ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}, "recurrent state"),
         ({"model_type": "llama", "hidden_size": "many"}, "no causal language model"),
     ],
 )

@@ -1,0 +1,322 @@
+"""Trees of models whose passes know one sequence only: with a state, say, or with ALiBi.
+
+A tree is scored as a batch of its root-to-leaf paths, each on a copy of the model's memory. The
+memory of the text before the tree is kept. What was accepted is run on it once more, together with
+what is appended next; a branch that was accepted as a whole leaves its own memory instead.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.fitness import (
+    FAULTS,
+    HALF,
+    SAME,
+    check_readout,
+    first_line,
+    tree_difference,
+)
+from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.readout import optional
+from nde_talf.decoding.session import Forward, Tokens, TreeSession
+from nde_talf.decoding.windows import FULL, layer_kinds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from nde_talf.decoding.model import CausalModel
+    from nde_talf.decoding.windows import Window
+
+# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+_ROUNDING, _AS_EXACT = 1e-5, 4
+"""Difference of logits that any chunk may have, and how many times that of single tokens."""
+_NAMES = ("past_key_values", "cache_params", "state", "mems")
+"""Names of a pass's argument and result that hold its memory."""
+
+
+class Memory:
+    """Memory of a batch of sequences: whatever the model's pass returns and takes again.
+
+    None before the first pass.
+    """
+
+    def __init__(self, held: Any = None, sequences: int = 1):
+        self.held, self.sequences = held, sequences
+
+    def branched(self, sequences: list[int]) -> Memory:
+        """Return a copy that holds these of the sequences, one more than once if asked for."""
+        return Memory(_copied(self.held, torch.tensor(sequences)), len(sequences))
+
+
+def _copied(held: Any, sequences: Tensor) -> Any:
+    if isinstance(held, Tensor):
+        return held.index_select(0, sequences.to(held.device)) if held.ndim else held
+    if isinstance(held, dict):
+        return {name: _copied(value, sequences) for name, value in held.items()}
+    if isinstance(held, (list, tuple)):
+        return type(held)([_copied(value, sequences) for value in held])
+    kind = type(held)
+    if not kind.__module__.startswith("transformers.") or isinstance(held, PretrainedConfig):
+        return held
+    copied, parts = copy.copy(held), dict(vars(held))
+    if isinstance(held, DynamicLayer) and held.keys is not None and len(held.keys) == 1:
+        # Such layers replace their keys and values and never write into them.
+        many = (len(sequences), -1, -1, -1)
+        copied.keys, copied.values = (
+            parts.pop("keys").expand(many),
+            parts.pop("values").expand(many),
+        )
+    for name, value in parts.items():
+        setattr(copied, name, _copied(value, sequences))
+    return copied
+
+
+class BranchForward(TransformersForward):
+    """The pass of a transformers model's body with the memory that it makes itself."""
+
+    def __init__(self, body: nn.Module):
+        super().__init__(body)
+        self.takes = set(signature(type(body).forward).parameters)
+        self.memory = next((name for name in _NAMES if name in self.takes), "")
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        windows: dict[str, Window | None],
+        features: Sequence[int] = (),
+    ) -> Tensor:
+        """See `TransformersForward.__call__`; rows see those before them, so there is no mask."""
+        if features:
+            return self._hooked(tokens, positions, mask, cache, windows, features)
+        inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
+        if "position_ids" in self.takes:
+            inputs["position_ids"] = positions
+        if cache is not None and cache.held is not None:
+            inputs[self.memory] = cache.held
+        output = self.body(**inputs)
+        if cache is not None:
+            cache.held = output.get(self.memory)
+            if cache.held is None:
+                raise NotImplementedError("its pass returns no memory of the text")
+        return output.last_hidden_state
+
+
+class BranchSession(TreeSession):
+    """Session of such a model; tokens and parents are numbers of the host.
+
+    Args:
+        forward: the model's pass, which takes and changes a `Memory`.
+        chunks: False: a pass after the first runs one token of each branch.
+    """
+
+    def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, chunks: bool):
+        self.chunks = chunks
+        super().__init__(forward, device, dtype)
+
+    def reset(self, expected: int = 0) -> None:
+        """See `TreeSession.reset`."""
+        self.length = 0  # committed tokens
+        self._text = Memory()  # of the committed tokens but those still to run
+        self._to_run: list[int] = []
+        self._drop_tree()
+
+    def _drop_tree(self) -> None:
+        self.rows = 0
+        self._tokens: list[int] = []
+        self._paths: list[list[int]] = []  # rows from the top down to each row
+        self._grown_on: tuple[Memory, dict[int, int]] = Memory(), {}
+        """Memory of the branches that were run last, and the sequence in it of each one's end."""
+
+    def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
+        """See `TreeSession.append`."""
+        if self.rows:
+            raise RuntimeError("append: the cache still holds a tree; commit() or rollback() first")
+        tokens = [*self._to_run, *map(int, tokens)]
+        hidden = self._passes(self._text, [tokens], self.length - len(self._to_run))[0]
+        new = len(tokens) - len(self._to_run)
+        self.length, self._to_run = self.length + new, []
+        return hidden[-new:]
+
+    def fork(self) -> BranchSession:
+        """Return a session that goes on from the same text."""
+        forked = copy.copy(self)
+        forked._text = self._text.branched([0])
+        forked._drop_tree()
+        return forked
+
+    def grow(self, tokens: Tokens, parents: Sequence[int] | Tensor, **inputs: Tensor) -> Tensor:
+        """See `TreeSession.grow`."""
+        first, parents = self.rows, [int(parent) for parent in parents]
+        self._tokens += map(int, tokens)
+        for row, parent in enumerate(parents, first):
+            self._paths.append([*(self._paths[parent] if parent >= 0 else []), row])
+        self.rows = len(self._paths)
+        leaves = sorted(set(range(first, self.rows)) - set(parents))
+        memory, paths, ran = self._start([self._paths[leaf] for leaf in leaves], first)
+        longest = max(map(len, paths))
+        batch = [
+            [self._tokens[row] for row in path] + [0] * (longest - len(path)) for path in paths
+        ]
+        hidden = self._passes(memory, batch, self.length + ran)
+        ends = {path[-1]: at for at, path in enumerate(paths) if len(path) == longest}
+        self._grown_on = memory, ends
+        places = {row: (at, i) for at, path in enumerate(paths) for i, row in enumerate(path)}
+        at = upload(integers([places[row] for row in range(first, self.rows)]), self.device)
+        return hidden[at[:, 0], at[:, 1]]
+
+    def _start(self, paths: list[list[int]], first: int) -> tuple[Memory, list[list[int]], int]:
+        """Return memory for these paths to start on, their rows to run, and how many it has run."""
+        memory, ends = self._grown_on
+        ran = sum(row < first for row in paths[0])
+        starts = [path[ran - 1] for path in paths] if ran else [-1]
+        if all(start in ends for start in starts):
+            sequences = [ends[start] for start in starts]
+            if sequences != list(range(memory.sequences)):
+                memory = memory.branched(sequences)
+            return memory, [path[ran:] for path in paths], ran
+        if self._to_run:
+            self._passes(self._text, [self._to_run], self.length - len(self._to_run))
+            self._to_run = []
+        return self._text.branched([0] * len(paths)), paths, 0
+
+    def commit(self, rows: list[int]) -> None:
+        """See `TreeSession.commit`."""
+        memory, ends = self._grown_on
+        if rows and rows[-1] in ends:
+            self._text = memory if memory.sequences == 1 else memory.branched([ends[rows[-1]]])
+            self._to_run = []
+        else:
+            self._to_run = [*self._to_run, *(self._tokens[row] for row in rows)]
+        self.length += len(rows)
+        self._drop_tree()
+
+    def _passes(self, memory: Memory, batch: list[list[int]], start: int) -> Tensor:
+        """Run the `batch` of B sequences after `start` tokens; hidden states [B, n, H]."""
+        width = len(batch[0])
+        positions = upload(torch.arange(start, start + width)[None], self.device)
+        tokens = upload(integers(batch), self.device)
+        step = width if self.chunks or not start else 1
+        return torch.cat(
+            [
+                self.forward(
+                    tokens[:, at : at + step],
+                    positions[:, at : at + step].expand(len(batch), -1),
+                    None,
+                    memory,
+                )
+                for at in range(0, width, step)
+            ],
+            1,
+        )
+
+
+def choose_form(model: CausalModel, reason: str) -> str:
+    """Set how trees are scored by transformers' passes, and return that in words.
+
+    Args:
+        model: its weights are tried.
+        reason: why it has no native passes; empty: nobody asked for them.
+    """
+    if maskless := _maskless(model.module) or _mask_fault(model):
+        return _by_branches(model, maskless)
+    return f"transformers' (no native one: {reason})" if reason else "transformers'"
+
+
+def _maskless(model: PreTrainedModel) -> str | None:
+    """Tell why a transformers model cannot run several branches in one pass; None if it may.
+
+    Only its configuration is read.
+    """
+    config = model.config.get_text_config()
+    kinds = layer_kinds(config)
+    if optional(model, "_is_stateful", False) or kinds & {
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "hybrid_sliding",
+        "recurrent",
+    }:
+        return "it keeps a recurrent state, which follows one sequence"
+    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
+        return (
+            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
+            " rows see"
+        )
+    if "local" in optional(config, "attention_layers", ()):
+        return (
+            "its local layers count slots of the cache, not positions, which a tree's rows would"
+            " shift"
+        )
+    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
+    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
+        return (
+            f"its attention is {attention}, which takes no mask of one row a token (load it with"
+            " attn_implementation='sdpa')"
+        )
+    return None
+
+
+def _mask_fault(model: CausalModel) -> str | None:
+    """Tell why one pass of transformers' cannot hold a tree; None if it can."""
+    try:
+        check_readout(model)
+        difference = tree_difference(model)
+    except FAULTS as error:
+        return f"its attention does not take a mask of one row a token ({first_line(error)})"
+    if difference <= _CLOSE.get(model.dtype, HALF):
+        return None
+    return (
+        f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
+        " alone, as a fraction of the largest: its attention does not follow the mask and the"
+        " positions that it is given"
+    )
+
+
+def _by_branches(model: CausalModel, maskless: str) -> str:
+    """Let trees be scored branch by branch; return that in words.
+
+    Chunks of tokens are as exact as tokens one by one, or these are taken.
+
+    Raises:
+        UserError: neither gives the logits of plain passes.
+    """
+    model.original = BranchForward(model.body)
+    differences, fault = {}, ""
+    for form in ("tokens", "branches"):
+        model.form = form
+        try:
+            check_readout(model)
+            differences[form] = tree_difference(model)
+        except FAULTS as error:
+            fault = f"it failed ({first_line(error)})"
+    bound = SAME.get(model.dtype, HALF)
+    one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
+    if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
+        return f"transformers', a tree as a batch of its branches ({maskless})"
+    if one <= bound:
+        model.form = "tokens"
+        return (
+            f"transformers', a tree as a batch of its branches, token by token ({maskless}; passes"
+            f" over several tokens are off by {chunk:.1g} of the largest logit): no draft pays"
+        )
+    fault = fault or f"its logits are off by {min(one, chunk):.1g} of the largest"
+    raise UserError(
+        f"{model.name}: {maskless}, so one pass cannot hold a tree; and branch by branch {fault}."
+        " Choose another model."
+    )
