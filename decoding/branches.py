@@ -101,6 +101,8 @@ class BranchForward(TransformersForward):
         features: Sequence[int] = (),
     ) -> Tensor:
         """See `TransformersForward.__call__`; rows see those before them, so there is no mask."""
+        if mask is not None:
+            raise NotImplementedError("a model that is scored branch by branch takes no mask")
         if features:
             return self._hooked(tokens, positions, mask, cache, windows, features)
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
@@ -152,8 +154,15 @@ class BranchSession(TreeSession):
         self.length, self._to_run = self.length + new, []
         return hidden[-new:]
 
-    def fork(self) -> BranchSession:
-        """Return a session that goes on from the same text."""
+    def at(self, text: list[int], length: int) -> BranchSession:
+        """Return a session of the first `length` tokens of `text`.
+
+        This one runs what it has not yet run of them; it has run others of `text`, or nothing.
+        """
+        if length < self.length:
+            self.reset()
+        if missing := text[self.length : length]:
+            self.append(missing)
         forked = copy.copy(self)
         forked._text = self._text.branched([0])
         forked._drop_tree()
@@ -305,6 +314,9 @@ def _by_branches(model: CausalModel, maskless: str) -> str:
             differences[form] = tree_difference(model)
         except FAULTS as error:
             fault = f"it failed ({first_line(error)})"
+    if selected := optional(model.config, "index_topk"):
+        # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
+        model.max_context = min(model.max_context, selected)
     bound = SAME.get(model.dtype, HALF)
     one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
     if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):

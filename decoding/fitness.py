@@ -29,7 +29,10 @@ HALF = 0.05
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
-FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError)
+FAULTS = (
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError),
+    *(ImportError, AssertionError),
+)
 """What a pass raises that a model cannot run."""
 _BEFORE = 6
 """Tokens before the tree of a check, more than a convolution of a state looks back."""

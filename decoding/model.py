@@ -74,7 +74,7 @@ class CausalModel:
         embedding = cast("Tensor", model.get_input_embeddings().weight)
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
-        self.layers: int = config.num_hidden_layers
+        self.layers: int = optional(config, "num_hidden_layers", 0)
         self.vocab_size = self._rows = len(self.lm_head.weight)
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)

@@ -160,6 +160,13 @@ def target_features(
             torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1),
             None,
         )
+    elif target.form != "masks":
+        states = [
+            target.session(layers).append(part)
+            for row, ids in zip(tokens, document, strict=True)
+            for part in _documents(row, ids)
+        ]
+        return target.parts(torch.cat(states).view(*tokens.shape, -1), layers)
     else:
         positions, mask = document_positions(document), same_document(document, target.dtype)
     return target.parts(target.reader(layers)(tokens, positions, mask, cache), layers)
@@ -182,7 +189,8 @@ def _run(
             f"length={length}: with trees of {depth} tokens the target's context has room for"
             f" {room}; shorten it."
         )
-    cache, roots = KVCache(), roots.expand(batch, -1)
+    roots = roots.expand(batch, -1)
+    cache = KVCache() if target.form == "masks" else None
     features, inputs = target_features(target, tokens, document, cache, layers)
     device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
     # of each level, for some roots: tokens, parents, labels
@@ -194,6 +202,14 @@ def _run(
         n = entries.shape[1] * k
         if document is not None:
             at = document_positions(document).gather(1, entries)
+        if cache is None:
+            states = take_rows(features, entries)[:, :, None]
+            run = _branches(target, tokens, entries, at)
+            for level in range(1, tree.depth):
+                chosen = choose(level, some, states)
+                states = run(chosen.tokens, chosen.parents + (level - 2) * k if level > 1 else None)
+                parts[level - 1].append((chosen.tokens, chosen.parents, states))
+            continue
         # What a node sees: its document up to its root, and in every level the slot of its ancestor
         # or its own.
         hidden = unseen(entries, length, document)
@@ -227,3 +243,35 @@ def _run(
         [states for *_, states in full],
     )
     return TargetTrees(tokens, inputs, roots, levels, labels, features)
+
+
+def _documents(row: Tensor, document: Tensor) -> list[list[int]]:
+    """Split the tokens of a row [L] into its documents."""
+    lengths = document.unique_consecutive(return_counts=True)[1].tolist()
+    return [part.tolist() for part in row.split(lengths)]
+
+
+def _branches(
+    target: CausalModel, tokens: Tensor, roots: Tensor, positions: Tensor
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Begin trees of a target that is scored branch by branch, a session each.
+
+    roots: [B, C], in `tokens` [B, L]; positions: in their documents.
+    """
+    sessions = []
+    for row, entries, at in zip(tokens.tolist(), roots.tolist(), positions.tolist(), strict=True):
+        start, text = -1, target.session()
+        for entry, position in zip(entries, at, strict=True):
+            if entry - position != start:
+                start, text = entry - position, target.session()
+            sessions.append(text.at(row[start:], position + 1))
+
+    def run(level: Tensor, above: Tensor | None) -> Tensor:
+        """Hidden states [B, C, k, H] of a level's tokens [B, C, k] below rows `above`."""
+        rows = level.flatten(0, 1)
+        parents = torch.full_like(rows, -1) if above is None else above.flatten(0, 1)
+        trees = zip(sessions, rows.tolist(), parents.tolist(), strict=True)
+        states = torch.stack([session.grow(*tree) for session, *tree in trees])
+        return states.unflatten(0, level.shape[:2])
+
+    return run

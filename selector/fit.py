@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from nde_talf.decoding.actions import L2_MAX, Action
-from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable
+from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, rows_run
 
 PROBES = tuple(
     Action(*action)
@@ -43,7 +44,11 @@ class Probed(NamedTuple):
 
 
 def fit_table(
-    steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[str], levels: dict[int, list]
+    steps: Sequence[Probed],
+    contexts: list[int],
+    verifiers: Sequence[str],
+    levels: dict[int, list],
+    by_branches: bool = False,
 ) -> LatencyTable:
     """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
 
@@ -53,6 +58,7 @@ def fit_table(
         verifiers: rules to price.
         levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
             branches; empty where equal draws are not merged.
+        by_branches: see `LatencyTable`.
     """
     cells: dict[tuple[int, Action], list] = defaultdict(list)
     sizes: dict[Action, list[int]] = defaultdict(list)
@@ -61,31 +67,38 @@ def fit_table(
         sizes[step.action].append(step.nodes)
     nodes = {action: float(np.mean(sizes[action])) for action in PROBES}
     branches = _branches(levels)
+    run, knots = [*nodes.values()], [*NODES]
+    if by_branches:
+        run = rows_run(torch.tensor(PROBES)).tolist()
+        knots.append(int(max(run)))
     rows = []  # by context
     for index in range(len(contexts)):
         middles = np.array([_middle(cells[index, action]) for action in PROBES])
-        target = _at([*nodes.values()], middles[:, 1].tolist(), NODES)
+        target = _at(run, middles[:, 1].tolist(), knots)
         rows.append((*_draft_passes(middles[:, 0], branches), target))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     return LatencyTable(
         contexts,
-        list(NODES),
+        knots,
         list(WIDTHS),
-        verify={name: _rest(steps, name, nodes).tolist() for name in verifiers},
+        verify={name: _rest(steps, name, nodes, knots).tolist() for name in verifiers},
         branches=branches if levels else [],
+        by_branches=by_branches,
         **{name: np.maximum(rising(part), 1e-9).tolist() for name, part in parts.items()},
     )
 
 
-def _rest(steps: Sequence[Probed], verifier: str, nodes: dict[Action, float]) -> np.ndarray:
+def _rest(
+    steps: Sequence[Probed], verifier: str, nodes: dict[Action, float], knots: Sequence[int]
+) -> np.ndarray:
     """Seconds of all else in a step under a verifier, by number of nodes."""
     took: dict[Action, list[float]] = defaultdict(list)
     for step in steps:
         if step.verifier == verifier:
             took[step.action].append(step.seconds[2])
     seconds = [float(_middle(times)) for times in took.values()]
-    return _at([nodes[action] for action in took], seconds, NODES)
+    return _at([nodes[action] for action in took], seconds, knots)
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:

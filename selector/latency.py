@@ -72,6 +72,8 @@ class LatencyTable:
         draft_batch: [sequences, contexts, widths], likewise.
         disagreement: the largest relative difference of prices between the last two repeats of the
             measurement.
+        by_branches: the target runs every path from the root on for itself, so that its pass counts
+            K (1 + L1 + L2) nodes.
     """
 
     contexts: Axis
@@ -90,6 +92,7 @@ class LatencyTable:
     target_batch: list[Grid] = field(default_factory=list)
     draft_batch: list[Grid] = field(default_factory=list)
     disagreement: float = 0.0
+    by_branches: bool = False
 
     def save(self, path: Path) -> None:
         """Write the table with a checksum."""
@@ -196,7 +199,8 @@ class LatencyTable:
                 step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0
             )
         nodes = (1 + l1 + rows.gather(1, shapes[:, 2:])[:, 0]).expand_as(draft)
-        seconds = draft + self._target(context.expand_as(draft), nodes)
+        run = rows_run(shapes).expand_as(draft) if self.by_branches else nodes
+        seconds = draft + self._target(context.expand_as(draft), run)
         if verifier in self.verify:
             seconds = seconds + bilinear(
                 [0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes
@@ -329,6 +333,12 @@ def grid_context(row: Tensor) -> Tensor:
 def context_counts(context: Tensor) -> Tensor:
     """[G]: how many of the contexts [R] are nearest to each row of the grid."""
     return ((context + SPACING // 2) // SPACING).bincount()
+
+
+def rows_run(shapes: Tensor) -> Tensor:
+    """Count the rows of trees `shapes` [A, 3] whose paths each run from the root on."""
+    k, l1, l2 = shapes.double().unbind(-1)
+    return torch.where(l2 > 0, k, 1) * (1 + l1 + l2)
 
 
 def _check_grid(name: str, values: list[Any], *shape: int) -> None:

@@ -135,7 +135,8 @@ def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
     tables: list[LatencyTable] = []
 
     def fit(steps: list[Probed]) -> LatencyTable:
-        return fit_table(steps, bench.contexts, bench.verifiers, bench.probe.levels)
+        branches = bench.alone.target.form != "masks"
+        return fit_table(steps, bench.contexts, bench.verifiers, bench.probe.levels, branches)
 
     disagreement, one, other = float("inf"), 0, 0
     while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
@@ -301,6 +302,8 @@ def _batched(
     rows, one mask for each. They are timed at the longest context that fits; what they take over
     a pass of one sequence there counts at all contexts, from `single` [contexts][rows].
     """
+    if model.form != "masks":  # sequences are run one after the other
+        return (np.array(SEQUENCES)[:, None, None] * np.array(single)).tolist()
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])
     prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)

@@ -82,16 +82,8 @@ class Prefix:
         """Begin super-trees at the positions `roots` [T]."""
         if self.model.form == "masks":
             return SuperTreeRows(self, roots, layout)
-        return BranchRows([self._session_at(root) for root in roots.tolist()], layout)
-
-    def _session_at(self, root: int) -> Any:
-        """Return a session of the text before `root`; it is run once if roots rise."""
-        session = self._session
-        if root < session.length:
-            session.reset()
-        if missing := self.tokens[session.length : root].tolist():
-            session.append(missing)
-        return session.fork()
+        text, session = self.tokens.tolist(), self._session
+        return BranchRows([session.at(text, root) for root in roots.tolist()], layout)
 
 
 def draft_prefix(draft: CausalModel | Draft, target: Prefix) -> Prefix:

@@ -200,7 +200,7 @@ TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FORMS = dict.fromkeys(FAMILIES, "masks")
 FORMS |= dict.fromkeys(BRANCHES, "branches") | dict.fromkeys(TOKENS, "tokens")
-FAMILIES |= BRANCHES | TOKENS
+EVERY = FAMILIES | BRANCHES | TOKENS
 
 
 def module(model_type: str, changes: dict[str, Any], seed: int = 3) -> PreTrainedModel:
@@ -223,7 +223,7 @@ def family(name: str, noise: float = 0.0, rows: int = V) -> CausalModel:
     """The same weights at every call, plus `noise`; with other `rows` than V, those of the tokens
     in common.
     """
-    kind, changes = FAMILIES[name]
+    kind, changes = EVERY[name]
     model = module(kind, changes)
     if rows != V:
         fewer = {"vocab_size": rows} | (

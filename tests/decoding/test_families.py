@@ -18,26 +18,30 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
-from tests.decoding.families import CONTEXT, FAMILIES, FORMS, V, family, module
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, module
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
+from tests.draft_training.heads import random_eagle3, random_head
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long
 # tests in make test.
 FAST = ("mistral", "gemma-3-images", "opt-350m", "llama-4", "lfm2", "bloom", "mamba")
-EACH = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+EACH = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in EVERY]
 LONG = [
     pytest.param(
         name, marks=pytest.mark.slow if name in (*FAST, "gemma-2", "gpt-oss") else pytest.mark.law
     )
-    for name in FAMILIES
+    for name in EVERY
 ]
 FEWER, MORE = V - 3, V + 5  # rows of a draft
 
@@ -194,19 +198,30 @@ def test_a_model_whose_pass_returns_no_memory_is_refused_with_the_reason():
         CausalModel(module("recurrent_gemma", changes), "its name")
 
 
-@pytest.mark.parametrize("target,draft", [("lfm2", "llama"), ("llama", "mamba")])
-def test_drafts_with_a_state_and_without_one_serve_targets_of_the_other_kind(target, draft):
-    prompt, setting = text(20), SamplingSetting(0.0)
-    drafter, target = LMDrafter(family(draft)), family(target)
-    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 1, 2)), "specinfer")
-    tokens = decoder.generate(prompt, 24, setting, Rng.seeded(0)).tokens
+DRAFTERS = {
+    "a transformer for a hybrid": ("lfm2", lambda target: LMDrafter(family("llama"))),
+    "a recurrent one for a transformer": ("llama", lambda target: LMDrafter(family("mamba"))),
+    "n-grams for a hybrid": ("qwen3-next", lambda target: NgramDrafter(V)),
+    "a head for a hybrid": ("qwen3-next", lambda target: EagleDrafter(random_head(target))),
+    "EAGLE-3 for a hybrid": ("qwen3-next", lambda target: EagleDrafter(random_eagle3(target))),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_serve_targets_of_another_kind(name):
+    target = family(DRAFTERS[name][0])
+    prompt, drafter = text(20), DRAFTERS[name][1](target)
+    looked_up = isinstance(drafter, NgramDrafter)
+    policy, rule = (NgramTree(), "greedy") if looked_up else (Delayed(Action(2, 1, 2)), "specinfer")
+    decoder = SpeculativeDecoder(target, drafter, policy, rule)
+    tokens = decoder.generate(prompt, 24, SamplingSetting(0.0), Rng.seeded(0)).tokens
     plain = alone(target, [*prompt, *tokens])[len(prompt) - 1 : -1].argmax(-1)
     assert tokens == plain.tolist()
 
 
 def test_a_memory_that_does_not_copy_is_found_out():
     """Branches that wrote into one memory would see each other's tokens."""
-    model = module(*FAMILIES["lfm2"])
+    model = module(*EVERY["lfm2"])
     whole = model.base_model.forward
 
     class Stuck:

@@ -26,6 +26,7 @@ SOME = [
     "llama-4",
     "granite",
     "deepseek-v3",
+    "lfm2",
 ]
 LENGTHS, DEPTH = (31, 27), 11  # of the documents of a row; the trees are deeper than half a window
 ROOTS = (4, 12, 29, 33, 57)

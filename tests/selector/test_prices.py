@@ -37,7 +37,7 @@ def test_isotonic_regression_pools_what_falls():
     assert rising(one_busy_moment)[-1] < 4
 
 
-def true_step(action: Action, context: int) -> tuple[float, float, float]:
+def true_step(action: Action, context: int, by_branches: bool) -> tuple[float, float, float]:
     """Parts that rise along straight lines: draft, target, all else.
 
     Widths and nodes as if no draws were merged.
@@ -45,29 +45,31 @@ def true_step(action: Action, context: int) -> tuple[float, float, float]:
     widths = [
         1 if level <= action.l1 or action.k == 1 else action.k for level in range(1, action.depth)
     ]
+    run = (action.k if action.l2 else 1) * (1 + action.depth) if by_branches else action.nodes
     return (
         3.0 + sum(0.5 + 0.1 * width for width in widths),
-        10.0 + context / 100 + 0.2 * action.nodes,
+        10.0 + context / 100 + 0.2 * run,
         0.5 + 0.01 * action.nodes,
     )
 
 
-def test_the_parts_add_up_to_what_steps_took():
+@pytest.mark.parametrize("by_branches", [False, True])
+def test_the_parts_add_up_to_what_steps_took(by_branches):
     contexts = [100, 300]
     steps = [
         Probed(index, action, name, action.nodes, (draft, target, rest * (1 + (name == "gbv"))))
         for index, context in enumerate(contexts)
         for action in PROBES
         for name in ("nss", "gbv")
-        for draft, target, rest in [true_step(action, context)]
+        for draft, target, rest in [true_step(action, context, by_branches)]
     ]
-    table = fit_table(steps, contexts, ["nss", "gbv"], {})
+    table = fit_table(steps, contexts, ["nss", "gbv"], {}, by_branches)
     assert table.first == pytest.approx([3.0, 3.0])
     for name, factor in (("nss", 1), ("gbv", 2)):
         seconds = table.steps(torch.tensor(contexts), name)
         for action in (*PROBES, Action(4, 3, 2), Action(2, 5, 5), Action(1, 0, 13)):
             for row, context in enumerate(contexts):
-                draft, target, rest = true_step(action, context)
+                draft, target, rest = true_step(action, context, by_branches)
                 # Between two probes the isotonic fits are straight, so on straight lines prices are
                 # exact.
                 found = float(seconds[row, TREE_INDEX[action]])
