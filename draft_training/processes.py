@@ -3,6 +3,9 @@
 import os
 import secrets
 import socket
+import threading
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -26,6 +29,7 @@ class LocalProcesses(DDPStrategy):
 
     def setup_distributed(self) -> None:
         """Join the other processes."""
+        threading.Thread(target=_end_with, args=[parent_process()], daemon=True).start()
         self.set_world_ranks()
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
@@ -36,3 +40,9 @@ class LocalProcesses(DDPStrategy):
             world_size=self.world_size,
         )
         super().setup_distributed()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this process with its parent, which may be killed: others would be waited for."""
+    parent.join()
+    os._exit(1)

@@ -23,7 +23,7 @@ from rich.table import Table
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import remove, write_json
+from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Text, one_of, settings
 from nde_talf.pipelines.cli import launch, register
@@ -104,6 +104,7 @@ def recommend(config: RecommendConfig) -> None:
         "sglang": choices.sglang_options(method, best.lengths, rule, settings),
     }
     out = run.folders[0] / FOLDER
+    refuse_link(out)
     if vllm is None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:

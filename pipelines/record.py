@@ -30,14 +30,20 @@ def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
     changes: keys that follow from the user's data.
     """
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith(("hydra.", "-"))]
-    lasting = [
+    recorded = merged(lasting(arguments), [given(key, value) for key, value in changes.items()])
+    command = shlex.join(["nde", "run", *arguments])
+    write_json(run / COMMAND, {"command": command, "base": base, "arguments": recorded})
+
+
+def lasting(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments that a record gives: no secret, no option, no folder or step of one."""
+    return [
         each
         for each in arguments
-        if key_of(each) not in OF_ONE_COMMAND and "***" not in each  # secrets are not kept
+        if key_of(each) not in OF_ONE_COMMAND
+        and not key_of(each).startswith(("hydra", "-"))
+        and "***" not in each
     ]
-    lasting = merged(lasting, [given(key, value) for key, value in changes.items()])
-    command = shlex.join(["nde", "run", *arguments])
-    write_json(run / COMMAND, {"command": command, "base": base, "arguments": lasting})
 
 
 def completed(arguments: Sequence[str]) -> list[str]:
@@ -49,7 +55,7 @@ def completed(arguments: Sequence[str]) -> list[str]:
     record = read_record(root / name)
     base = values.get("base") or record.get("base")
     of_base = read_record(root / base).get("arguments", []) if base else []
-    recorded = merged(of_base, record.get("arguments", []))
+    recorded = merged(lasting(of_base), lasting(record.get("arguments", [])))
     complete = merged(recorded, asked)
     if taken := [each for each in complete if each not in asked]:
         console.print(f"from the record of run={name}: {' '.join(taken)}", style="dim")

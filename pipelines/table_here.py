@@ -38,7 +38,7 @@ def table_here(
     with suppress(UserError):
         return LatencyTable.load(path)
     table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS)
-    with suppress(OSError):
+    with suppress(OSError, UserError):
         cache.mkdir(parents=True, exist_ok=True)
         table.save(path)
     return table

@@ -3,6 +3,9 @@ past bad steps, and resumed exactly.
 """
 
 import os
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT
+from tests import ROOT
 from tests.draft_training.heads import (
     KillBefore,
     batch_of,
@@ -229,6 +233,41 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
         assert len({process for process, *_ in listening}) == how.get("devices", 1)
         assert {address for _, *addresses in listening for address in addresses} <= LOOPBACK
         assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
+
+
+IN_TWO = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.draft_training.heads import predictable_rows, tiny_target
+from tests.draft_training.test_training import TINY, fit_head
+target, endless = tiny_target(), replace(TINY, steps=1_000_000, batch=2, devices=2)
+fit_head(target, predictable_rows(target, 12), endless, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_killed_training(tmp_path):
+    command = [sys.executable, "-c", IN_TWO, str(tmp_path)]
+    training = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / CHECKPOINT).exists():
+        assert training.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    tasks = Path(f"/proc/{training.pid}/task").glob("*/children")
+    others = {Path("/proc", number) for file in tasks for number in file.read_text().split()}
+    assert len(others) >= 2
+    training.kill()
+    training.wait()
+    while any(other.exists() and "(zombie)" not in status(other) for other in others):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def status(process: Path) -> str:
+    with suppress(OSError):  # it has just ended
+        return (process / "status").read_text()
+    return "(zombie)"
 
 
 def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):

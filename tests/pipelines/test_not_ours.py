@@ -8,8 +8,10 @@ import pytest
 
 from nde_talf.decoding.common.checksums import check_checksums, write_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import sole
+from nde_talf.decoding.common.files import sole, write_json
+from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.lock import LOCK, locked
+from nde_talf.pipelines.record import completed
 from tests.pipelines.chain import Chain
 
 
@@ -121,3 +123,32 @@ def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
         with pytest.raises(UserError, match="which no export wrote"):
             write_export(folder, write)
     assert (tmp_path / "export/.notes").exists()
+
+
+def test_a_run_whose_name_differs_in_capitals_alone_is_refused_where_both_are_one(
+    tmp_path, monkeypatch
+):
+    """As a file system does that keeps capitals and does not tell them apart."""
+    (tmp_path / "Mine").mkdir()
+    (tmp_path / "mine").symlink_to(tmp_path / "Mine")
+    monkeypatch.setattr("nde_talf.pipelines.lock.refuse_link", lambda path: None)
+    monkeypatch.setattr(Path, "resolve", lambda path: path)
+    monkeypatch.setattr(os, "listdir", lambda path: ["Mine"])
+    with pytest.raises(UserError, match="in other letters"), locked(tmp_path / "mine"):
+        pass
+
+
+def test_a_record_gives_no_folder_no_option_and_no_secret(tmp_path):
+    run = tmp_path / "mine"
+    (run / "pair").mkdir(parents=True)
+    (run / "pair/pair.json").touch()
+    theirs = [
+        "paths.checkpoints=/x",
+        "force=true",
+        "+hydra.run.dir=/x",
+        "--config-dir=/x",
+        "seed=3",
+    ]
+    write_json(run / COMMAND, {"arguments": theirs})
+    asked = ["run=mine", f"paths.checkpoints={tmp_path}"]
+    assert sorted(completed(asked)) == sorted([*asked, "seed=3"])
