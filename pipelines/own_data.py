@@ -34,22 +34,22 @@ SPREAD = 0.57
 
 def in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
-    for argument in arguments:
-        group, _, value = argument.partition("=")
+    for each in arguments:
+        group, _, value = each.partition("=")
         if group not in WORDS or not value or value[0] in "[{'\"":
-            yield argument
+            yield each
         elif value in presets(group):
             if Path(value).exists():
-                console.print(f"! {argument} is the preset; the file is {group}=./{value}")
-            yield argument
+                console.print(f"! {each} is the preset; the file is {group}=./{value}")
+            yield each
         elif _is_source(value):
             yield f"{group}=file"
-            yield given(WORDS[group], value)
+            yield argument(WORDS[group], value)
         else:
-            yield argument
+            yield each
 
 
-def given(key: str, value: Any) -> str:
+def argument(key: str, value: Any) -> str:
     """Write a key and a value as an argument that Hydra reads as they are."""
     if isinstance(value, str):
         value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -11,9 +11,10 @@ from typing import Any
 
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.finished import COMMAND, read_record
-from nde_talf.pipelines.own_data import given, in_full
+from nde_talf.pipelines.own_data import argument, in_full
 
 OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints")
 """Keys that a later command does not take from the record."""
@@ -24,14 +25,25 @@ def key_of(argument: str) -> str:
     return argument.lstrip("+~").partition("=")[0]
 
 
+_asked: list[str] = []
+
+
+def asked() -> str:
+    """Return the settings that the command line gave itself, as they were written."""
+    return shlex.join(each for each in _asked if key_of(each) not in OF_ONE_COMMAND)
+
+
 def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
     """Write this process's arguments into the folder of a run.
 
     changes: keys that follow from the user's data.
     """
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith(("hydra.", "-"))]
-    recorded = merged(lasting(arguments), [given(key, value) for key, value in changes.items()])
+    arguments = [
+        each.removeprefix("++") for each in sys.argv[1:] if not each.startswith(("hydra.", "-"))
+    ]
+    known = [argument(key, value) for key, value in changes.items()]
     command = shlex.join(["nde", "run", *arguments])
+    recorded = merged(lasting(arguments), known)
     write_json(run / COMMAND, {"command": command, "base": base, "arguments": recorded})
 
 
@@ -48,16 +60,17 @@ def lasting(arguments: Iterable[str]) -> list[str]:
 
 def completed(arguments: Sequence[str]) -> list[str]:
     """Write out own data and add what the records of the run and its base hold beside it."""
-    asked = list(in_full(arguments))
-    values = {key_of(each): each.partition("=")[2] for each in asked}
+    _asked[:] = arguments
+    given = list(in_full(arguments))
+    values = {key_of(each): each.partition("=")[2] for each in given}
     root = Path(values.get("paths.checkpoints", "checkpoints"))
     name = values.get("run", "default")
     record = read_record(root / name)
     base = values.get("base") or record.get("base")
     of_base = read_record(root / base).get("arguments", []) if base else []
     recorded = merged(lasting(of_base), lasting(record.get("arguments", [])))
-    complete = merged(recorded, asked)
-    if taken := [each for each in complete if each not in asked]:
+    complete = merged(recorded, given)
+    if taken := [shown(each) for each in complete if each not in given]:
         console.print(f"from the record of run={name}: {' '.join(taken)}", style="dim")
     if base and "base" not in values:
         complete.append(f"base={base}")

@@ -20,6 +20,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config, check_machine
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
+from nde_talf.pipelines.finished import read_record
 from nde_talf.pipelines.own_data import fit
 from nde_talf.pipelines.record import completed, remember
 
@@ -56,7 +57,8 @@ def run(config: Config) -> None:
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
-        remember(folder, config.base, changes)
+        if not read_record(folder):  # what is refused below does not replace a record
+            remember(folder, config.base, changes)
         for name in config.stages if config.stage == "all" else (config.stage,):
             if name in OF_DRAFT_MODEL and not config.drafts:
                 console.print(f"· {name}: skipped, as there is no draft model (model.draft)")
@@ -71,6 +73,7 @@ def run(config: Config) -> None:
                     method for method in config.evaluation.methods if method != "head"
                 ]
             raise_swallowed()
+        remember(folder, config.base, changes)
 
 
 def run_or_end(config: Config) -> None:

@@ -13,9 +13,7 @@ Nothing finished is removed, except by force=true with the stage's own name, and
 made.
 """
 
-import json
 import os
-import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ from nde_talf.decoding.common.files import (
     write_json,
 )
 from nde_talf.decoding.common.progress import console, reporting
+from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.manifest import (
@@ -47,6 +46,7 @@ from nde_talf.pipelines.manifest import (
     read_manifest,
     write_manifest,
 )
+from nde_talf.pipelines.record import asked
 
 REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
@@ -175,11 +175,11 @@ class _Attempt:
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
         if other := changed(found, self.wanted["settings"]):
-            name, run = self.stage.name, self.config.run
+            name, run, given = self.stage.name, self.config.run, asked()
             raise UserError(
                 f"stage={name} in {folder} is {state} with other settings: {told(other)}. To start"
-                f" it anew: nde run run={run} stage={name} force=true {arguments(other)}. To keep"
-                f" it: nde run run=NAME base={run} {arguments(other)}."
+                f" it anew: nde run run={run} stage={name} force=true {given}. To keep it: nde run"
+                f" run=NAME base={run} stage={name} {given}."
             )
 
     def _tidy(self) -> None:
@@ -250,7 +250,7 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
         raise UserError(
             f"stage={stage.name} would use {folder}, which was made with other settings:"
             f" {told(other)}. Leave them out to use it, or start it anew: nde run"
-            f" run={config.run} stage={needed.name} force=true {arguments(other)}."
+            f" run={config.run} stage={needed.name} force=true {asked()}."
         )
     check_files(folder, manifest, needed.name)
     return identity(manifest)
@@ -304,16 +304,9 @@ def locate(stage: Stage, config: Config) -> Path:
 
 def told(differing: list[tuple[str, Any, Any]]) -> str:
     """Write differences as "key: recorded, given"; those beyond the first few are counted."""
-    listed = [f"{key}: {old} recorded, {new} given" for key, old, new in differing[:SHOWN]]
+    listed = [f"{key}: {shown(old)} recorded, {shown(new)} given" for key, old, new in differing]
     more = [f"{len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
-    return "; ".join(listed + more)
-
-
-def arguments(differing: list[tuple[str, Any, Any]]) -> str:
-    """Write what was given as arguments of a command line."""
-    if len(differing) > SHOWN:
-        return "[what you gave]"
-    return shlex.join(f"{key}={json.dumps(new)}" for key, _, new in differing).replace('"', "")
+    return "; ".join([*listed[:SHOWN], *more])
 
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -202,4 +202,5 @@ def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
     assert "pair: finished" in again.stdout, again.stdout + again.stderr
     other = finish("nde_talf.pipelines.run", [*asked, "model.length=32"])
     said = " ".join(other.stdout.replace("│", " ").split())
-    assert "model.length: 64 recorded, 32 given" in said and "force=true model.length=32" in said
+    assert "model.length: 64 recorded, 32 given" in said and "model.length=32. To keep it" in said
+    assert "model.length=32" not in (tmp_path / "x/command.json").read_text()
