@@ -59,7 +59,8 @@ def write_export(folder: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         write_checksums(temporary)
 
-    if folder.is_dir() and (others := added(folder, _listed(folder))):
+    listed = _listed(folder)
+    if others := added(folder, listed) or [each.name for each in folder.glob("*") if not listed]:
         raise UserError(
             f"{folder}: it holds {others[0]}, which no export wrote, and a new export would take"
             " its place. Give another folder."

@@ -119,7 +119,9 @@ def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
         write_export(tmp_path / "export", write)
     assert check_checksums(tmp_path / "export")
     (tmp_path / "export/.notes").write_text("of the user")
-    for folder in (tmp_path / "export", theirs):
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page/README.md").write_text("of the user")
+    for folder in (tmp_path / "export", tmp_path / "page", theirs):
         with pytest.raises(UserError, match="which no export wrote"):
             write_export(folder, write)
     assert (tmp_path / "export/.notes").exists()
