@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import nde_talf.pipelines.run
+from nde_talf.data.text.settings import FILE_FORMATS
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, without_prompt
+from nde_talf.pipelines.own_data import in_full
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.pipelines.small import SmallConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
@@ -39,7 +41,7 @@ def name(page: Path) -> str:
 
 def configured(arguments: list[str], config: str = "config"):
     schema = {"config": Config, "generate": GenerateConfig, "recommend": RecommendConfig}[config]
-    return composed(schema, *arguments, config=config)
+    return composed(schema, *in_full(arguments), config=config)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,7 @@ def commands(page: Path) -> list[str]:
         block.replace("\\\n", " ").splitlines() for block in [*shown, *inline]
     )
     lines = [line.removeprefix(".venv/bin/") for line in lines]
+    lines = [re.sub(r"^nde (\w+)", r"python -m pipelines.\1", line) for line in lines]
     return [
         line.split("  #")[0].strip()
         for line in lines
@@ -248,7 +251,7 @@ def unknown(span: str) -> list[str]:
         wrong += [
             f"{group}={preset}"
             for preset in re.findall(r"[\w-]+(?:\.[\w-]+)*", value)
-            if known and preset not in known
+            if known and preset not in known and Path(preset).suffix not in FILE_FORMATS
         ]
     return wrong
 
