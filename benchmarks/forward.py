@@ -1,16 +1,18 @@
 """Forward passes over trees, and products with few rows.
 
-`python -m benchmarks.forward [passes|products ...] [--run checkpoints/default]`, after
-stage pair, on one thread.
+`python -m benchmarks.forward [passes|products|branches ...] [--run checkpoints/default]`, on one
+thread; passes after stage pair.
 
 - passes: a pass over a tree whose rows have two children each, after a text, from the session's
   call to the hidden states. Interleaved: transformers' forward, the native one with one mask over
   text and tree, and the native one that attends to the text without a mask and merges
   (`nde_talf.decoding.forward.attention`; OPEN_FROM is the context from which on it does that).
-- products: a few rows times a large matrix in float32, by MKL and by oneDNN, in CPU time; then a
-  pass of a Qwen 2 of eight layers of 896 with either.
+- products: a few rows times a large matrix in float32, by MKL and by oneDNN, in CPU time.
+- branches: the target's part of a step (pass, commit, replay of what was accepted) for models whose
+  trees are scored branch by branch, against plain decoding, in CPU time. Drafts cost nothing here.
 
-The models are the run's, and a Llama with random weights and grouped query heads for long texts.
+The models are the run's, a Llama with random weights and grouped query heads for long texts, and
+tiny ones of several families.
 """
 
 import argparse
@@ -23,19 +25,23 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import interleaved, report
 from nde_talf.data.text.pair import ROLES
 from nde_talf.decoding.forward import attention, product
+from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
+from tests.decoding.test_causal_registry import SMALL, tiny
 
 ROWS, CONTEXTS, LONG = (1, 4, 16, 64), (128, 512, 1024, 2048), (2048, 8192)
 WAYS = {"transformers": 0, "native, one mask": 1 << 30, "native, merged": 1}
 """By way, the OPEN_FROM that it runs with."""
 SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
 PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
+HYBRIDS = ("llama", "lfm2", "qwen3_5_text", "falcon_h1", "mamba2", "mamba", "bloom", "mpt")
+TREES = ((1, 0, 4), (2, 2, 2), (4, 0, 4))
 
 
 def grouped(longest: int) -> CausalModel:
@@ -47,12 +53,19 @@ def grouped(longest: int) -> CausalModel:
     return CausalModel(LlamaForCausalLM(config), "random Llama, 8 query heads, 2 of keys")
 
 
-def qwen() -> CausalModel:
-    """A Qwen 2 of eight layers, as wide as Qwen2.5-0.5B, with random weights."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 8}
-    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
-    return CausalModel(Qwen2ForCausalLM(Qwen2Config(vocab_size=32000, **sizes, **heads)), "Qwen 2")
+def hybrids() -> list[CausalModel]:
+    """Tiny models of families with a state, ALiBi or neither, then a wide hybrid of four layers."""
+    SMALL["sizes"]["max_position_embeddings"] = 1024
+    configs = [tiny(name) for name in HYBRIDS]
+    wide = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4}
+    configs.append(AutoConfig.for_model("qwen3_5_text", vocab_size=32000, **wide))
+    models = []
+    for config in configs:
+        torch.manual_seed(0)
+        auto, attention = architecture(config)
+        name = f"{config.model_type}, {config.hidden_size} x {config.num_hidden_layers}"
+        models.append(CausalModel(auto.from_config(config, attn_implementation=attention), name))
+    return models
 
 
 def session_after(model: CausalModel, context: int, room: int) -> TreeSession:
@@ -109,7 +122,6 @@ def products(options: argparse.Namespace) -> None:
     if not product.has_onednn():
         raise SystemExit("products: this torch has no oneDNN.")
     kinds = {f"{width} x {height}": partial(_products, width, height) for width, height in SHAPES}
-    kinds["a pass of 8 layers of 896"] = partial(_passes, qwen())
     table, notes = [], []
     for name, tasks in kinds.items():
         one = 0.0
@@ -133,18 +145,39 @@ def _products(width: int, height: int, rows: int) -> dict[str, Callable[[], Tens
     }
 
 
-def _passes(model: CausalModel, rows: int) -> dict[str, Callable[[], None]]:
-    session = session_after(model, 96, max(PRODUCT_ROWS))
+def branches(options: argparse.Namespace) -> None:
+    table, notes = [], []
+    for model in hybrids():
+        tasks = {"plain": step(model, (1, 0, 0), 0)}
+        tasks |= {f"{tree}, {n} accepted": step(model, tree, n) for tree in TREES for n in (4, 2)}
+        times = interleaved(tasks, options.repeats)
+        plain, *steps = times.cpu.values()
+        gains = [
+            (1 + n) * plain / took for took, n in zip(steps, (4, 2) * len(TREES), strict=False)
+        ]
+        more = (steps[-2] - steps[0]) / 3
+        table.append([model.name, model.form, 1e3 * plain, *gains, 1e3 * more, more / plain])
+        notes.append(times.note(f" ({model.name})"))
+    columns = ["model", "form", "plain step, ms", *list(tasks)[1:], "a branch of 4 more, ms"]
+    report("branches", [*columns, "in plain steps"], table, notes)
 
-    def run(onednn: bool) -> None:
-        product.ONEDNN = onednn
-        model.logits(session.grow(list(range(rows)), list(range(-1, rows - 1))))
-        session.rollback()
 
-    return {"MKL": partial(run, False), "oneDNN": partial(run, True)}
+def step(model: CausalModel, tree: tuple[int, int, int], accepted: int) -> Callable[[], None]:
+    """The target's part of a step with a delayed tree (K, L1, L2); the text grows with each."""
+    (k, l1, l2), session = tree, session_after(model, 64, 0)
+    parents = list(range(-1, l1))
+    for _ in range(k if l2 else 0):
+        parents += [l1, *range(len(parents), len(parents) + l2 - 1)]
+    tokens = [row % model.vocab_size for row in range(len(parents))]
+
+    def run() -> None:
+        model.logits(session.grow(tokens, parents))
+        session.commit(list(range(1 + accepted)))
+
+    return run
 
 
-PARTS = {"passes": passes, "products": products}
+PARTS = {"passes": passes, "products": products, "branches": branches}
 
 
 @torch.inference_mode()

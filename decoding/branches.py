@@ -1,8 +1,8 @@
 """Trees of models whose passes know one sequence only: with a state, say, or with ALiBi.
 
 A tree is scored as a batch of its root-to-leaf paths, each on a copy of the model's memory. The
-memory of the text before the tree is kept. What was accepted is run on it once more, together with
-what is appended next; a branch that was accepted as a whole leaves its own memory instead.
+memory of the text before the tree is kept. What was accepted is run on it once more, in one pass
+with what comes next; a branch that was accepted as a whole leaves its own memory instead.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _ROUNDING, _AS_EXACT = 1e-5, 4
 """Difference of logits that any chunk may have, and how many times that of single tokens."""
+_AGAIN = 16
+"""Rows of accepted tokens that are run again in front of a tree, before a pass of their own."""
 _NAMES = ("past_key_values", "cache_params", "state", "mems")
 """Names of a pass's argument and result that hold its memory."""
 
@@ -178,10 +180,12 @@ class BranchSession(TreeSession):
         leaves = sorted(set(range(first, self.rows)) - set(parents))
         memory, paths, ran = self._start([self._paths[leaf] for leaf in leaves], first)
         longest = max(map(len, paths))
+        again = [] if ran else self._to_run
         batch = [
-            [self._tokens[row] for row in path] + [0] * (longest - len(path)) for path in paths
+            [*again, *(self._tokens[row] for row in path), *[0] * (longest - len(path))]
+            for path in paths
         ]
-        hidden = self._passes(memory, batch, self.length + ran)
+        hidden = self._passes(memory, batch, self.length + ran - len(again))[:, len(again) :]
         ends = {path[-1]: at for at, path in enumerate(paths) if len(path) == longest}
         self._grown_on = memory, ends
         places = {row: (at, i) for at, path in enumerate(paths) for i, row in enumerate(path)}
@@ -198,7 +202,7 @@ class BranchSession(TreeSession):
             if sequences != list(range(memory.sequences)):
                 memory = memory.branched(sequences)
             return memory, [path[ran:] for path in paths], ran
-        if self._to_run:
+        if self._to_run and (not self.chunks or len(self._to_run) * len(paths) > _AGAIN):
             self._passes(self._text, [self._to_run], self.length - len(self._to_run))
             self._to_run = []
         return self._text.branched([0] * len(paths)), paths, 0

@@ -128,9 +128,10 @@ class Bench:
 
     @property
     def assists(self) -> bool:
-        """Whether transformers takes the pair: it wants output layers of one size."""
+        """Whether transformers takes the pair: caches that it can cut, outputs of one size."""
         return (
             isinstance(self.draft, CausalModel)
+            and self.target.form == self.draft.form == "masks"
             and self.target.config.vocab_size == self.draft.config.vocab_size
         )
 
@@ -269,7 +270,12 @@ def assisted(bench: Bench) -> Iterator[Method]:
 
 
 def outside(bench: Bench) -> Iterator[Method]:
-    """Transformers' plain decoding, prompt lookup, and assisted generation as it comes."""
+    """Transformers' plain decoding, prompt lookup, and assisted generation as it comes.
+
+    None for a target with a state: transformers drafts for none.
+    """
+    if bench.target.form != "masks":
+        return
     yield Method(PLAIN, {PLAIN: theirs(bench, transformers_loop)})
     grid = {lookup_title(sizes): theirs(bench, transformers_lookup, sizes) for sizes in LOOKUPS}
     yield Method(LOOKUP, grid)
