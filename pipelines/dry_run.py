@@ -115,16 +115,15 @@ def _print_data(config: Config) -> None:
     """Print how long the prompts are, and check that text and chat template can be read."""
     from transformers import AutoConfig
 
-    from nde_talf.data.dialogues.chat_mask import ChatEncoder
-    from nde_talf.pipelines.pair import set_prompts, shared_tokenizer
+    from nde_talf.pipelines.pair import chat_encoder, set_prompts, shared_tokenizer
 
-    given, dialogues = config.model.target, config.dialogues
+    given = config.model.target
     if not given:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
     tokenizer = shared_tokenizer(config)
-    if dialogues.source:
-        ChatEncoder(tokenizer, dialogues.chat_template, dialogues.template_options)
+    if config.dialogues.source:
+        chat_encoder(config)
     if not config.data.sets:
         return
     named = [name for name in (given, config.model.draft) if name]

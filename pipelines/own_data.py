@@ -205,7 +205,7 @@ def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
     if not config.model.target:  # what is trained here has no chat template, and a short context
         plain: Any = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
         _set(config, "dialogues.chat_template", own.chat_template or plain.chat_template, changes)
-        longest = min(own.length, config.model.target_lm.max_length)
+        longest = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
         _set(config, "dialogues.length", longest, changes)
 
 

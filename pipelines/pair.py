@@ -14,6 +14,7 @@ from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
 from nde_talf.data.text.pair import (
@@ -256,6 +257,12 @@ def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
             config.model.draft,
         )
     return target
+
+
+def chat_encoder(config: Config) -> ChatEncoder:
+    """Return what encodes dialogues for the target. Raises UserError without a chat template."""
+    own = config.dialogues
+    return ChatEncoder(shared_tokenizer(config), own.chat_template, own.template_options)
 
 
 def _tokenizer(where: Any, role: str) -> PreTrainedTokenizerBase:

@@ -54,6 +54,8 @@ def run(config: Config) -> None:
         module.STAGE.name: module.STAGE
         for module in (pair, latency, traces, selector, draft, evaluate)
     }
+    if config.dialogues.source and config.model.target and config.stage in ("all", "draft"):
+        pair.chat_encoder(config)  # a template that is missing is told before any work
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):

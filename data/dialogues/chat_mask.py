@@ -51,8 +51,8 @@ class ChatEncoder:
     ):
         if not (template or tokenizer.chat_template):
             raise UserError(
-                f"{KEY}: the tokenizer has no chat template. Save one with the tokenizer"
-                f" (tokenizer.chat_template), or set {KEY}.chat_template to its Jinja text."
+                f"{KEY}: the tokenizer has no chat template. For a plain one give"
+                f" '{KEY}=[plain,file]' {KEY}.source=FILE; or set {KEY}.chat_template to its Jinja."
             )
         self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()

@@ -133,10 +133,11 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     printed = " ".join(capsys.readouterr().out.split())
     for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "to do", "table.json"):
         assert part in printed, printed
-    faulty = [*asked, "traces.new_tokens=100000", "selector.tables=[nowhere]"]
+    chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
+    faulty = [*asked, "selector.tables=[nowhere]", "traces.settings=[t0.2]", f"dialogues={chats}"]
     with pytest.raises(UserError) as told:
         run(composed(Config, "model=tiny3", *in_full(faulty)))
-    for part in ("selector.tables", "traces.new_tokens=100000"):
+    for part in ("selector.tables", "evaluation.settings", "'dialogues=[plain,file]'"):
         assert part in str(told.value)
 
 
