@@ -1,4 +1,4 @@
-"""The report's five pictures, as matplotlib figures without global state.
+"""The report's four pictures, as matplotlib figures without global state.
 
 A picture has parts, each a panel: a sampling setting, say.
 """
@@ -11,12 +11,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.table import Row, control_of
 
@@ -142,38 +140,6 @@ def tree_bars(axis: Axes, part: dict[str, int]) -> None:
     axis.grid(visible=False, axis="x")
 
 
-def selector_ratios(axis: Axes, part: dict[str, Any]) -> None:
-    """Held-out tokens/s against the best static tree of each setting, offline."""
-    groups = {**part["settings"], "all settings": part["all"]}
-    bounds = [(group["split_half"][0], group["same_half"][0]) for group in groups.values()]
-    low, high = np.sort(bounds).T
-    places, values = range(len(groups)), [group["selector"] for group in groups.values()]
-    axis.barh(places, high - low, 0.75, low, color=GRID, label="root by root, bounds")
-    middle, error = [value[0] for value in values], whiskers(values)
-    axis.errorbar(middle, places, xerr=error, color=OURS, label="selector", fmt="o", ms=3.5, lw=1)
-    axis.axvline(1, color=INK, lw=0.8, ls=":")
-    axis.set_yticks(places, list(groups))
-    axis.invert_yaxis()
-    axis.grid(visible=False, axis="y")
-
-
-def offline_picture(offline: dict[str, dict[str, Any]]) -> Picture:
-    """The selectors offline, by selector and latency table."""
-    parts = {
-        f"{TITLES[name]} + selector, latency table “{table}”": figures
-        for name, tables in offline.items()
-        for table, figures in tables.items()
-    }
-    return Picture(
-        "selector",
-        "selector",
-        parts,
-        selector_ratios,
-        lambda part: 1.2 + 0.42 * (len(part["settings"]) + 1),
-        "held-out tokens/s relative to the best static tree (95 % interval)",
-    )
-
-
 def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
     """A training's losses among its series: a head's by drafted token, where it has them."""
     by_token = {
@@ -225,7 +191,6 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
             "tree (K, L1, L2); a single path is (1, 0, L)",
             "fraction of steps, %",
         ),
-        offline_picture(data.offline),
         Picture("curves", "training", curves, lines, lambda part: 3.0, "step", "loss"),
     ):
         if picture.parts:

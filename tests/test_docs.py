@@ -75,12 +75,12 @@ def home(tmp_path_factory) -> Path:
 def blocks(page: Path) -> list[str]:
     """Its python blocks, each moved down to its line on the page, so that an error names that line."""
     text = page.read_text()
-    found = [
+    marked = [
         (match, text[: match.start(2)].count("\n"))
         for match in BLOCK.finditer(text)
         if match[1] == "python"
     ]
-    return ["\n" * line + match[2] for match, line in found]
+    return ["\n" * line + match[2] for match, line in marked]
 
 
 WITH_CODE = [page for page in PAGES if blocks(page)]
@@ -179,8 +179,8 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 
 def test_code_and_commands_of_the_pages_are_found():
     assert {"README.md", "docs/tutorial.md", "docs/write_a_policy.md"} <= set(map(name, WITH_CODE))
-    found = {(page, line.split()[2]) for page, line in COMMANDS}
-    assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= found
+    named = {(page, line.split()[2]) for page, line in COMMANDS}
+    assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= named
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
     assert variants(line) == [
         ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm"]

@@ -64,19 +64,19 @@ def imports_at_once(module: str) -> set[str]:
     """What a module imports while it is imported itself: not in functions, and not for type
     checkers alone.
     """
-    found: set[str] = set()
+    modules: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             return
-        found.update(imported(node))
+        modules.update(imported(node))
         for child in ast.iter_child_nodes(node):
             visit(child)
 
     visit(ast.parse(FILES[module].read_text()))
-    return found - {module}
+    return modules - {module}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -90,9 +90,9 @@ def test_a_room_imports_only_rooms_below_it(room):
 
 
 def test_decoding_common_imports_nothing_else_of_the_project():
-    own = [module for module in FILES if module.startswith("nde_talf.decoding.common")]
-    assert len(own) > 3
-    for module in own:
+    common = [module for module in FILES if module.startswith("nde_talf.decoding.common")]
+    assert len(common) > 3
+    for module in common:
         foreign = {
             name for name in imports(module) if not name.startswith("nde_talf.decoding.common")
         }

@@ -62,10 +62,10 @@ def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
             assert named(call, "weights_only") == "True", path
         if re.search(r"\.from_pretrained$|\bLLM$", name) and re.search(r"Auto|auto|LLM", name):
             pretrained += 1
-            own = (
+            patterns = (
                 path == Path("pipelines/pair.py") and ast.unparse(call.args[0]) == "out"
             )  # a model that was just trained here
-            assert own or named(call, "trust_remote_code") == "False", (path, name)
+            assert patterns or named(call, "trust_remote_code") == "False", (path, name)
         assert named(call, "trust_remote_code") in (None, "False"), path
     assert loads > 3 and pretrained > 5
 

@@ -31,8 +31,8 @@ def gone(pid: int) -> bool:
 )
 def test_a_script_that_ends_leaves_no_process(tmp_path):
     """Nor does the test wait for one that its script left over and that still holds the output."""
-    found = in_process(CHILD, [1, 2], tmp_path, seconds=60)
-    assert found["given"] == [1, 2] and gone(found["child"])
+    ended = in_process(CHILD, [1, 2], tmp_path, seconds=60)
+    assert ended["given"] == [1, 2] and gone(ended["child"])
 
 
 @pytest.mark.skipif(

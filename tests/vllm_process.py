@@ -23,7 +23,7 @@ def in_process(script: str, arguments: Any, folder: Path, seconds: float = SECON
     what they wrote. They write to a file: with a pipe, one process that is left over would keep the
     test waiting for ever.
     """
-    code, given, found, log = (
+    code, given, result, log = (
         folder / name for name in ("script.py", "in.json", "out.json", "log.txt")
     )
     code.write_text(script)
@@ -31,7 +31,7 @@ def in_process(script: str, arguments: Any, folder: Path, seconds: float = SECON
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, code, given, found],
+            [sys.executable, code, given, result],
             env=environment,
             stdout=stream,
             stderr=stream,
@@ -53,4 +53,4 @@ def in_process(script: str, arguments: Any, folder: Path, seconds: float = SECON
             f" It wrote:\n{said}"
         )
     assert status == 0, f"The script ended with status {status}:\n{said}"
-    return json.loads(found.read_text())
+    return json.loads(result.read_text())

@@ -57,18 +57,18 @@ def test_the_loop_beside_transformers(run, results, few, monkeypatch):
     names = [BASELINE, "LM, ", "head, ", "n-gram", "n-gram, else LM, ", "n-gram, else head, "]
     others = ["transformers plain", "transformers assisted", "transformers prompt lookup"]
     for setting in ("T=1", "T=0"):
-        own = [row for row in rows if row["setting"] == setting]
-        assert {kind(row["method"]) for row in own} == {*names, *others} and CONTROL in {
-            row["method"] for row in own
+        measured = [row for row in rows if row["setting"] == setting]
+        assert {kind(row["method"]) for row in measured} == {*names, *others} and CONTROL in {
+            row["method"] for row in measured
         }
-        best = [row for row in own if row["over transformers' best"] == "1.00 [1.00, 1.00]"]
+        best = [row for row in measured if row["over transformers' best"] == "1.00 [1.00, 1.00]"]
         assert any(row["method"].startswith("transformers") for row in best)
         notes = json.loads((results / "decode.json").read_text())["notes"]
         assert any(
             f"{setting}: transformers' best" in note and best[-1]["method"] in note
             for note in notes
         )
-        for row in own:
+        for row in measured:
             if not row["method"].startswith("transformers"):
                 assert 0 < float(row["fraction outside"].split()[0]) < 100
             if row["method"] == "autoregressive":

@@ -73,15 +73,15 @@ def test_what_counts_is_the_answers_and_their_ends_of_turn_and_nothing_else(
 def test_every_answer_stands_behind_the_very_tokens_that_prompt_for_it(tokenizer):
     encoder = ChatEncoder(tokenizer, options={"enable_thinking": False})
     messages = dialogue(system=True).messages
-    found = 0
+    answers = 0
     for document in encoder.documents(dialogue(system=True)):
         starts = [
             i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]
         ]
         for start in starts:
-            found += 1
-            assert document.tokens[:start] == encoder.prompt(messages[: 2 * found])
-    assert found == len(TURNS)
+            answers += 1
+            assert document.tokens[:start] == encoder.prompt(messages[: 2 * answers])
+    assert answers == len(TURNS)
 
 
 def test_a_cut_answer_has_no_end_to_learn(family, tokenizer):

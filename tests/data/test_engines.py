@@ -117,7 +117,7 @@ if __name__ == "__main__":
     folder, prompts, settings, draws = json.load(open(sys.argv[1]))
     engine = VLLMEngine(folder, "float32", EngineConfig(max_length=64))
     settings = [SamplingSetting(*setting) for setting in settings]
-    found = {
+    sampled = {
         "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
         "sampled": [engine.sample(prompts, settings[0], 12, seed) for seed in (3, 3, 4)],
         "drawn": [engine.sample([p for p in prompts[:2] for _ in range(draws)], setting, 1, 0) for setting in settings],
@@ -125,7 +125,7 @@ if __name__ == "__main__":
         "too_long": too_long(engine, settings, prompts),
     }
     engine.close()
-    json.dump(found, open(sys.argv[2], "w"))
+    json.dump(sampled, open(sys.argv[2], "w"))
 """
 
 
@@ -137,21 +137,21 @@ def test_vllm_agrees_with_torch(model, tmp_path):
     try:
         model.module.save_pretrained(tmp_path / "model")
         settings = [astuple(setting) for setting in SETTINGS]
-        found = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)
+        sampled = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)
         engine = TransformersEngine(model)
-        assert found["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
-        assert len(found["greedy"][0]) < len(text)
+        assert sampled["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
+        assert len(sampled["greedy"][0]) < len(text)
     finally:
         model.module.generation_config.eos_token_id = None
-    first, again, other = found["sampled"]
+    first, again, other = sampled["sampled"]
     assert first == again != other
-    first, again = found["equal"]
+    first, again = sampled["equal"]
     assert first == again
     assert len({tuple(row) for row in first}) == len(first), (
         "requests must not share random numbers"
     )
-    assert "engine.max_length" in found["too_long"]
-    for setting, texts in zip(SETTINGS, found["drawn"], strict=True):
+    assert "engine.max_length" in sampled["too_long"]
+    for setting, texts in zip(SETTINGS, sampled["drawn"], strict=True):
         ended = text[6]  # is dropped from a text
         lengths = [len(prompt) for prompt in PROMPTS[:2] for _ in range(DRAWS)]
         tokens = [t[-1] if len(t) > n else ended for t, n in zip(texts, lengths, strict=True)]

@@ -82,16 +82,16 @@ DEEP = {
 
 
 @pytest.fixture(scope="module")
-def found():
+def peaks():
     return traced(WIDE | {"chunk": 60}, WIDE | {"chunk": 240}, DEEP)
 
 
-def test_the_peak_grows_with_the_chunk(found):
-    small, large, _ = found
+def test_the_peak_grows_with_the_chunk(peaks):
+    small, large, _ = peaks
     assert large["peak"] > 2 * small["peak"], (small, large)
 
 
-def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(found):
-    *_, short = found
+def test_out_of_memory_halves_the_micro_batch_and_changes_nothing(peaks):
+    *_, short = peaks
     assert short["said"] and short["said"][0].endswith("traces.micro_batch is now 8"), short
     assert short["same"]

@@ -59,9 +59,9 @@ FOLDER = Path(__file__).parents[2] / "configs/data"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    found = train_tokenizer([WORDS, "Find Prove Story Question"], 400)
-    found.chat_template = TEMPLATE
-    return found
+    trained = train_tokenizer([WORDS, "Find Prove Story Question"], 400)
+    trained.chat_template = TEMPLATE
+    return trained
 
 
 def composed(*overrides: str) -> dict[str, PromptSet]:
@@ -77,12 +77,14 @@ def write(folder: Path, name: str, rows: list[dict], suffix: str = "jsonl") -> s
     return str(path)
 
 
-def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> PromptSet:
+def local(remote: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> PromptSet:
     """The set with files of 30 rows in place of the hub."""
-    if not own.parts:
-        return replace(own, source=write(folder, name, [ROWS[name](i) for i in range(30)], suffix))
+    if not remote.parts:
+        return replace(
+            remote, source=write(folder, name, [ROWS[name](i) for i in range(30)], suffix)
+        )
     parts = []
-    for n, part in enumerate(own.parts):
+    for n, part in enumerate(remote.parts):
         if "opus_books" in part.source:
             book = BOOKS[("fr", "es", "it").index(part.source[-2:])]
             rows = [book(i) for i in range(30)]
@@ -91,7 +93,7 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
                 {"english": f"Hello {n} {i}", "non_english": f"Ciao {n} {i}"} for i in range(30)
             ]
         parts.append(PromptPart(write(folder, f"{name}{n}", rows), part.template))
-    return replace(own, parts=parts)
+    return replace(remote, parts=parts)
 
 
 SETS = {path.stem for path in FOLDER.glob("*.yaml")}
@@ -108,16 +110,16 @@ def one_set(name: str) -> PromptSet:
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_every_set_renders_its_own_schema(name, suffix, tmp_path, tokenizer):
-    own = one_set(name)
-    prompts = load_sets({name: local(own, name, tmp_path, suffix)}, 16, 0, tokenizer)
+    prompt_set = one_set(name)
+    prompts = load_sets({name: local(prompt_set, name, tmp_path, suffix)}, 16, 0, tokenizer)
     assert len({p.text for p in prompts}) == 16
     for prompt in prompts:
-        assert prompt.kind == (own.kind or name)
+        assert prompt.kind == (prompt_set.kind or name)
         in_turn = prompt.text.startswith("<|user|>"), prompt.text.endswith("<|assistant|>")
-        asked = own.chat is not False  # null: the tokenizer has a template
+        asked = prompt_set.chat is not False  # null: the tokenizer has a template
         assert in_turn == (asked, asked) and prompt.chat == asked
-        if own.cut:
-            assert 0.5 * own.cut < len(tokenizer(prompt.text)["input_ids"]) <= own.cut
+        if prompt_set.cut:
+            assert 0.5 * prompt_set.cut < len(tokenizer(prompt.text)["input_ids"]) <= prompt_set.cut
 
 
 def test_parts_are_equal_and_of_a_dialogue_comes_the_first_question(tmp_path, tokenizer):
@@ -133,7 +135,7 @@ def test_parts_are_equal_and_of_a_dialogue_comes_the_first_question(tmp_path, to
 def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
     sets = composed("data=[math500,gsm8k,alpaca]")
     assert list(sets) == ["math500", "gsm8k", "alpaca"]
-    sets = {name: local(own, name, tmp_path) for name, own in sets.items()}
+    sets = {name: local(prompt_set, name, tmp_path) for name, prompt_set in sets.items()}
     prompts = load_sets(sets, 18, 0, tokenizer)
     assert [p.kind for p in prompts] == ["math500", "gsm8k", "alpaca"] * 6
     assert prompts == load_sets(sets, 18, 0, tokenizer) != load_sets(sets, 18, 1, tokenizer)
@@ -153,11 +155,11 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     rows = [{"question": f"Question {i}", "label": i} for i in range(10)] + [
         {"question": WORDS, "label": 0}
     ]
-    own = PromptSet(
+    prompt_set = PromptSet(
         source=write(tmp_path, "q", rows), template="{question}", chat=True, max_tokens=50
     )
     said = []
-    assert len(load_sets({"q": own}, 10, 0, tokenizer, said.append)) == 10
+    assert len(load_sets({"q": prompt_set}, 10, 0, tokenizer, said.append)) == 10
     for change, count, words in (
         (
             {"template": "{prompt}"},
@@ -170,26 +172,28 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         ({"source": None}, 5, r"data\.sets\.q\.source is not given"),
     ):
         with pytest.raises(UserError, match=words):
-            load_sets({"q": replace(own, **change)}, count, 0, tokenizer, said.append)
+            load_sets({"q": replace(prompt_set, **change)}, count, 0, tokenizer, said.append)
     plain = train_tokenizer([WORDS], 300)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
-        load_sets({"q": own}, 5, 0, plain)
+        load_sets({"q": prompt_set}, 5, 0, plain)
 
 
 def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path):
-    own = train_tokenizer([WORDS, TEMPLATE], 400)
-    own.add_special_tokens({"bos_token": "<s>"})
-    begin = own.bos_token_id
-    own.backend_tokenizer.post_processor = TemplateProcessing(
+    trained = train_tokenizer([WORDS, TEMPLATE], 400)
+    trained.add_special_tokens({"bos_token": "<s>"})
+    begin = trained.bos_token_id
+    trained.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", begin)]
     )
-    own.chat_template = "{{ bos_token }}" + TEMPLATE
+    trained.chat_template = "{{ bos_token }}" + TEMPLATE
     source = write(tmp_path, "q", [{"question": f"Question {i}"} for i in range(4)])
     for chat in (True, False):
         prompts = load_sets(
-            {"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own
+            {"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, trained
         )
         for special, count in ((True, 1), (False, int(chat))):
-            for ids in (prompt.tokens for prompt in encode_prompts(prompts, own, special=special)):
+            for ids in (
+                prompt.tokens for prompt in encode_prompts(prompts, trained, special=special)
+            ):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
-                assert own.decode(ids, skip_special_tokens=True).count("Question") == 1
+                assert trained.decode(ids, skip_special_tokens=True).count("Question") == 1

@@ -103,12 +103,12 @@ def test_two_processes_write_one_store_at_once(tmp_path):
         for first in (0, 1)
     ]
     assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
-    found = TraceStore(tmp_path)
-    assert sorted(found.shards) == [found.name(i, 40) for i in range(40)] and not found.faults()
-    before = found.read("train")
-    found.finish()
+    store = TraceStore(tmp_path)
+    assert sorted(store.shards) == [store.name(i, 40) for i in range(40)] and not store.faults()
+    before = store.read("train")
+    store.finish()
     assert sorted(path.name for path in tmp_path.glob("*.json")) == [INDEX]
-    assert TraceStore(tmp_path).shards == found.shards and TraceStore(tmp_path).roots == 120
+    assert TraceStore(tmp_path).shards == store.shards and TraceStore(tmp_path).roots == 120
     after = TraceStore(tmp_path).read("train")
     assert len(before["context"]) == 78 and all(
         np.array_equal(before[name], after[name]) for name in before
@@ -122,8 +122,8 @@ def test_a_read_opens_only_what_it_returns(tmp_path):
         store.write(store.name(shard, 3), columns(4, split))
     store.finish()
     (tmp_path / store.name(2, 3)).unlink()
-    found = TraceStore(tmp_path).read("train", ["context", "h_q_root"])
-    assert list(found) == ["context", "h_q_root"] and found["h_q_root"].shape == (8, 3)
+    stored = TraceStore(tmp_path).read("train", ["context", "h_q_root"])
+    assert list(stored) == ["context", "h_q_root"] and stored["h_q_root"].shape == (8, 3)
     with pytest.raises(UserError, match=r"00002-of-00003.*missing"):
         TraceStore(tmp_path).read("validation", ["context"])
     second = tmp_path / store.name(1, 3)

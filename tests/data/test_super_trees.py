@@ -76,10 +76,10 @@ def labelled(request):
         trajectory = torch.tensor(CONTEXT)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         root, generator = torch.tensor([len(CONTEXT) - 1]), torch.Generator().manual_seed(1)
-        found = sampled_super_trees(*prefixes, root, SAMPLES, LAYOUT, SETTING, generator, 40)
+        drawn = sampled_super_trees(*prefixes, root, SAMPLES, LAYOUT, SETTING, generator, 40)
         parts = [
             labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)[0]
-            for trees in found
+            for trees in drawn
         ]
     return target, draft, {name: torch.cat([part[name] for part in parts]) for name in LABELLED}
 
@@ -101,9 +101,9 @@ def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tens
         session.rollback()
         drafter.session.rollback()
         drafter._rows, drafter._states = {}, drafter._states[:1]
-        for name, own in values.items():
-            own.append(1.0 + tree.depth[VERIFIERS[name](tree, rng).end])
-    return {name: torch.tensor(own) for name, own in values.items()}
+        for name, sums in values.items():
+            sums.append(1.0 + tree.depth[VERIFIERS[name](tree, rng).end])
+    return {name: torch.tensor(sums) for name, sums in values.items()}
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=str)
@@ -112,13 +112,13 @@ def test_labels_are_what_decoding_from_the_root_gives(labelled, action):
     target, draft, estimates = labelled
 
     def outside(values: dict[str, torch.Tensor]) -> list[str]:
-        found = []
-        for name, own in values.items():
+        means = []
+        for name, counted in values.items():
             label = estimates[name][:, TREE_INDEX[action]]
-            error = (own.var() / len(own) + label.var() / SAMPLES) ** 0.5
-            if abs(label.mean() - own.mean()) >= 3 * error:
-                found.append(name)
-        return found
+            error = (counted.var() / len(counted) + label.var() / SAMPLES) ** 0.5
+            if abs(label.mean() - counted.mean()) >= 3 * error:
+                means.append(name)
+        return means
 
     # Of so many comparisons one in 400 lies outside by chance: such a one has to hold with ten
     # times the repetitions.
@@ -137,7 +137,7 @@ def test_labels_in_chunks_are_labels_of_all_rows_at_once():
         roots, generator = torch.tensor([4, 7]), torch.Generator().manual_seed(0)
         (trees,) = sampled_super_trees(*prefixes, roots, 2, LAYOUT, SETTING, generator, 4)
         for chunk in (29, 100, 5000):
-            found = labels(
+            chunked = labels(
                 trees,
                 target,
                 draft,
@@ -146,7 +146,7 @@ def test_labels_in_chunks_are_labels_of_all_rows_at_once():
                 LAYOUT,
                 chunk,
             )
-            for setting, by_name in zip(settings, found, strict=True):
+            for setting, by_name in zip(settings, chunked, strict=True):
                 p, q = trees.distributions(target, draft, setting, SETTING)
                 for name in LABELLED:
                     whole = expected_block_efficiency(p, q, trees.tokens, name)

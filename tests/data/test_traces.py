@@ -72,12 +72,12 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
 
 
 def test_rules_of_one_path_have_the_labels_of_that_path(pair):
-    found = trace(pair, ["t0.6"], verifiers=["bv", "traversal", "naive"])
+    traced = trace(pair, ["t0.6"], verifiers=["bv", "traversal", "naive"])
     alone = trace(pair, ["t0.6"], verifiers=["naivetree"])
-    for name, rule in (("bv", found["traversal"]), ("naive", alone["naivetree"])):
+    for name, rule in (("bv", traced["traversal"]), ("naive", alone["naivetree"])):
         for tree in (Action(1, 0, 4), Action(3, 1, 3), Action(4, 4, 0)):
             path = TREE_INDEX[Action(1, 0, 4)]
-            assert torch.equal(found[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
+            assert torch.equal(traced[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
 
 
 def test_texts_that_end_at_once_give_no_rows(pair):

@@ -104,9 +104,9 @@ class TestRay:
     pytestmark = needs_ray
 
     def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_doubled(self, tmp_path, ray):
-        found = run(tmp_path, list(range(8)), 2)
+        results = run(tmp_path, list(range(8)), 2)
         assert (tmp_path / "died").exists()
-        assert sorted(found) == [(i, i * i) for i in range(8)]
+        assert sorted(results) == [(i, i * i) for i in range(8)]
         with pytest.raises(UserError, match="too much"):
             run(tmp_path, [1, 99], 2)
 

@@ -229,9 +229,9 @@ def family(name: str, noise: float = 0.0, rows: int = V) -> CausalModel:
         fewer = {"vocab_size": rows} | (
             {"vocab_size_per_layer_input": rows} if "vocab_size_per_layer_input" in changes else {}
         )
-        own, model = model, module(kind, changes | fewer)
+        whole, model = model, module(kind, changes | fewer)
         with torch.no_grad():
-            for old, new in zip(own.parameters(), model.parameters(), strict=True):
+            for old, new in zip(whole.parameters(), model.parameters(), strict=True):
                 new[: len(old)] = old[: len(new)]
     torch.manual_seed(4)
     with torch.no_grad():

@@ -79,10 +79,10 @@ def test_attention_in_two_parts_is_plain_attention(dtype, size):
         query.float(), keys_of_all, values_of_all, wide, scale=0.2
     )
     split = Seen(0, 0, 600, mask.repeat(1, 1, 2, 1))  # also where there is no flash attention
-    for own in (seen, split):
-        found = attend(query, keys, values, own, 0.2).view(1, 5, 4, size).transpose(1, 2)
+    for view in (seen, split):
+        attended = attend(query, keys, values, view, 0.2).view(1, 5, 4, size).transpose(1, 2)
         torch.testing.assert_close(
-            found.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
+            attended.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
         )
     first = (
         attend(query, keys[:, :, :5], values[:, :, :5], Seen(causal=True), 0.2)
@@ -104,11 +104,11 @@ def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> No
     torch.cuda.set_sync_debug_mode("warn")
     try:
         for _ in range(10):
-            with warnings.catch_warnings(record=True) as found:
+            with warnings.catch_warnings(record=True) as waits:
                 warnings.simplefilter("always")
                 next(stream)
-            assert len([w for w in found if "synchroniz" in str(w.message)]) == 1, [
-                str(w.message) for w in found
+            assert len([w for w in waits if "synchroniz" in str(w.message)]) == 1, [
+                str(w.message) for w in waits
             ]
     finally:
         torch.cuda.set_sync_debug_mode("default")

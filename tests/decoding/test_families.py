@@ -121,10 +121,10 @@ def random_steps(name: str, steps: int) -> None:
         return
     plain = KVCache()
     model.hidden(torch.tensor([committed]), torch.arange(len(committed))[None], None, plain)
-    for own, other in zip(
+    for layer, other in zip(
         session.cache.layers, plain.layers, strict=False
     ):  # layers that share keys have none of their own
-        for ours, theirs in ((own.keys, other.keys), (own.values, other.values)):
+        for ours, theirs in ((layer.keys, other.keys), (layer.values, other.values)):
             length = len(committed)
             torch.testing.assert_close(
                 ours[:, :, :length], theirs[:, :, :length], atol=1e-4, rtol=1e-4
@@ -146,7 +146,7 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         generator = torch.Generator().manual_seed(0)
         (trees,) = sampled_super_trees(*prefixes, roots, 1, layout, setting, generator, 9)
-        found = trees.distributions(target, draft, setting, setting)
+        rows_of = trees.distributions(target, draft, setting, setting)
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner - 6, layout.inner):
                 tokens = [
@@ -158,8 +158,8 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
                 )
                 p, q = warp(alone(target, tokens)[-1], setting), torch.zeros(V)
                 q[:rows] = warp(alone(draft, known)[-1, :V], setting)
-                torch.testing.assert_close(found[0][tree, row], p, atol=1e-4, rtol=1e-3)
-                torch.testing.assert_close(found[1][tree, row], q, atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(rows_of[0][tree, row], p, atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(rows_of[1][tree, row], q, atol=1e-4, rtol=1e-3)
         (by_rule,) = labels(
             trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99
         )

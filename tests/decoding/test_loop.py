@@ -121,8 +121,8 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
                 for _ in range(2)
             ]
             plain[layer] = tuple(torch.cat(pair, 2) for pair in zip(plain[layer], new, strict=True))
-            found = cache.update(*new, layer)
-            assert all(torch.equal(*pair) for pair in zip(found, plain[layer], strict=True))
+            held = cache.update(*new, layer)
+            assert all(torch.equal(*pair) for pair in zip(held, plain[layer], strict=True))
         length = plain[0][0].shape[2] - 1 - turn % 17
         kept = sorted(
             {

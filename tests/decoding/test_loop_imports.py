@@ -59,7 +59,7 @@ def test_a_default_step_is_read_in_an_afternoon():
 
 
 if __name__ == "__main__":
-    found = modules_of_a_step()
-    for file, size in sorted(found.items(), key=lambda item: -item[1]):
+    sizes = modules_of_a_step()
+    for file, size in sorted(sizes.items(), key=lambda item: -item[1]):
         print(f"{size:7,} {file}")
-    print(f"{sum(found.values()):7,} in {len(found)} modules")
+    print(f"{sum(sizes.values()):7,} in {len(sizes)} modules")

@@ -122,20 +122,20 @@ def test_statistics_count_by_size_of_the_match_what_was_tested():
         target, NgramDrafter(VOCABULARY, config), NgramTree(config), "greedy"
     )
     generation = decoder.generate(PROMPT, 60, SamplingSetting(0.0), Rng.seeded(0))
-    found = statistics(decoder.drafting)
-    assert sum(each.drafted for each in found.values()) == sum(
+    counts = statistics(decoder.drafting)
+    assert sum(each.drafted for each in counts.values()) == sum(
         step.nodes - 1 for step in generation.steps
     )
     assert (
-        sum(each.accepted for each in found.values())
+        sum(each.accepted for each in counts.values())
         == sum(step.tau for step in generation.steps)
         > 0
     )
     assert (
-        all(each.accepted <= each.nodes <= each.drafted for each in found.values())
+        all(each.accepted <= each.nodes <= each.drafted for each in counts.values())
         and statistics(None) == {}
     )
-    size, tested = max(found.items())
+    size, tested = max(counts.items())
     assert decoder.drafting.rate(size) == (tested.accepted + size) / (tested.nodes + size + 1)
 
 
@@ -187,12 +187,12 @@ def drawn(kind: str, rule: str, config: NgramConfig, device: bool = False) -> Sp
 def mixed(
     drafter: str, rule: str, config: NgramConfig, static: StaticShapes | None = None
 ) -> SpeculativeDecoder:
-    own = LMDrafter(DRAFT, static) if drafter == "lm" else EagleDrafter(HEAD, static)
+    beside = LMDrafter(DRAFT, static) if drafter == "lm" else EagleDrafter(HEAD, static)
     action = Action(2, 0, 1) if rule in ("traversal", "specinfer") else Action(1, 0, 2)
     policy = Mixed(Delayed(action), VERIFIERS[rule], NgramTree(config))
     return SpeculativeDecoder(
         TARGET,
-        MixedDrafter(NgramDrafter(VOCABULARY, config), own),
+        MixedDrafter(NgramDrafter(VOCABULARY, config), beside),
         policy,
         policy.verifier,
         static=static,
@@ -261,8 +261,8 @@ def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(dra
     ngram = NgramDrafter(VOCABULARY, NgramConfig(min_size=3))
     decoder = SpeculativeDecoder(target, MixedDrafter(ngram, other()), policy, policy.verifier)
     decoder.generate(PROMPT, 150, setting, Rng.seeded(1))
-    late = [own for before, own in pairwise(seen) if before is None and own]
-    assert len(late) > 3 and all(max(own) < 1e-5 for own in seen if own)
+    late = [errors for before, errors in pairwise(seen) if before is None and errors]
+    assert len(late) > 3 and all(max(errors) < 1e-5 for errors in seen if errors)
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -29,11 +29,11 @@ def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
 @torch.no_grad()
 def test_a_draft_has_the_logits_of_the_rows_that_it_shares_and_none_of_the_others(rows, bias):
     draft = llama(50, 0, bias)
-    own = draft.logits
+    logits_of = draft.logits
     hidden = torch.randn(2, 3, draft.hidden_size)
     whole = draft.module.lm_head(hidden)
     draft.match(rows)
-    logits = own(hidden)
+    logits = logits_of(hidden)
     assert logits.shape == (2, 3, rows) == (2, 3, draft.vocab_size)
     torch.testing.assert_close(logits[..., :50], whole[..., :rows])
     assert (logits[..., 50:] == -torch.inf).all()
@@ -49,9 +49,9 @@ def test_a_token_that_the_draft_does_not_know_counts_as_its_padding(padding, sta
     draft = llama(50, 0, pad_token_id=padding)
     draft.match(60)
     positions = torch.arange(4)[None]
-    found = draft.hidden(torch.tensor([[3, 55, 50, 4]]), positions, None, None)
+    hidden = draft.hidden(torch.tensor([[3, 55, 50, 4]]), positions, None, None)
     assert torch.equal(
-        found, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None)
+        hidden, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None)
     )
 
 

@@ -61,13 +61,13 @@ def drafted(policy, seed: int = 0, room: int = 100):
     """A tree of `policy` behind a random prompt of the larger vocabulary, and its drafter."""
     target, draft = BIG
     prompt = torch.randint(30, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
-    own, setting = LMDrafter(draft), SamplingSetting(0.7)
+    drafter, setting = LMDrafter(draft), SamplingSetting(0.7)
     with torch.inference_mode():
         features = target.hidden(torch.tensor([prompt]), torch.arange(6)[None], None, None)[0]
-        own.start(prompt, 7, features, setting)
+        drafter.start(prompt, 7, features, setting)
         p = warp(target.logits(features[-1]), setting)
         state = DecodingState(7, 7, room, setting, p, features[-1])
-        return policy.draft(state, own, Rng.seeded(seed)), prompt
+        return policy.draft(state, drafter, Rng.seeded(seed)), prompt
 
 
 def path(tree, node: int) -> tuple[int, ...]:
@@ -80,18 +80,18 @@ def most_probable(prompt: tuple[int, ...], count: int, depth: int) -> list[float
     """By brute force: the `count` largest path probabilities of the draft down to `depth`, all
     30^depth paths looked at.
     """
-    found, level = [], {(): 1.0}
+    nodes, level = [], {(): 1.0}
     for _ in range(depth):
         grown = {}
-        for tokens, own in level.items():
+        for tokens, chance in level.items():
             logits = BIG[1].module(torch.tensor([[*prompt, 7, *tokens]])).logits[0, -1]
             for token, q in enumerate(warp(logits, SamplingSetting(0.7)).tolist()):
-                grown[*tokens, token] = own * q
-        found += grown.values()
+                grown[*tokens, token] = chance * q
+        nodes += grown.values()
         level = {
             k: v for k, v in grown.items() if v > NEGLIGIBLE
         }  # what is below cannot be among the largest
-    best = sorted(found, reverse=True)[:count]
+    best = sorted(nodes, reverse=True)[:count]
     assert best[-1] > NEGLIGIBLE
     return best
 
@@ -146,13 +146,13 @@ def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():
 def test_dynatree_learns_from_the_fraction_of_the_last_draft_that_was_committed():
     """With a window of one, a step is aggressive or conservative by that one fraction."""
     target, draft = BIG
-    prompt, own = [3, 1, 4, 1, 5], LMDrafter(draft)
+    prompt, drafter = [3, 1, 4, 1, 5], LMDrafter(draft)
     policy = DynaTree(DynaTreeConfig(window=1, low=0.29, high=0.31, stop=0.001, prune=0.0))
     with torch.inference_mode():
         features = target.hidden(torch.tensor([prompt]), torch.arange(5)[None], None, None)[0]
-        own.start(prompt, 7, features, RAW)
+        drafter.start(prompt, 7, features, RAW)
         state = DecodingState(7, 6, 100, RAW, warp(target.logits(features[-1]), RAW), features[-1])
-        tree = policy.draft(state, own, Rng.seeded(0))
+        tree = policy.draft(state, drafter, Rng.seeded(0))
         drafted = len(tree) - 1
         history = state.memory[policy]
         assert (
@@ -161,7 +161,7 @@ def test_dynatree_learns_from_the_fraction_of_the_last_draft_that_was_committed(
             and history.depth == 5
         )
         state.tau = 3
-        policy.draft(state, own, Rng.seeded(0))
+        policy.draft(state, drafter, Rng.seeded(0))
     move = (3 / drafted > 0.31) - (3 / drafted < 0.29)
     assert move and history.depth == 5 + move
     assert (history.confident_low, history.confident_high) == pytest.approx(
@@ -173,12 +173,12 @@ def every_shape(nodes: int, depth: int, width: int):
     """All ordered trees of up to `nodes` drafted tokens."""
     if not nodes or not depth:
         return [()]
-    found = [()]
+    shapes = [()]
     for count in range(1, width + 1):
         for parts in product(every_shape(nodes - 1, depth - 1, width), repeat=count):
             if sum(1 + size(part) for part in parts) <= nodes:
-                found.append(parts)
-    return found
+                shapes.append(parts)
+    return shapes
 
 
 def size(shape) -> int:

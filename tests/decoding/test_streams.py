@@ -89,9 +89,9 @@ def decoder(
 ) -> SpeculativeDecoder:
     make, rule = POLICIES[policy]
     chosen = make()
-    own = None if policy == "autoregressive" else shared or drafter(drafting, static)
+    drafts = None if policy == "autoregressive" else shared or drafter(drafting, static)
     verify = chosen.verifier if rule is None else VERIFIERS[rule]
-    return SpeculativeDecoder(TARGET, own, chosen, verify, static=static, device=device)
+    return SpeculativeDecoder(TARGET, drafts, chosen, verify, static=static, device=device)
 
 
 def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
@@ -140,8 +140,8 @@ def sizes(streams: list) -> list[list[int]]:
 def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
     made = decoder(policy, drafting, device)
     together, apart = (
-        [stream(one, number) for number, one in enumerate(own)]
-        for own in ([made] * len(ASKED), [decoder(policy, drafting, device) for _ in ASKED])
+        [stream(one, number) for number, one in enumerate(decoders)]
+        for decoders in ([made] * len(ASKED), [decoder(policy, drafting, device) for _ in ASKED])
     )
     texts = in_turn(together)
     assert texts == [text for one in apart for text in in_turn([one])] and all(

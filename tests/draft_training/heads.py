@@ -60,9 +60,9 @@ FAMILIES = {
 def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalModel:
     """A tiny target of a family, full attention in every layer, no weight at its neutral value."""
     config, model = FAMILIES[family]
-    own = {"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text") else {}
+    extra = {"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text") else {}
     if family in ("gemma2", "gemma3_text"):
-        own |= {
+        extra |= {
             "attn_logit_softcapping": None,
             "layer_types": ["full_attention"] * 2,
             "sliding_window": 0,
@@ -71,7 +71,7 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
     sizes = config(
         vocab_size=29, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0, **own,
+        eos_token_id=0, pad_token_id=0, **extra,
     )  # fmt: skip
     torch.manual_seed(0)
     target = model(sizes)

@@ -25,21 +25,21 @@ def repaired(output, values, ends, replace_from, replace_to, MAX_NUM_TOKENS=None
 
 def main(target, method, prompts, new_tokens):
     model = SpeculatingLLM(target, method, 128)
-    found = {"greedy": [asdict(one) for one in model.generate(prompts, new_tokens, SamplingSetting(0.0))]}
+    results = {"greedy": [asdict(one) for one in model.generate(prompts, new_tokens, SamplingSetting(0.0))]}
     if method:
-        found["fault"] = sampling_fault()
+        results["fault"] = sampling_fault()
         from vllm.utils import cpu_triton_utils
-        own, cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl, repaired
-        found["fault_once_repaired"] = sampling_fault()
-        cpu_triton_utils._expand_kernel_impl = own
+        kernel, cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl, repaired
+        results["fault_once_repaired"] = sampling_fault()
+        cpu_triton_utils._expand_kernel_impl = kernel
     model._model.llm_engine.engine_core.shutdown()
     del model
     gc.collect()
-    return found
+    return results
 
 if __name__ == "__main__":
-    found = [main(**job) for job in json.load(open(sys.argv[1]))]
-    json.dump(found, open(sys.argv[2], "w"))
+    results = [main(**job) for job in json.load(open(sys.argv[1]))]
+    json.dump(results, open(sys.argv[2], "w"))
 """
 
 

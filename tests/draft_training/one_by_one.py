@@ -27,21 +27,21 @@ def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[t
         for b in range(len(tokens)):
             for r, root in enumerate(roots.tolist()):
                 session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
-                level, found = [(-1, prefix[-1])], []
+                level, probable = [(-1, prefix[-1])], []
                 for tree in levels[: d + 1]:
-                    found = []
+                    probable = []
                     for token, parent in zip(
                         tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True
                     ):
                         row, feature = level[parent]
-                        found.append(
+                        probable.append(
                             (
                                 session.rows,
                                 session.grow([token], [row], features=feature[None, None])[0],
                             )
                         )
-                    level = found
-                rows.append(torch.stack([output for _, output in found]))
+                    level = probable
+                rows.append(torch.stack([output for _, output in probable]))
         nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
     return outputs + nodes
 

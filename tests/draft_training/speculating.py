@@ -48,7 +48,7 @@ class SpeculatingLLM:
 
         End of text is a token like any other.
         """
-        found = []
+        texts = []
         for i, prompt in enumerate(prompts):
             sampling = sampling_params(
                 setting, new_tokens, seed + i if setting.temperature else None
@@ -59,10 +59,10 @@ class SpeculatingLLM:
             )
             seconds, after = time.perf_counter() - started, self._counts()
             passes, drafts, *accepted = (b - a for a, b in zip(before, after, strict=True))
-            found.append(
+            texts.append(
                 Speculated(list(output.outputs[0].token_ids), passes - 1, drafts, accepted, seconds)
             )
-        return found
+        return texts
 
     def _counts(self) -> list[int]:
         """So far: passes, drafts, then accepted tokens at each position."""

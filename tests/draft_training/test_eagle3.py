@@ -95,17 +95,17 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(vocabulary, chunk):
     torch.manual_seed(0)
     lm_head, labels, weights = torch.randn(29, 8), torch.randn(33, 8), torch.rand(33)
     ids = torch.arange(29) if vocabulary is None else vocabulary
-    draft, own = (torch.randn(n, 8, requires_grad=True) for n in (33, len(ids)))
+    draft, matrix = (torch.randn(n, 8, requires_grad=True) for n in (33, len(ids)))
     p = (labels @ lm_head.T).softmax(-1)
     inside = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
-    log_q = (draft @ own.T).log_softmax(-1)
+    log_q = (draft @ matrix.T).log_softmax(-1)
     slow = torch.where(torch.isin(p.argmax(-1), ids), -(inside * log_q).sum(-1), 0.0)
-    readout = HeadReadout(lm_head, matrix=own, vocabulary=vocabulary, chunk=chunk)
+    readout = HeadReadout(lm_head, matrix=matrix, vocabulary=vocabulary, chunk=chunk)
     fast, agree = distribution_loss(draft, labels, readout)
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, ids[log_q.argmax(-1)] == p.argmax(-1))
     ours, theirs = (
-        torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow)
+        torch.autograd.grad((loss * weights).sum(), (draft, matrix)) for loss in (fast, slow)
     )
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)

@@ -54,11 +54,11 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
     head = make(target)
     weights = TalfLoss(k=2) if loss == "talf" else LOSS_SETTINGS[loss]()
     module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
-    found = []
+    gradients = []
     for rows in (packed(), apart()):
         value, _ = module.loss(rows, 0)
-        found.append((value, torch.autograd.grad(value, list(head.parameters()))))
-    (one, ours), (two, theirs) = found
+        gradients.append((value, torch.autograd.grad(value, list(head.parameters()))))
+    (one, ours), (two, theirs) = gradients
     assert one > 0
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     for mine, reference in zip(ours, theirs, strict=True):

@@ -43,14 +43,14 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
 
 
 def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
-    found, above = [], [()]
+    ancestors, above = [], [()]
     for level in trees.levels:
         nodes = zip(
             level.tokens[row, root].tolist(), level.parents[row, root].tolist(), strict=True
         )
         above = [(*above[parent], token) for token, parent in nodes]
-        found.append(above)
-    return found
+        ancestors.append(above)
+    return ancestors
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128])

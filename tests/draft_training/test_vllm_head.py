@@ -40,11 +40,11 @@ CASES = {
 
 def target_in(folder: Path, config: type) -> CausalModel:
     torch.manual_seed(0)
-    own = {"head_dim": 32} if config is Qwen3Config else {}
+    extra = {"head_dim": 32} if config is Qwen3Config else {}
     sizes = config(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15,
-        tie_word_embeddings=config is not LlamaConfig, bos_token_id=0, eos_token_id=0, **own,
+        tie_word_embeddings=config is not LlamaConfig, bos_token_id=0, eos_token_id=0, **extra,
     )  # fmt: skip
     target = FAMILIES[sizes.model_type][1](sizes)
     with torch.no_grad():

@@ -67,8 +67,8 @@ def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_p
     states = torch.randn(1, 20, target.hidden_size)
     positions = torch.arange(20)[None]
     one, two = (
-        own.logits(own(tokens, positions, None, None, states))
-        for own in (head, load_head(folder, target))
+        each.logits(each(tokens, positions, None, None, states))
+        for each in (head, load_head(folder, target))
     )
     assert torch.equal(one, two) and one.shape == (1, 20, V) and one.isfinite().all()
 
@@ -81,16 +81,16 @@ def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target)
     for at, root in enumerate(ROOTS):
         start = 0 if root < LENGTHS[0] else LENGTHS[0]
         paths = [rows.tokens[0, start : root + 1].tolist()]
-        expected, found = [plain(target, paths[0])], [target.logits(trees.along[0, root])]
+        expected, packed = [plain(target, paths[0])], [target.logits(trees.along[0, root])]
         for level, labels in zip(trees.levels, trees.labels, strict=True):
             parents, tokens = level.parents[0, at].tolist(), level.tokens[0, at].tolist()
             paths = [[*paths[parent], token] for parent, token in zip(parents, tokens, strict=True)]
             expected += [plain(target, path) for path in paths]
-            found += list(target.logits(labels[0, at]))
+            packed += list(target.logits(labels[0, at]))
         assert len(paths[0]) - len(rows.tokens[0, start : root + 1]) > WINDOW / 2
         scale = torch.stack(expected).abs().max()
         torch.testing.assert_close(
-            torch.stack(found) / scale, torch.stack(expected) / scale, atol=2e-5, rtol=0
+            torch.stack(packed) / scale, torch.stack(expected) / scale, atol=2e-5, rtol=0
         )
 
 

@@ -57,7 +57,7 @@ def records(folder: Path, **options) -> list[Record]:
     return list(read_records(path))
 
 
-def everything(found: list[Record], **more: Any) -> ReportData:
+def everything(measured: list[Record], **more: Any) -> ReportData:
     """A report with every part filled."""
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
     figures = {
@@ -88,4 +88,4 @@ def everything(found: list[Record], **more: Any) -> ReportData:
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},
     }
     conditions = "batch size 1, float32, a machine"
-    return ReportData.of("<run & co>", found, conditions, **(parts | more))
+    return ReportData.of("<run & co>", measured, conditions, **(parts | more))

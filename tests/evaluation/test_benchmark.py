@@ -39,8 +39,8 @@ def test_a_cut_benchmark_goes_on_with_whole_blocks(tmp_path):
     run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=0)
     again = {prompt for _, prompt, _ in calls[4:]}  # the first four calls warm up
     assert again == {(1, 2, 2), (1, 2, 3), (1, 2, 4)}
-    found = [(r.prompt, r.method) for r in read_records(path)]
-    assert len(found) == len(set(found)) == 20
+    decoded = [(r.prompt, r.method) for r in read_records(path)]
+    assert len(decoded) == len(set(decoded)) == 20
 
 
 def test_a_line_of_json_holds_a_record():

@@ -70,15 +70,15 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
         and plain.accepted == {"0": 49}
         and plain.cpu_seconds > 0
     )
-    found = [
+    measured = [
         transformers_lookup("x", target, SamplingSetting(0.0), 50, Lookup(n, 2))(
             [1, 2, 3], 0, "code"
         )
         for n in (1, 8)
     ]
-    assert 49 > found[0].steps > found[1].steps and max(map(int, found[1].accepted)) > 1 >= max(
-        map(int, found[0].accepted)
-    )
+    assert 49 > measured[0].steps > measured[1].steps and max(
+        map(int, measured[1].accepted)
+    ) > 1 >= max(map(int, measured[0].accepted))
 
 
 def test_advice_of_a_generation_config_is_ignored():

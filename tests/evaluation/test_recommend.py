@@ -206,9 +206,9 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     """Four requests at once draft nothing by this schedule, and the text is the same greedy one."""
     pytest.importorskip("vllm")
     vllm = vllm_config(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
-    found = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
-    assert found["lookup"] == [0, 3, 3, 0, 0, 0, 0]
+    loaded = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
+    assert loaded["lookup"] == [0, 3, 3, 0, 0, 0, 0]
     assert (
-        found["texts"][1][0] == found["texts"][0][0]
-        and found["drafts"][0] == found["drafts"][1] > 0
+        loaded["texts"][1][0] == loaded["texts"][0][0]
+        and loaded["drafts"][0] == loaded["drafts"][1] > 0
     )

@@ -48,7 +48,7 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
         "overlap of both distributions, 1.0</dt><dd>0.8125",
     ):
         assert words in page
-    names = ["speedup", "positions", "actions", "selector", "curves"]
+    names = ["speedup", "positions", "actions", "curves"]
     for name in names:
         image = (folder / f"{name}.png").read_bytes()
         width, height = struct.unpack(">II", image[16:24])
@@ -110,9 +110,9 @@ def drawn(data: ReportData, name: str):
 
 
 def test_only_what_learned_is_drawn_as_learned(tmp_path):
-    found = records(tmp_path)
+    measured = records(tmp_path)
     for learned, expected in (([NDE], OURS), ([], OTHERS)):
-        data = everything(found, learned={str(SETTING): learned})
+        data = everything(measured, learned={str(SETTING): learned})
         bars = [bar.get_facecolor() for bar in drawn(data, "speedup")[0].containers[-1].patches]
         assert bars[3] == to_rgba(expected) and bars[2] == to_rgba(OTHERS)
 

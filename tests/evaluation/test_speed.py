@@ -32,15 +32,15 @@ def test_cpu_time_counts_where_it_was_taken():
 
 
 def test_the_control_stands_second_and_domains_have_tables_of_their_own():
-    found = [
+    measured = [
         record(name, i, 20, 1.0, kind="ab"[i % 2])
         for i in range(4)
         for name in (BASELINE, "x", CONTROL)
     ]
-    assert [row.method for row in tabulate(found)["T=1"]] == [BASELINE, CONTROL, "x"]
-    kinds = by_kind(found)["T=1"]
+    assert [row.method for row in tabulate(measured)["T=1"]] == [BASELINE, CONTROL, "x"]
+    kinds = by_kind(measured)["T=1"]
     assert list(kinds) == ["a", "b"] and len(kinds["a"]) == 3
-    assert by_kind([r for r in found if r.kind == "a"]) == {}
+    assert by_kind([r for r in measured if r.kind == "a"]) == {}
 
 
 def rows(control: float, **methods: float):
@@ -55,10 +55,10 @@ def test_an_untrusted_clock_supports_no_claim():
     assert trusted([1.01, 0.99, 1.02]) and not trusted([1.02, 1.01, 1.03]) and trusted(None) is None
     bare = [row for row in rows(1.0, fast=3.0) if row.method != CONTROL]
     for table, clock in ((rows(1.05, fast=3.0), NOT_TRUSTED), (bare, "no control")):
-        found = verdict("T=1", table, "batch size 1")
-        assert found.clock == clock and found.speculate is None and NOT_TRUSTED in found.sentence
-        assert "fast" not in found.sentence and "3.00" not in found.sentence
-        assert found.clock_note == ""
+        judged = verdict("T=1", table, "batch size 1")
+        assert judged.clock == clock and judged.speculate is None and NOT_TRUSTED in judged.sentence
+        assert "fast" not in judged.sentence and "3.00" not in judged.sentence
+        assert judged.clock_note == ""
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_an_untrusted_clock_supports_no_claim():
     ],
 )
 def test_a_trusted_clock_names_the_winner(methods, speculate, best, words):
-    found = verdict("T=0.6, top-p=0.9", rows(1.0, **methods), "float32, a machine")
-    assert (found.speculate, found.best, found.clock) == (speculate, best, "trusted")
-    assert words in found.sentence and "temperature 0.6, top-p 0.9" in found.sentence
-    assert best is None or "float32, a machine" in found.sentence
-    assert "1.00× [1.00, 1.00]" in found.clock_note and "trusted" in found.clock_note
+    judged = verdict("T=0.6, top-p=0.9", rows(1.0, **methods), "float32, a machine")
+    assert (judged.speculate, judged.best, judged.clock) == (speculate, best, "trusted")
+    assert words in judged.sentence and "temperature 0.6, top-p 0.9" in judged.sentence
+    assert best is None or "float32, a machine" in judged.sentence
+    assert "1.00× [1.00, 1.00]" in judged.clock_note and "trusted" in judged.clock_note
 
 
 def test_a_wide_interval_does_not_win():
@@ -90,12 +90,12 @@ def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 
     """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in
     turn and a one second.
     """
-    found = []
+    runs = []
     for i, number in ((i, number) for i in range(prompts) for number in range(passes)):
         speeds = {BASELINE: 2.0, CONTROL: 2.0 / control, "a": 1.0, "b": seconds[i % len(seconds)]}
-        found += [record(name, i, 20, speed, number) for name, speed in speeds.items()]
+        runs += [record(name, i, 20, speed, number) for name, speed in speeds.items()]
     elsewhere = [replace(record("b", 0, 20, 0.1), setting="T=9")]  # does not count
-    return verdict("T=1", tabulate(found)["T=1"], "", found + elsewhere)
+    return verdict("T=1", tabulate(runs)["T=1"], "", runs + elsewhere)
 
 
 def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
@@ -104,5 +104,5 @@ def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
     assert "The runner-up, b, is slower: 0.80 [0.80, 0.80]." in apart.sentence
     assert alike.behind[0] == pytest.approx(1 / 1.05) and alike.behind[1] < 1 < alike.behind[2]
     assert "b, is at 0.95 [" in alike.sentence and "cannot be told apart" in alike.sentence
-    for found in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
-        assert found.runner_up is None and "runner-up" not in found.sentence
+    for judged in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
+        assert judged.runner_up is None and "runner-up" not in judged.sentence

@@ -129,11 +129,11 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
         {"stopping_criteria": StoppingCriteriaList([After(token)])},
         {"max_time": 0.0},
     ):
-        own, other = (
+        theirs, other = (
             pair[0].generate(**asked, **options, **more)[0].tolist()
             for more in ({}, {"custom_generate": ours})
         )
-        assert own == other and len(own) < len(full)
+        assert theirs == other and len(theirs) < len(full)
     noting = After(token)
     pair[0].generate(
         **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
@@ -143,7 +143,7 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
 
 @pytest.mark.parametrize("kind", ["tree", "beam"])
 def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_end(pair, kind):
-    start, found = 9, []
+    start, asked_at = 9, []
 
     def following(count):
         if count == 11:
@@ -157,7 +157,7 @@ def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_e
         assert all(token in following(count) for count, token in enumerate(text)), (
             "asked after what it forbids"
         )
-        found.append(len(text))
+        asked_at.append(len(text))
         return following(len(text))
 
     asked = batch(1) | {
@@ -166,13 +166,13 @@ def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_e
         "prefix_allowed_tokens_fn": allowed,
     }
     theirs = pair[0].generate(**asked)
-    assert theirs.shape[1] == start + 12 and len(found) == 12
+    assert theirs.shape[1] == start + 12 and len(asked_at) == 12
     drafts = {
         "tree": (pair[1], TREE),
         "beam": (pair[1], Beam(k=5, depth=3, nodes=12)),
     }
     assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(*drafts[kind])), theirs)
-    assert len(found) > 24
+    assert len(asked_at) > 24
 
 
 def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
@@ -210,7 +210,7 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
     asked = batch(1) | {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     for hooked in (False, True, False):
         steered = (
-            model.model.layers[0].mlp.register_forward_hook(lambda own, args, output: -output)
+            model.model.layers[0].mlp.register_forward_hook(lambda layer, args, output: -output)
             if hooked
             else None
         )
@@ -223,15 +223,15 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
 
 def test_the_model_is_left_as_it_was(pair):
     model = module(*FAMILIES["llama"]).eval()
-    before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]
-    model.generation_config.top_k, size = 7, sum(own.numel() for own in model.parameters())
+    before = [(weight.requires_grad, weight.data.clone()) for weight in model.parameters()]
+    model.generation_config.top_k, size = 7, sum(weight.numel() for weight in model.parameters())
     model.generate(**batch(1), max_new_tokens=5, custom_generate=speculate(pair[1]))
     assert (
         model.generation_config.top_k == 7
-        and sum(own.numel() for own in model.parameters()) == size
+        and sum(weight.numel() for weight in model.parameters()) == size
     )
-    for own, (wants, value) in zip(model.parameters(), before, strict=True):
-        assert own.requires_grad == wants and torch.equal(own, value)
+    for weight, (wants, value) in zip(model.parameters(), before, strict=True):
+        assert weight.requires_grad == wants and torch.equal(weight, value)
 
 
 class Counting(LogitsProcessor):
@@ -358,7 +358,8 @@ def test_the_exact_law_is_that_of_the_processed_logits():
         TopKLogitsWarper(3),
     ]
     process, setting = RowProcess(asked, Row(PROMPT, PROMPT), frozenset(), 10), PREPARED_SETTING
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), TREE, "traversal", process=process)
+    tree = Delayed(Action(2, 0, 1))
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), tree, "traversal", process=process)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens))
     assert distance(law, prepared_law(2)) < 1e-6
 

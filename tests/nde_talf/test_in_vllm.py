@@ -56,33 +56,33 @@ def counted(llm, name):
 
 def main(given):
     plain = opened(given)
-    found = {"plain": texts(plain, given, given["prompts"])}
+    served = {"plain": texts(plain, given, given["prompts"])}
     plain.llm_engine.engine_core.shutdown()
     del plain
     llm = opened(given, **given["asked"]["selector"])  # of all the one that drafts most tokens
     for name, asked in given["asked"].items():
         preempted = counted(llm, "vllm:num_preemptions")
         (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
-        own = type(drafter)(replaced(drafter.config, asked))  # as vLLM makes it of these options
-        own.load_model(None)
-        llm.collective_rpc(lambda worker: setattr(worker.model_runner, "drafter", own))
-        own.proposals.idle = 1000
-        run = found[name] = {"texts": texts(llm, given, given["prompts"])}
-        run["lengths"] = [[drafted for drafted, _ in one.steps] for one in own.proposals.followed]
+        drafts = type(drafter)(replaced(drafter.config, asked))  # as vLLM makes it of these options
+        drafts.load_model(None)
+        llm.collective_rpc(lambda worker: setattr(worker.model_runner, "drafter", drafts))
+        drafts.proposals.idle = 1000
+        run = served[name] = {"texts": texts(llm, given, given["prompts"])}
+        run["lengths"] = [[drafted for drafted, _ in one.steps] for one in drafts.proposals.followed]
         run["preempted"] = counted(llm, "vllm:num_preemptions") - preempted
-        own.load_model(None)
-        own.proposals.idle, run["steps"] = 1000, []
+        drafts.load_model(None)
+        drafts.proposals.idle, run["steps"] = 1000, []
         for prompt in given["prompts"]:  # one at a time: a sequence is one text from begin to end
             texts(llm, given, [prompt])
-            run["steps"].append(own.proposals.followed[0].steps)
-    found["refused"] = []
+            run["steps"].append(drafts.proposals.followed[0].steps)
+    served["refused"] = []
     for asked in given["refused"]:
         try:
             type(drafter)(replaced(drafter.config, asked)).load_model(None)
         except UserError as error:
-            found["refused"].append(str(error))
+            served["refused"].append(str(error))
     llm.llm_engine.engine_core.shutdown()
-    return found
+    return served
 
 def replaced(config, asked):
     from copy import copy
@@ -121,7 +121,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def found(pair, prompts, tmp_path_factory) -> dict:
+def served(pair, prompts, tmp_path_factory) -> dict:
     folder, words = tmp_path_factory.mktemp("served"), [f"word{i}" for i in range(VOCABULARY)]
     target, draft = (
         saved(model, folder / name, words)
@@ -160,29 +160,29 @@ def found(pair, prompts, tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("kind", LENGTHS)
-def test_four_requests_at_once_get_the_text_of_plain_decoding(found, kind):
+def test_four_requests_at_once_get_the_text_of_plain_decoding(served, kind):
     """Some are preempted meanwhile, and they end at different times, so that rows move."""
-    assert found[kind]["texts"] == found["plain"] and found[kind]["preempted"] > 0
-    assert len({tuple(text) for text in found["plain"]}) == 4
+    assert served[kind]["texts"] == served["plain"] and served[kind]["preempted"] > 0
+    assert len({tuple(text) for text in served["plain"]}) == 4
 
 
-def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(found, pair, prompts):
+def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(served, pair, prompts):
     """Step by step, up to the last one, which vLLM cuts where the text ends."""
     target, draft = pair
     decoder = SpeculativeDecoder(
         target, LMDrafter(draft), Delayed(Action(1, 0, DRAFTED)), "traversal"
     )
-    for prompt, steps in zip(prompts, found["fixed"]["steps"], strict=True):
+    for prompt, steps in zip(prompts, served["fixed"]["steps"], strict=True):
         loop = [
             step.tau
             for step in decoder.generate(prompt, NEW, SamplingSetting(0.0), Rng.seeded(0)).steps
         ]
         assert len(steps) > 5 and [accepted for _, accepted in steps] == loop[: len(steps)]
-    assert len({accepted for steps in found["fixed"]["steps"] for _, accepted in steps}) > 1
+    assert len({accepted for steps in served["fixed"]["steps"] for _, accepted in steps}) > 1
 
 
-def test_what_it_cannot_use_is_refused_in_a_sentence(found):
-    tokenizer, features, unknown = found["refused"]
+def test_what_it_cannot_use_is_refused_in_a_sentence(served):
+    tokenizer, features, unknown = served["refused"]
     assert "for_vllm(draft=)" in tokenizer and "another vocabulary" in tokenizer
     assert "selector.features=draft" in features
     assert "additional_config['nde_talf']" in unknown and "fast" in unknown

@@ -80,7 +80,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
     from nothing.
     """
     drafter, dice = drafters()[kind], np.random.default_rng(0)
-    own, read = (
+    proposals, read = (
         Proposals(drafter, Fixed(DRAFTED), DRAFTED, idle=2),
         [len(prompt) + 1 for prompt in PROMPTS],
     )
@@ -95,8 +95,8 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
         within = [
             texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running
         ]  # []: a row that is still in its prompt
-        found = own.propose(within, NEW + 20)
-        for i, text, draft in zip(running, within, found, strict=True):
+        drafts = proposals.propose(within, NEW + 20)
+        for i, text, draft in zip(running, within, drafts, strict=True):
             if not text:
                 assert draft == []
                 continue
@@ -110,7 +110,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
             tau = accepted(verified, texts[i][read[i] :])
             read[i] += tau + 1
             steps, hits = steps + 1, hits + tau
-    assert len(own.followed) <= len(texts) and hits > 5
+    assert len(proposals.followed) <= len(texts) and hits > 5
     if kind == "lm":
         assert (
             len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2
@@ -119,7 +119,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
 
 def test_steps_are_those_of_our_loop(texts):
     """Greedily as many tokens are drafted and accepted as by `Delayed` with the same path."""
-    own = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
+    proposals = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
     decoder = SpeculativeDecoder(
         TARGET, LMDrafter(DRAFT), Delayed(Action(1, 0, DRAFTED)), "traversal"
     )
@@ -132,7 +132,7 @@ def test_steps_are_those_of_our_loop(texts):
     while any(now < len(text) for now, text in zip(read, texts, strict=True)):
         rows = [i for i, text in enumerate(texts) if read[i] < len(text)]
         for i, draft in zip(
-            rows, own.propose([texts[i][: read[i]] for i in rows], 1000), strict=True
+            rows, proposals.propose([texts[i][: read[i]] for i in rows], 1000), strict=True
         ):
             taus[i].append(accepted(draft, texts[i][read[i] :]))
             read[i] += taus[i][-1] + 1
@@ -176,8 +176,8 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
     for row, drafter in enumerate(drafts):
         drafter.start([1, 2, row], row + 1, torch.empty(0), SamplingSetting())
     with torch.inference_mode():
-        found = lengths.choose(drafts, [4] * 6)
-    for drafter, length in zip(drafts, found, strict=True):
+        by_length = lengths.choose(drafts, [4] * 6)
+    for drafter, length in zip(drafts, by_length, strict=True):
         rows = (drafter.previous.q, drafter.root.q)
         for p in (torch.full((VOCABULARY,), 1 / VOCABULARY), rows[1]):
             states = torch.empty(0), drafter.previous.hidden, drafter.root.hidden
@@ -189,8 +189,8 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
 
 
 def test_a_length_is_cut_to_the_room_and_chosen_row_by_row(selector):
-    own = Proposals(LMDrafter(DRAFT), PathLengths(selector, DRAFT, 8, GREEDY, TABLE), 8)
-    drafted = own.propose([[1, 2, row, 3] for row in range(6)], 7)
+    proposals = Proposals(LMDrafter(DRAFT), PathLengths(selector, DRAFT, 8, GREEDY, TABLE), 8)
+    drafted = proposals.propose([[1, 2, row, 3] for row in range(6)], 7)
     assert len({len(draft) for draft in drafted}) > 1 and max(map(len, drafted)) <= 3
 
 
@@ -210,11 +210,11 @@ def test_prices_are_those_of_the_batch():
         [[0, 2, 0, 1]]
     )  # tokens of context at which no text was have no price
     drafter = LMDrafter(DRAFT)
-    found = [
+    lengths = [
         PathLengths(best, DRAFT, 8, GREEDY, BATCH, late).choose([drafter] * rows, [4] * rows)[0]
         for rows, late in ((1, 0.0), (4, 0.0), (9, 0.0), (4, 100.0))
     ]
-    assert found[0] > found[1] == found[2] and found[3] == 8
+    assert lengths[0] > lengths[1] == lengths[2] and lengths[3] == 8
 
 
 def test_what_cannot_draft_is_refused(tmp_path, selector):

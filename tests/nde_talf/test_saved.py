@@ -48,8 +48,8 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
     if selector:
         selector.table = TABLE
         selector.save_pretrained(tmp_path / "selector")
-    own = speculate(tmp_path / drafts, tmp_path / "selector" if selector else None)
-    own.save(tmp_path / "saved")
+    ours = speculate(tmp_path / drafts, tmp_path / "selector" if selector else None)
+    ours.save(tmp_path / "saved")
     folder, heard = tmp_path / "moved", Heard()
     shutil.move(tmp_path / "saved", folder)
     for parts in ("head", "selector"):
@@ -74,9 +74,9 @@ def test_speculate_that_is_not_called_says_what_to_write():
 
 
 def test_what_has_no_folder_is_not_saved(tmp_path):
-    def fault(own: Speculation) -> str:
+    def fault(speculation: Speculation) -> str:
         with pytest.raises(UserError) as caught:
-            own.save(tmp_path / "new")
+            speculation.save(tmp_path / "new")
         return str(caught.value)
 
     assert "draft is a model" in fault(speculate(DRAFT.module))

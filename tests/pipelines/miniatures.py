@@ -88,9 +88,9 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
     for name, value in small.items():
         setattr(text, name, value)
     rope = getattr(text, "rope_parameters", None) or {}
-    for own in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if own.get("original_max_position_embeddings"):
-            own["original_max_position_embeddings"] = CONTEXT // 4
+    for part_of in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if part_of.get("original_max_position_embeddings"):
+            part_of["original_max_position_embeddings"] = CONTEXT // 4
     if vision := getattr(config, "vision_config", None):
         for name, value in VISION.items():
             setattr(vision, name, value)
@@ -128,9 +128,9 @@ def miniature(preset: str, folder: Path) -> Config:
         for role in ("target", "draft")
         if (name := getattr(config.model, role))
     }
-    rows = {role: own.get_text_config().vocab_size for role, own in models.items()}
-    for seed, (role, own) in enumerate(models.items()):
-        build(shrink(own, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
+    rows = {role: one.get_text_config().vocab_size for role, one in models.items()}
+    for seed, (role, one) in enumerate(models.items()):
+        build(shrink(one, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     where = {role: str(folder / role) for role in models}

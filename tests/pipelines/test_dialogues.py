@@ -45,7 +45,7 @@ def folders(tmp_path, tokenizer):
     return {"pair": tmp_path / "pair", "draft": tmp_path / "draft"}
 
 
-def config(folders, **own) -> Config:
+def config(folders, **options) -> Config:
     source = folders["pair"] / "chats.jsonl"
     turns = zip(QUESTIONS, ANSWERS, strict=True)
     rows = [
@@ -58,24 +58,24 @@ def config(folders, **own) -> Config:
             for row in [*rows, {"conversations": [rows[0]["conversations"][1]]}]
         )
     )
-    own = {
+    options = {
         "source": str(source),
         "length": LENGTH,
         "held_out": 0.3,
         "new_tokens": NEW_TOKENS,
         "shard": 8,
-        **own,
+        **options,
     }
-    return Config(dialogues=DialogueConfig(**own))
+    return Config(dialogues=DialogueConfig(**options))
 
 
 def said(rows: TokenRows, tokenizer) -> list[str]:
     """What counts in every document, sorted."""
-    found = []
+    counted = []
     for tokens, loss, document in zip(rows.tokens, rows.loss, rows.document, strict=True):
         for number in range(int(document.max()) + 1):
-            found.append(tokenizer.decode(tokens[loss & (document == number)]))
-    return sorted(found)
+            counted.append(tokenizer.decode(tokens[loss & (document == number)]))
+    return sorted(counted)
 
 
 def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
@@ -92,8 +92,8 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
 
 
 def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tokenizer, capsys):
-    own = config(folders, regenerate=True)
-    rows = dialogue_rows(own, folders, tokenizer)
+    configured = config(folders, regenerate=True)
+    rows = dialogue_rows(configured, folders, tokenizer)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the target answered {COUNT} of {COUNT} dialogues" in printed
     assert not set(said(rows[0], tokenizer)) & {answer + "<|eot_id|>" for answer in ANSWERS}
@@ -101,7 +101,7 @@ def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tok
     name = sorted(store.shards)[1]
     (store.folder / name).unlink()
     times = {path.name: path.stat().st_mtime_ns for path in store.folder.glob("*.parquet")}
-    again = dialogue_rows(own, folders, tokenizer)
+    again = dialogue_rows(configured, folders, tokenizer)
     for before, after in zip(rows, again, strict=True):
         assert (before.tokens == after.tokens).all() and (before.loss == after.loss).all()
     assert all((store.folder / kept).stat().st_mtime_ns == time for kept, time in times.items())
@@ -115,12 +115,12 @@ def test_answers_that_leave_questions_no_room_are_refused(folders):
 
 def test_presets_compose_and_the_plain_template_masks_exactly():
     for name in ("sharegpt", "ultrachat", "[plain,sharegpt]"):
-        own = composed(Config, f"dialogues={name}").dialogues
-    assert own.column == "conversations" and own.chat_template
+        preset = composed(Config, f"dialogues={name}").dialogues
+    assert preset.column == "conversations" and preset.chat_template
     tokenizer = train_tokenizer(QUESTIONS + ANSWERS, 300)
     said = zip(("human", "gpt") * 2, ("Hi?", "Hello.", QUESTIONS[0], ANSWERS[0]), strict=True)
     turns = [{"from": who, "value": text} for who, text in said]
-    (document,) = ChatEncoder(tokenizer, own.chat_template).documents(
+    (document,) = ChatEncoder(tokenizer, preset.chat_template).documents(
         Dialogue("one", in_order(turns))
     )
     counted = [

@@ -60,14 +60,14 @@ def methods(folder: Path, name: str) -> list[str]:
 
 
 def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
-    own = ("run=alone", f"model.target={folder}/llama", *QUICK)
-    done = run(folder, *own)
+    alone = ("run=alone", f"model.target={folder}/llama", *QUICK)
+    done = run(folder, *alone)
     assert done.returncode == 0, done.stdout + done.stderr
     for stage in ("latency", "traces", "selector"):
         assert f"{stage}: skipped, as there is no draft model" in done.stdout
-    found = methods(folder, "alone")
-    assert found[:2] == [BASELINE, CONTROL] and len(found) == 3 and "TALF head" in found[2]
-    assert "stage=traces needs a draft model" in refused(folder, *own, "stage=traces")
+    names = methods(folder, "alone")
+    assert names[:2] == [BASELINE, CONTROL] and len(names) == 3 and "TALF head" in names[2]
+    assert "stage=traces needs a draft model" in refused(folder, *alone, "stage=traces")
     streamed = ["prompt=def f", "run=alone", "new_tokens=8"]
     streamed.append(f"paths.checkpoints={folder}/checkpoints")
     for drafter, told in (
@@ -80,12 +80,12 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
-    own = ("run=opt", f"model.target={folder}/opt", *QUICK)
-    done = run(folder, *own)
+    alone = ("run=opt", f"model.target={folder}/opt", *QUICK)
+    done = run(folder, *alone)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "draft: skipped" in done.stdout and "of type opt" in done.stdout
     assert methods(folder, "opt") == [BASELINE, CONTROL]
-    told = refused(folder, *own, "stage=draft")
+    told = refused(folder, *alone, "stage=draft")
     assert (
         "no draft head can be built for a model of type opt" in told
         and "evaluation.methods" in told

@@ -147,13 +147,13 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
     config = composed(RecommendConfig, here, config="recommend")
     nde_talf.pipelines.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
-    found = json.loads((out / "recommend.json").read_text())
-    assert found["settings"] == ["t0.6", "t1.0"] and "1" in found["paths"]
-    if found["vllm"] is None:
+    recommended = json.loads((out / "recommend.json").read_text())
+    assert recommended["settings"] == ["t0.6", "t1.0"] and "1" in recommended["paths"]
+    if recommended["vllm"] is None:
         assert not (out / "vllm.json").exists()
     else:
-        own = json.loads((out / "vllm.json").read_text())
-        assert own == found["vllm"] and own["model"] == str(
+        engine = json.loads((out / "vllm.json").read_text())
+        assert engine == recommended["vllm"] and engine["model"] == str(
             folder / "checkpoints/default/pair/draft"
         )
 
@@ -211,12 +211,12 @@ def test_a_selector_for_the_head(finished):
     done = run(folder, "run=headed", "base=default", "traces.drafter=head", *one)
     assert done.returncode == 0, said(done)
     assert "no head: all methods draft with the head" in said(done)
-    own = folder / "checkpoints/headed"
-    assert {path.name for path in own.iterdir()} >= {"latency", "traces", "selector", "report"}
-    assert not (own / "pair").exists() and not (own / "draft").exists()
+    headed = folder / "checkpoints/headed"
+    assert {path.name for path in headed.iterdir()} >= {"latency", "traces", "selector", "report"}
+    assert not (headed / "pair").exists() and not (headed / "draft").exists()
     pairs = [
         Selector.from_pretrained(root / "selector/export/traversal").schema.pair
-        for root in (own, own.parent / "default")
+        for root in (headed, headed.parent / "default")
     ]
     assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
     asked = ["prompt=x", "run=headed", "drafter=head", "policy=traversal", "new_tokens=8"]
@@ -239,13 +239,13 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
         for turn in turns
     )
     chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = [
+    arguments = [
         "dialogues=[plain,file]",
         f"dialogues.source={chats}",
         "dialogues.length=64",
         "dialogues.held_out=0.2",
     ]
-    done = run(folder, "run=chat", "base=default", "stage=draft", *own)
+    done = run(folder, "run=chat", "base=default", "stage=draft", *arguments)
     assert done.returncode == 0, said(done)
     assert "first dialogue: what counts" in said(done) and "120 dialogues" in said(done)
     out = folder / "checkpoints/chat/draft"
@@ -253,7 +253,9 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
     EagleDrafter.from_pretrained(
         out / "export", CausalModel.load(folder / "checkpoints/default/pair/target")
     )
-    other = refused(folder, "run=chat", "base=default", "stage=draft", *own, "dialogues.length=48")
+    other = refused(
+        folder, "run=chat", "base=default", "stage=draft", *arguments, "dialogues.length=48"
+    )
     assert "dialogues.length: 64 recorded, 48 given" in other
 
 

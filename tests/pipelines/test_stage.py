@@ -84,12 +84,12 @@ def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed):
     before = chain.made()["selector"]
     with monkeypatch.context() as patch:
 
-        def put(successor, own, keep):
+        def put(successor, files, keep):
             if killed == "after the swap":
-                middle = own.with_name("middle")
-                os.rename(own, middle), os.rename(successor, own), os.rename(middle, successor)
+                middle = files.with_name("middle")
+                os.rename(files, middle), os.rename(successor, files), os.rename(middle, successor)
             if killed == "in the swap":
-                _set_aside(own, own)
+                _set_aside(files, files)
             raise KeyboardInterrupt
 
         patch.setattr("nde_talf.pipelines.stage._put_in_place", put)

@@ -72,8 +72,8 @@ def test_the_parts_add_up_to_what_steps_took(by_branches):
                 draft, target, rest = true_step(action, context, by_branches)
                 # Between two probes the isotonic fits are straight, so on straight lines prices are
                 # exact.
-                found = float(seconds[row, TREE_INDEX[action]])
-                assert found == pytest.approx(draft + target + factor * rest, rel=2e-3), (
+                priced = float(seconds[row, TREE_INDEX[action]])
+                assert priced == pytest.approx(draft + target + factor * rest, rel=2e-3), (
                     name,
                     action,
                 )
@@ -124,13 +124,13 @@ def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
 
 def of_many_contexts(count: int, seed: int, longest: int):
     """Roots with skewed contexts, so that the price at the mean context is not the mean price."""
-    found = roots(count, seed, alike=True)
+    spread = roots(count, seed, alike=True)
     context = (
         longest * torch.rand(count, generator=torch.Generator().manual_seed(seed)) ** 8
     ).long() + 1
-    scalars = found.scalars.clone()
+    scalars = spread.scalars.clone()
     scalars[:, 6] = context
-    return replace(found, context=context, scalars=scalars)
+    return replace(spread, context=context, scalars=scalars)
 
 
 @pytest.mark.parametrize("rule", ["table", "eq11"])
@@ -140,7 +140,7 @@ def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
         [1, 150, 200], [1, 41], [1, 4], [[1.0, 1.0]] * 3, [[0.05, 0.05]] * 2 + [[0.9, 0.9]]
     )
     splits = of_many_contexts(300, 0, 2000), of_many_contexts(90, 1, 700)
-    training, validation = (PricedRoots.of(own, ["specinfer"], [bent], rule) for own in splits)
+    training, validation = (PricedRoots.of(split, ["specinfer"], [bent], rule) for split in splits)
     selector = new_selector(training, CONFIG)
     selector.schema = replace(selector.schema, learned=(False,))
     selector.save_pretrained(tmp_path / "export")

@@ -23,10 +23,10 @@ def stored(folder, count: int = 120, broken: bool = False) -> TraceStore:
     store, some = TraceStore(folder / "traces"), roots(count, 0)
     for shard, index in enumerate([*torch.arange(count).chunk(3), torch.arange(8)]):
         states = {name: h[index].half() for name, h in zip(NAMES, some.states, strict=True)}
-        labels = {name: own[index].clone() for name, own in some.samples.items()}
+        labels = {name: some_of[index].clone() for name, some_of in some.samples.items()}
         if broken:
             labels["gbv"][-1, 0, 0] = torch.nan
-        own = {
+        some_of = {
             "prompt_id": [f"p{int(some.prompt[i])}" for i in index],
             "kind": [some.kind[i] for i in index],
             "split": ["train" if shard < 3 else "validation"] * len(index),
@@ -35,7 +35,7 @@ def stored(folder, count: int = 120, broken: bool = False) -> TraceStore:
             "context": some.context[index],
             **{name: some.scalars[index, i].clone() for i, name in enumerate(SCALARS)},
         }
-        store.write(store.name(shard, 4), own | states | labels)
+        store.write(store.name(shard, 4), some_of | states | labels)
     store.finish()
     return store
 
@@ -45,9 +45,9 @@ def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
         TraceStore(folder / "traces") if (folder / "traces").exists() else stored(folder, **options)
     )
     if in_memory:
-        found = store.read(split)
-        found |= {name: found[name].astype(np.float32) for name in NAMES}
-        return roots_from_traces(found, ["specinfer", "gbv"])
+        arrays = store.read(split)
+        arrays |= {name: arrays[name].astype(np.float32) for name in NAMES}
+        return roots_from_traces(arrays, ["specinfer", "gbv"])
     small, large = columns(store, split, folder / "run")
     return roots_from_traces(small, ["specinfer", "gbv"], large=large)
 

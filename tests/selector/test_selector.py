@@ -158,22 +158,26 @@ def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(
         seen = [states[0][:target_hidden], *states[1:]]
         with torch.inference_mode():
             expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
-            found = torch.from_numpy(fast.logits(*inputs))
+            fast_logits = torch.from_numpy(fast.logits(*inputs))
             half = fast.logits([x.bfloat16() for x in states], *inputs[1:])  # a model's own dtype
-        assert torch.allclose(expected / (sharpness or 1.0), found, atol=1e-4)
-        assert np.allclose(half, found, atol=1e-5)
-        assert int(found.argmax()) == policy._by_module(inputs, opening) == int(expected.argmax())
+        assert torch.allclose(expected / (sharpness or 1.0), fast_logits, atol=1e-4)
+        assert np.allclose(half, fast_logits, atol=1e-5)
+        assert (
+            int(fast_logits.argmax())
+            == policy._by_module(inputs, opening)
+            == int(expected.argmax())
+        )
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
     p, q, r = torch.softmax(2 * torch.randn(3, 7, 40, dtype=torch.float64), -1)
-    found = dict(zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True))
-    assert torch.allclose(found["entropy_p_previous"], -(p * p.log()).sum(-1))
-    assert torch.allclose(found["entropy_q_previous"], -(q * q.log()).sum(-1))
-    assert torch.allclose(found["entropy_q_root"], -(r * r.log()).sum(-1))
-    assert torch.allclose(found["kl_p_q_previous"], (p * (p / q).log()).sum(-1))
-    assert torch.allclose(found["kl_q_p_previous"], (q * (q / p).log()).sum(-1))
-    assert torch.allclose(found["l1_previous"], (p - q).abs().sum(-1))
+    features = dict(zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True))
+    assert torch.allclose(features["entropy_p_previous"], -(p * p.log()).sum(-1))
+    assert torch.allclose(features["entropy_q_previous"], -(q * q.log()).sum(-1))
+    assert torch.allclose(features["entropy_q_root"], -(r * r.log()).sum(-1))
+    assert torch.allclose(features["kl_p_q_previous"], (p * (p / q).log()).sum(-1))
+    assert torch.allclose(features["kl_q_p_previous"], (q * (q / p).log()).sum(-1))
+    assert torch.allclose(features["l1_previous"], (p - q).abs().sum(-1))
 
 
 def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
@@ -242,8 +246,8 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
     choose = policy.choose
 
     def recorded(state, drafter) -> int:
-        chosen.append(action_at(found := choose(state, drafter), selector.schema.verifiers)[0])
-        return found
+        chosen.append(action_at(action := choose(state, drafter), selector.schema.verifiers)[0])
+        return action
 
     monkeypatch.setattr(policy, "choose", recorded)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
