@@ -20,6 +20,7 @@ from tests.robustness import child
 pytestmark = pytest.mark.nightly
 CALLS = ("fsync", "replace", "rename", "mkdir", "chmod", "unlink", "rmdir")
 KILLED = 9
+LIMITS = child.Limits(60)
 
 
 class Faults:
@@ -85,7 +86,7 @@ def test_a_fault_at_any_moment_is_told_and_gone_on_from(tmp_path, force, number)
         folder = tmp_path / str(when)
         if force:
             Chain(folder, text="before").run()
-        outcome = child.run(lambda f=folder, n=when: work(f, force, n, number), tmp_path, 60)
+        outcome = child.run(lambda f=folder, n=when: work(f, force, n, number), tmp_path, LIMITS)
         if outcome.kind == child.WORKS and outcome.value >= 0:
             break  # fewer calls than `when`
         if number:  # a folder that is there already need not be made
