@@ -39,19 +39,17 @@ def conditions(device: str, dtype: str, threads: int) -> str:
 
 def code(root: Path = ROOT) -> str:
     """The commit of the source tree and whether files changed since, or the package's version."""
-    command = [
-        "git",
-        "--no-optional-locks",
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
     if (root / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
-            commit = subprocess.check_output(
-                command, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
-            )
-            return f"commit {commit.strip()}"
+            commit = _git(root, "rev-parse", "--short=12", "HEAD")
+            changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+            return f"commit {commit}{'-dirty' if changes else ''}"
     return f"version {version('nde-talf')}"
+
+
+def _git(root: Path, *question: str) -> str:
+    """Ask git, which writes nothing for it (its describe and diff would write an index)."""
+    command = ["git", "--no-optional-locks", *question]
+    return subprocess.check_output(
+        command, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
+    ).strip()
