@@ -83,9 +83,8 @@ def save(speculation: Speculation, folder: Path) -> Path:
         raise UserError(f"save: {folder} is there already; give a new folder.")
     _check_folders(speculation)
     head = draft != NGRAM and is_head(Path(draft))
-    copied, learned = {HEAD: draft} if head else {}, False
+    copied, trees = {HEAD: draft} if head else {}, _trees(selector)
     if selector:
-        learned = any(Selector.from_pretrained(str(selector)).schema.learned)
         copied[SELECTOR] = selector
     settings = {
         "format": FORMAT.number,
@@ -99,9 +98,7 @@ def save(speculation: Speculation, folder: Path) -> Path:
         version=__version__,
         folder=folder,
         draft="the EAGLE head in `head/`" if head else f"`{draft}`",
-        trees="chosen step by step by the selector in `selector/`"
-        if learned
-        else "static" + (", the best that the selector in `selector/` knows" if selector else ""),
+        trees=trees,
     )
 
     def write(partial: Path) -> None:
@@ -116,6 +113,15 @@ def save(speculation: Speculation, folder: Path) -> Path:
 
     write_atomically(folder, write)
     return folder
+
+
+def _trees(selector: Any) -> str:
+    """Say how trees are chosen. Raises UserError for a folder that holds no selector."""
+    if not selector:
+        return "static"
+    if any(Selector.from_pretrained(str(selector)).schema.learned):
+        return "chosen step by step by the selector in `selector/`"
+    return "static, the best that the selector in `selector/` knows"
 
 
 def _check_folders(speculation: Speculation) -> None:

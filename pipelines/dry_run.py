@@ -115,15 +115,14 @@ def _print_data(config: Config) -> None:
     """Print how long the prompts are, and check that text and chat template can be read."""
     from transformers import AutoConfig
 
-    from nde_talf.pipelines.pair import chat_encoder, set_prompts, shared_tokenizer
+    from nde_talf.pipelines.pair import check_template, set_prompts, shared_tokenizer
 
     given = config.model.target
     if not given:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
     tokenizer = shared_tokenizer(config)
-    if config.dialogues.source:
-        chat_encoder(config)
+    check_template(config)
     if not config.data.sets:
         return
     named = [name for name in (given, config.model.draft) if name]

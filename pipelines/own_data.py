@@ -153,8 +153,8 @@ def _tell(config: Config) -> None:
     )
     if data.source == ANSWERS:
         console.print(
-            "The draft and the head learn from your prompts with the target's answers, but for"
-            " those held out; no built-in text."
+            f"The {'head learns' if config.model.target else 'draft and the head learn'} from your"
+            " prompts with the target's answers, but for those held out; no built-in text."
         )
         if not config.model.target:
             console.print(
@@ -178,35 +178,36 @@ def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
         return
     from nde_talf.data.dialogues.read import read_dialogues
     from nde_talf.data.text.corpus import load_table
-    from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
 
-    rows = load_table(str(own.source), own.split)
-    names = rows.column_names
-    if not (own.column or own.user or any(name in names for name in DIALOGUES)):
-        _set(
-            config,
-            "dialogues.user",
-            question_template(rows, str(own.source), "dialogues.user"),
-            changes,
-        )
-        if answer := answer_template(rows):
-            _set(config, "dialogues.assistant", answer, changes)
-    if (own.user and not own.assistant) or (
-        not own.user and (own.column or "") in ("", "turns") and _questions(rows)
-    ):
-        _set(config, "dialogues.regenerate", True, changes)
+    _recognise(config, load_table(str(own.source), own.split), changes)
     dialogues, skipped = read_dialogues(own, config.seed)
     title = f"{own.source}: {len(dialogues)} dialogues, {sum(skipped.values())} rows skipped"
-    turns = ("\n".join(f"{m['role']}: {m['content']}" for m in one.messages) for one in dialogues)
-    _show(title, [text for text, _ in zip(turns, range(3), strict=False)])
+    first = (
+        "\n".join(f"{m['role']}: {m['content']}" for m in one.messages) for one in dialogues[:3]
+    )
+    _show(title, list(first))
     if own.regenerate:
-        console.print("There are no answers: the target gives them (dialogues.regenerate=true).")
+        console.print("The target gives the answers (dialogues.regenerate=true).")
     _set(config, "dialogues.held_out", max(own.held_out, min(0.5, 8 / len(dialogues))), changes)
     if not config.model.target:  # what is trained here has no chat template, and a short context
         plain: Any = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
         _set(config, "dialogues.chat_template", own.chat_template or plain.chat_template, changes)
         longest = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
         _set(config, "dialogues.length", longest, changes)
+
+
+def _recognise(config: Config, rows: Any, changes: dict[str, Any]) -> None:
+    """Find where the questions and answers are; without answers the target gives them."""
+    from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
+
+    own, listed = config.dialogues, {*DIALOGUES} & {*rows.column_names}
+    if not (own.column or own.user or listed):
+        template = question_template(rows, str(own.source), "dialogues.user")
+        _set(config, "dialogues.user", template, changes)
+        _set(config, "dialogues.assistant", answer_template(rows), changes)
+    unanswered = not own.assistant if own.user else own.column in (None, "turns")
+    if unanswered and (own.user or _questions(rows)):
+        _set(config, "dialogues.regenerate", True, changes)
 
 
 def _questions(rows: Any) -> bool:

@@ -27,7 +27,7 @@ from nde_talf.data.text.pair import (
 )
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
-from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
+from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY, DataConfig
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
@@ -68,10 +68,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, given = folders["pair"], config.data, config.model.target
     where = (given, config.model.draft) if given else [str(folder / role) for role in ROLES]
     models = _load(config, where) if given else []  # wrong input is refused first
-    text = (_shipped_text if is_shipped(given) else _text)(config, models)
-    prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
-    if given and data.source == ANSWERS:
-        _answer(config, folder, text, prompts, models[0])
+    text, prompts = _read(config, folder, models)
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")
@@ -130,16 +127,8 @@ def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
 def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the corpus and hold documents out of it."""
     data, length, given = config.data, config.model.length, bool(config.model.target)
-    source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
-    if given and data.source == ANSWERS:
-        tokenizer, none = shared_tokenizer(config), torch.zeros(0, length, dtype=torch.long)
-        return _Text(
-            tokenizer, none, none, {}, none, set_prompts(config, tokenizer, _context(models))
-        )
     with working("reading the text"):
-        documents = (
-            load_mixture(data.mix) if data.mix else load_documents(source, data.column, data.split)
-        )
+        documents = _documents(config.data)
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
@@ -160,6 +149,35 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
     mixed = data.mix and not given
     known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
+
+
+def _documents(data: DataConfig) -> Dataset:
+    """Load the corpus; a target that answers own prompts is trained on the standard library."""
+    if data.mix:
+        return load_mixture(data.mix)
+    source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
+    return load_documents(source, data.column, data.split)
+
+
+def _read(
+    config: Config, folder: Path, models: Sequence[CausalModel]
+) -> tuple[_Text, list[Prompt]]:
+    """Read text and prompts; a target that is given answers own prompts."""
+    given = config.model.target
+    own = given is not None and config.data.source == ANSWERS
+    read = _own_text if own else _shipped_text if is_shipped(given) else _text
+    text = read(config, models)
+    prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
+    if own:
+        _answer(config, folder, text, prompts, models[0])
+    return text, prompts
+
+
+def _own_text(config: Config, models: Sequence[CausalModel]) -> _Text:
+    """Read own prompts; what the target answers is the text."""
+    tokenizer, none = shared_tokenizer(config), torch.zeros(0, config.model.length).long()
+    prompts = set_prompts(config, tokenizer, _context(models))
+    return _Text(tokenizer, none, none, {}, none, prompts)
 
 
 def _context(models: Sequence[CausalModel]) -> int | None:
@@ -259,10 +277,11 @@ def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     return target
 
 
-def chat_encoder(config: Config) -> ChatEncoder:
-    """Return what encodes dialogues for the target. Raises UserError without a chat template."""
+def check_template(config: Config) -> None:
+    """Raise UserError before any work for dialogues and a target without a chat template."""
     own = config.dialogues
-    return ChatEncoder(shared_tokenizer(config), own.chat_template, own.template_options)
+    if own.source and config.model.target and config.stage in ("all", "draft"):
+        ChatEncoder(shared_tokenizer(config), own.chat_template, own.template_options)
 
 
 def _tokenizer(where: Any, role: str) -> PreTrainedTokenizerBase:

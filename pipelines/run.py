@@ -54,28 +54,30 @@ def run(config: Config) -> None:
         module.STAGE.name: module.STAGE
         for module in (pair, latency, traces, selector, draft, evaluate)
     }
-    if config.dialogues.source and config.model.target and config.stage in ("all", "draft"):
-        pair.chat_encoder(config)  # a template that is missing is told before any work
+    pair.check_template(config)
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base, changes)
         for name in config.stages if config.stage == "all" else (config.stage,):
-            if name in OF_DRAFT_MODEL and not config.drafts:
-                console.print(f"· {name}: skipped, as there is no draft model (model.draft)")
-                continue
             try:
-                run_stage(stages[name], config, stages, config.force)
+                if name in OF_DRAFT_MODEL and not config.drafts:
+                    console.print(f"· {name}: skipped, as there is no draft model (model.draft)")
+                else:
+                    run_stage(stages[name], config, stages, config.force)
             except NoHeadError as error:
-                if config.stage != "all" or config.traces.drafter == "head":
-                    raise
-                console.print(f"· {name}: skipped. {error}")
-                config.evaluation.methods = [
-                    method for method in config.evaluation.methods if method != "head"
-                ]
+                _without_head(config, error)
             raise_swallowed()
         remember(folder, config.base, changes)
+
+
+def _without_head(config: Config, error: Exception) -> None:
+    """Leave the head out of what is evaluated. Raises `error` where the head was asked for."""
+    if config.stage != "all" or config.traces.drafter == "head":
+        raise error
+    console.print(f"· draft: skipped. {error}")
+    config.evaluation.methods = [name for name in config.evaluation.methods if name != "head"]
 
 
 def run_or_end(config: Config) -> None:
