@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import Pair, spread
+from nde_talf.data.text.settings import ANSWERS
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import working
@@ -94,10 +95,13 @@ def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
     """Describe the training for the head's card, without paths of this machine."""
     draft, dialogues = config.draft, config.dialogues
     texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
+    own = not dialogues.source and config.data.source == ANSWERS
+    if own:
+        texts = [str(one.source) for one in config.data.sets.values()]
     return {
         "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),
         "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
-        "answers": "written by the target" if dialogues.regenerate else "as in the text",
+        "answers": "written by the target" if own or dialogues.regenerate else "as in the text",
         "loss": asdict(draft.loss),
         "steps": f"{draft.steps} of {draft.batch * draft.accumulate * draft.devices} rows",
         "seed": draft.seed,
