@@ -3,7 +3,7 @@
 torch multiplies float32 matrices with MKL. On an AMD processor MKL takes more than twice as long
 for two to eight rows with a large matrix as for one, though it reads the same weights, and so a
 tree's pass costs twice a token's. oneDNN, which torch has too, reads them once. `python -m
-benchmarks.products` measures both.
+benchmarks.forward products` measures both.
 """
 
 from pathlib import Path
