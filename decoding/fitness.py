@@ -27,6 +27,8 @@ HALF = 0.05
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
+LARGEST = 1e9
+"""Magnitude beyond which no number of a trained model lies."""
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
 FAULTS = (
@@ -139,7 +141,16 @@ def _head_difference(model: "CausalModel") -> float:
     """
     probe = torch.arange(4, device=model.device)[None]
     full = model.module(input_ids=probe % model.vocab_size, use_cache=False).logits
+    if not is_sound(full):
+        from nde_talf.decoding.loading import unsound
+
+        raise unsound(model, probe % model.vocab_size)
     return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
+
+
+def is_sound(numbers: Tensor) -> bool:
+    """Return whether all are finite and none is beyond what a trained model gives."""
+    return bool(numbers.abs().max() <= LARGEST)  # False for NaN
 
 
 def tree_difference(model: "CausalModel") -> float:
@@ -199,7 +210,7 @@ def _alone(model: "CausalModel", tokens: list[int]) -> Tensor:
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference of logits, as a fraction of the largest; NaN where one is no number."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
 def first_line(error: Exception) -> str:

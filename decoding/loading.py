@@ -5,6 +5,7 @@ random numbers, other ones at every load. Here they are an error that names them
 """
 
 import importlib.util
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,15 +18,29 @@ from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import memory_is_short, unreadable
+from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
 from nde_talf.decoding.common.settings import one_of
-from nde_talf.decoding.fitness import first_line
+from nde_talf.decoding.fitness import LARGEST, first_line, is_sound
 from nde_talf.decoding.names import DTYPES
 from nde_talf.decoding.readout import optional
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from nde_talf.decoding.model import CausalModel
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_theta",
+    "factor",
+)
+"""Fields of config.json that are positive."""
 MOST = 4
 """Names that an error lists."""
 _NUMBERS_IN_A_BYTE = 8
@@ -60,6 +75,7 @@ def load_module(
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
     quantised = None
     try:
+        check_files(Path(folder))
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         check_claims(Path(folder), config)
         quantised = optional(config, "quantization_config")
@@ -99,10 +115,35 @@ def _not_loaded(error: Exception, where: str, device_map: str | None, quantised:
     if memory_is_short(error):
         return unreadable(where, error, "")
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+    whole = " ".join(str(error).split())
     return UserError(
-        f"{where}: no causal language model could be loaded from there ({kind}{first_line(error)})."
+        f"{where}: no causal language model could be loaded from there ({kind}{whole[:200]})."
         " Give a folder with config.json and safetensors weights, or a hub name."
     )
+
+
+def check_files(folder: Path) -> None:
+    """Check a folder before a library reads it; a hub name is passed over.
+
+    Raises:
+        UserError: a file in it is a pipe or a device, or config.json is no JSON.
+        ValueError: config.json holds a number that no model has.
+    """
+    for file in folder.glob("*.*"):
+        if not (file.is_file() or file.is_dir()):
+            raise UserError(f"{file}: it is no regular file. Put a file in its place.")
+    if (folder / "config.json").exists():
+        _check_numbers_of(read_json(folder / "config.json", again="download the model again"))
+
+
+def _check_numbers_of(config: dict[str, Any], within: str = "") -> None:
+    """Raise ValueError for a number that is not finite, or a size that is not positive."""
+    for name, value in config.items():
+        if isinstance(value, dict) and name in ("text_config", "rope_parameters", "rope_scaling"):
+            _check_numbers_of(value, f"{within}{name}.")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and not (math.isfinite(value) and (value > 0 or name not in _SIZES)):
+            raise ValueError(f"its config.json says {within}{name}={value}, which no model has")
 
 
 def check_claims(folder: Path, config: "PretrainedConfig") -> None:
@@ -211,14 +252,42 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
         if weight.is_floating_point()
         and weight.itemsize > 1  # numbers of 8 bits have no infinity to find
         and weight.numel()
-        and not torch.stack(torch.aminmax(weight)).isfinite().all()  # NaN shows in both
+        and not torch.stack(torch.aminmax(weight)).abs().max() <= LARGEST  # NaN shows in both
     ]
     if broken:
         raise UserError(
-            f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype})."
+            f"{where}: {_listed('hold NaN, infinite or huge numbers', sorted(broken))} (as"
+            f" {dtype})."
             " Download or export the model again; if it is finite in a wider type, set model.dtype"
             " to that."
         )
+
+
+def unsound(model: "CausalModel", tokens: torch.Tensor) -> UserError:
+    """Name the first part of a model whose numbers a first pass cannot sample from."""
+    parts: list[str] = []
+
+    def look(name: str, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, torch.Tensor) and first.is_floating_point() and not is_sound(first):
+            parts.append(name)
+
+    hooks = [
+        part.register_forward_hook(lambda _, __, output, name=name: look(name, output))
+        for name, part in model.module.named_modules()
+        if name
+    ]
+    try:
+        model.module(input_ids=tokens, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return UserError(
+        f"{model.name}={model.module.name_or_path}: a first pass gives numbers that are NaN,"
+        f" infinite or beyond {LARGEST:g}, so nothing can be sampled; the first come from"
+        f" {parts[0] if parts else 'lm_head'}. Check its weights and what config.json says of it"
+        " (rope_parameters, rms_norm_eps, sizes), or download the model again."
+    )
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -32,7 +32,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.families import served_config
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import LAYERS, load_layout
+from nde_talf.draft_training.published import LAYERS, SIZES, load_layout
 from nde_talf.draft_training.settings import FAMILY, LLAMA
 
 
@@ -65,6 +65,20 @@ _DIFFERS = {
     "lm_head_signs_sha256": "lm_head",
     "target_signs_sha256": "set of weights in its layers",
 }
+_SERVED = (
+    "hidden_size",
+    "vocab_size",
+    "model_type",
+    "architectures",
+    "rope_theta",
+    "logit_scale",
+    "max_position_embeddings",
+    "num_hidden_layers",
+    "dtype",
+    LAYERS,
+    *SIZES,
+)
+"""Keys of config.json that another reader of the export goes by."""
 SAMPLE = 4096
 """Numbers of a weight that `target_fingerprint` looks at, at most."""
 
@@ -109,14 +123,8 @@ def _identity(target: CausalModel) -> dict[str, int | str]:
     }
 
 
-def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums and a model card, atomically.
-
-    An older head there is replaced.
-
-    Returns the folder.
-    """
-    folder = Path(folder)
+def _served(head: EagleHead) -> dict[str, Any]:
+    """Return what config.json says of a head, without our note."""
     config = served_config(head.config, head.family) | {"dtype": "float32"}
     if head.feature_layers:
         config |= {
@@ -129,6 +137,18 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         config["logit_scale"] = head.target.readout.scale
     if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
         config["rope_theta"] = theta  # where readers of the time before rope_parameters look for it
+    return config
+
+
+def save_head(head: EagleHead, folder: str | Path) -> Path:
+    """Write `head` to `folder` (float32) with checksums and a model card, atomically.
+
+    An older head there is replaced.
+
+    Returns the folder.
+    """
+    folder = Path(folder)
+    config = _served(head)
     config[NOTE] = {
         "format": FORMAT.number,
         "kind": head.kind,
@@ -194,5 +214,17 @@ def load_head(
             )
     layer = LLAMA if note["layer"] == LLAMA else FAMILY
     head = load_layout(folder, config, target, dtype, (layer, note["sizes"]))
+    served = json.loads(json.dumps(_served(head)))
+    for key in _SERVED:
+        if config.get(key) != (value := served.get(key)):
+            raise UserError(
+                f"{folder / _CONFIG}: it says {key}={config.get(key)!r}, and the head beside this"
+                f" target has {value!r}: {FORMAT.again}."
+            )
+    if (note["kind"], note["layer"]) != (head.kind, head.family.name):
+        raise UserError(
+            f"{folder / _CONFIG}: it notes {note['kind']} and {note['layer']}, and its weights are"
+            f" those of {head.kind} and {head.family.name}: {FORMAT.again}."
+        )
     head.trained_in = note["trained_in"]
     return head

@@ -17,6 +17,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.tensors import not_finite, read_tensors
 from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.fitness import LARGEST
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.draft_vocab import vocabulary_in
 from nde_talf.draft_training.eagle3 import Eagle3Head
@@ -29,7 +30,7 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 CONFIG, _AGAIN = "config.json", "fetch it again"
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Where the weights may be; the first that is there is read."""
-_SIZES = (
+SIZES = (
     "intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
@@ -127,7 +128,7 @@ def _layer_of(
         inner = config.get("transformer_layer_config", config)
         given = {key: value for key, value in inner.items() if key != "model_type"}
         described = family_of(target, layer).config.from_dict(given).to_dict()
-    return layer, {name: described[name] for name in _SIZES if name in described}
+    return layer, {name: described[name] for name in SIZES if name in described}
 
 
 def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: CausalModel) -> None:
@@ -137,9 +138,9 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
         ValueError: they are no sizes of a layer, or of one that is larger than all `weights`
             together.
     """
-    if unknown := sorted(sizes.keys() - {*_SIZES, "fc_bias"}):
+    if unknown := sorted(sizes.keys() - {*SIZES, "fc_bias"}):
         raise ValueError(f"the size '{unknown[0]}' is not known")
-    counts = {name: sizes[name] for name in _SIZES[:4] if sizes.get(name) is not None}
+    counts = {name: sizes[name] for name in SIZES[:4] if sizes.get(name) is not None}
     for name, count in counts.items():
         if typed(count, int) < 1:
             raise ValueError(f"'{name}' is {count}, and has to be at least 1")
@@ -163,7 +164,7 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
         for key, weight in weights.items()
         if not weight.is_floating_point() and key not in counts
     ]
-    fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights)
+    fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights, LARGEST)
     try:
         if fault is None:
             return head.load_file_weights(weights)

@@ -18,8 +18,8 @@ from nde_talf.decoding.common.settings import (
     Count,
     Fraction,
     Natural,
+    Place,
     Seed,
-    Text,
     one_of,
     settings,
 )
@@ -168,7 +168,7 @@ class HeadConfig(TrainingConfig):
 
     Its lm_head has as many rows. None: all.
     """
-    warm_start: Text | None = None
+    warm_start: Place | None = None
     """Folder of an exported head to begin with, in place of random weights."""
     roots: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the

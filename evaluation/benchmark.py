@@ -8,14 +8,21 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from nde_talf.decoding.common.files import sole, write_atomically
+from pydantic import Field
+
+from nde_talf.decoding.common.files import opened, sole, write_atomically
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.sampling import SamplingSetting
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
+
+
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Length = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 @dataclass
@@ -44,17 +51,17 @@ class Record:
     method: str
     prompt: str
     kind: str
-    tokens: int
-    steps: int
-    nodes: int
-    seconds: float
-    phases: dict[str, float] = field(default_factory=dict)
-    actions: dict[str, int] = field(default_factory=dict)
-    forward_seconds: float = 0.0
-    draft_passes: int = 0
-    pass_: int = 0
-    cpu_seconds: float = 0.0
-    accepted: dict[str, int] = field(default_factory=dict)
+    tokens: Count
+    steps: Count
+    nodes: Count
+    seconds: Seconds
+    phases: dict[str, Seconds] = field(default_factory=dict)
+    actions: dict[str, Count] = field(default_factory=dict)
+    forward_seconds: Seconds = 0.0
+    draft_passes: Count = 0
+    pass_: Count = 0
+    cpu_seconds: Seconds = 0.0
+    accepted: dict[Length, Count] = field(default_factory=dict)
 
     @property
     def block(self) -> tuple[str, int]:
@@ -71,9 +78,12 @@ class Record:
     def of_line(cls, line: str) -> "Record":
         """Raises ValueError for a line that holds no record."""
         content = typed(json.loads(line), dict[str, Any])
-        return typed(
+        record: Record = typed(
             {"pass_" if key == "pass" else key: value for key, value in content.items()}, cls
         )
+        if bool(record.steps) != bool(record.tokens) or bool(record.steps) != bool(record.seconds):
+            raise ValueError("steps, tokens and seconds are not 0 together")
+        return record
 
 
 Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
@@ -129,7 +139,8 @@ def read_records(records: Path) -> Iterator[Record]:
     """
     if not records.exists():
         return
-    lines = records.read_bytes().splitlines()
+    with opened(records) as stream:
+        lines = stream.read().splitlines()
     for number, line in enumerate(lines, 1):
         try:
             yield Record.of_line(line.decode())

@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
 from nde_talf.data.engines.transformers import sampling_options
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
@@ -240,10 +241,8 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
 
 def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
     """Check that greedy texts after real text are those of plain decoding; with a sentence."""
-    from transformers import AutoTokenizer
-
     model = CausalModel.load(target, forward="transformers")
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    tokenizer = load_tokenizer(target)
     prompts = real_prompts(tokenizer)
     sample = opened(config, target, draft)
     texts = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)

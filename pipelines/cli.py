@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,15 @@ _FILES = (
     errno.EEXIST,
 )
 """Faults of a name or folder that a user gave."""
+
+_PRINTED = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
+"""Options of Hydra: they print; --multirun and -m run every combination of values."""
+_TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
+"""Keys, by their last part, whose values are texts of many lines."""
+UNREADABLE = 2
+"""Exit status of a parser of options."""
+LONGEST, DEEPEST = 10_000, 50
+"""Characters of an argument, and nesting of its brackets."""
 
 T = TypeVar("T")
 
@@ -139,24 +149,65 @@ def launch(
         except Exception as error:
             errors.append(error)  # Hydra would print the whole command line beside it
 
+    arguments = sys.argv[1:]
     errors: list[Exception] = []
     sys.excepthook = _show_traceback
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
+        _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(sys.argv[1:]))
         main()
         if errors:
             answer(errors[0])
-    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError, OSError) as error:
         if asked:
             raise
-        if memory_is_short(error):
+        if memory_is_short(error) or not isinstance(
+            error, (HydraException, OmegaConfBaseException, UserError)
+        ):
             answer(error)
         fail(explained(error, schema))
+    except SystemExit as error:
+        if error.code == UNREADABLE:
+            fail(
+                f"{_shown(arguments)}: these options cannot be read; --help lists what can be set."
+            )
+        raise
+    except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
+        fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error).rstrip('.')}).")
     finally:
         if not asked:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all."""
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        depths = accumulate((c in "[{(") - (c in "]})") for c in value)
+        faults = {
+            "there is no such option; every argument is key=value, and --help lists the keys": (
+                key.startswith("-") and key not in {*_PRINTED, "--multirun", "-m"}
+            ),
+            "there is no key before the equals sign": bool(equals) and not key.strip("+~"),
+            "it holds characters that cannot be shown; leave them out": not argument.isprintable(),
+            f"it has {len(argument)} characters, and {LONGEST} can be read": (
+                len(argument) > LONGEST
+            ),
+            f"its brackets are more than {DEEPEST} deep": max(depths, default=0) > DEEPEST,
+            "it holds a number of a thousand digits": bool(re.search(r"\d{1000}", value)),
+        }
+        if key.rpartition(".")[2] in _TEXTS:
+            faults = {"it is no UTF-8 text": bool(re.search("[\ud800-\udfff]", argument))}
+        for fault in (fault for fault, is_so in faults.items() if is_so):
+            raise UserError(f"{_shown([argument])}: {fault}.")
+
+
+def _shown(arguments: Sequence[str]) -> str:
+    text = masked(" ".join(arguments))
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain if len(plain) <= 100 else f"{plain[:80]}..."
 
 
 def _show_traceback(*raised: Any) -> None:
@@ -165,8 +216,10 @@ def _show_traceback(*raised: Any) -> None:
 
 
 def marked(argument: str) -> str:
-    """Mark a key that the defaults need not have by ++, as Hydra wants it."""
-    key = argument.partition("=")[0]
+    """Mark a key that the defaults need not have by ++, and a run's name as text, for Hydra."""
+    key, _, value = argument.partition("=")
+    if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
+        return f"{key}='{value}'"
     is_open = any(key == group or key.startswith(f"{group}.") for group in _OPEN)
     return f"++{argument}" if is_open else argument
 

@@ -18,7 +18,16 @@ from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.text.shipped import shipped
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Device, Seed, Text, one_of, settings
+from nde_talf.decoding.common.settings import (
+    Count,
+    Device,
+    Distinct,
+    Place,
+    Seed,
+    Text,
+    one_of,
+    settings,
+)
 from nde_talf.decoding.names import DTYPES
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
@@ -57,7 +66,7 @@ PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 class PathsConfig:
     """Folders."""
 
-    checkpoints: Annotated[Text, Field(min_length=1)] = "checkpoints"
+    checkpoints: Annotated[Place, Field(min_length=1)] = "checkpoints"
     """Folder that holds the runs, each in a folder of its own."""
 
 
@@ -95,9 +104,9 @@ class ModelConfig(LoadingConfig):
     A target alone is decoded with a draft head.
     """
 
-    target: Text | None = None
+    target: Place | None = None
     """Folder or hub name of the target; null: a small pair is trained."""
-    draft: Text | None = None
+    draft: Place | None = None
     """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and
     evaluates a head.
     """
@@ -128,7 +137,9 @@ class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
     contexts: Annotated[
-        list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=1, max_length=100)
+        list[Annotated[int, Field(ge=1, le=10_000_000)]],
+        Field(min_length=1, max_length=100),
+        Distinct,
     ] = field(default_factory=lambda: [64, 256])
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: Annotated[int, Field(ge=1, le=10_000)] = 9
@@ -151,7 +162,7 @@ class EvaluationConfig:
     evaluation/protocol.py says how times are taken.
     """
 
-    methods: Annotated[list[Annotated[str, one_of(METHODS)]], Field(min_length=1)] = field(
+    methods: Annotated[list[Annotated[str, one_of(METHODS)]], Distinct] = field(
         default_factory=lambda: ["selector", "head", "assisted"]
     )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
@@ -161,7 +172,7 @@ class EvaluationConfig:
     model, and the head where head is asked for too), transformers (its plain decoding, prompt
     lookup and default assisted generation).
     """
-    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Field(min_length=1)] = field(
+    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct] = field(
         default_factory=lambda: ["t0.6", "t1.0"]
     )
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.

@@ -5,11 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import Pair, spread
 from nde_talf.data.text.settings import ANSWERS
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import working
@@ -58,7 +57,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         free_memory()
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
-            tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+            tokenizer = load_tokenizer(pair.where("target"))
             rows, held_out = dialogue_rows(config, folders, tokenizer)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))

@@ -10,6 +10,7 @@ from rich.markdown import Markdown
 
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.setting import (
@@ -215,8 +216,6 @@ def _sample(
 
     Where none is learned, it is the fastest of our speculative methods.
     """
-    from transformers import AutoTokenizer
-
     setting, rows = next(iter(data.tables.items()))
     loops: dict[str, Any] = plans[setting].methods
     drafting = [
@@ -226,7 +225,7 @@ def _sample(
         return {}
     chosen = data.chosen.get(setting, {})
     name = max(drafting, key=lambda row: (row.method in chosen, row.speedup[0])).method
-    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    tokenizer = load_tokenizer(pair.where("target"))
     blocks = list(loops[name].with_trees(prompt.tokens, seed))
     return {
         "method": name,

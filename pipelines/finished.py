@@ -3,7 +3,10 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
@@ -11,6 +14,15 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
+
+
+class Tree(TypedDict):
+    """Content of `head-SETTING.json` of a report."""
+
+    action: tuple[
+        Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]
+    ]
+
 
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
@@ -112,9 +124,7 @@ class Run:
         if not traced:
             return Action(1, 0, 4)
         nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(
-            *read_json(trees_by_setting[nearest], dict[str, tuple[int, int, int]])["action"]
-        )
+        return Action(*read_json(trees_by_setting[nearest], Tree)["action"])
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

@@ -169,13 +169,12 @@ def generate(config: GenerateConfig) -> None:
 
 def _stream(config: GenerateConfig, run: Run, pair: "Pair") -> None:
     """Decode, and print the text as it comes, then the figures."""
-    from transformers import AutoTokenizer
-
+    from nde_talf.data.text.templates import load_tokenizer
     from nde_talf.decoding.sampling import Rng
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.evaluation.sample import pieces
 
-    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    tokenizer = load_tokenizer(pair.where("target"))
     config.prompt = config.prompt or _held_out(pair, config.seed)
     prompt, setting = encoded(config, tokenizer), config.setting
     static = None
@@ -223,14 +222,13 @@ def open_run(
     Raises:
         UserError: there is no such run, or it lacks what is asked for.
     """
-    from transformers import AutoTokenizer
-
     from nde_talf.data.text.pair import Pair
+    from nde_talf.data.text.templates import load_tokenizer
 
     config = GenerateConfig(run=run, **settings)
     finished = Run(config.run, config.paths.checkpoints, config.base)
     pair = Pair(finished.stage("pair"))
-    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    tokenizer = load_tokenizer(pair.where("target"))
     return make_decoder(config, finished, pair, None), tokenizer
 
 
@@ -240,7 +238,9 @@ def encoded(config: GenerateConfig, tokenizer: "PreTrainedTokenizerBase") -> lis
         raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
     if tokenizer.chat_template and config.chat is not False:
         turn = [{"role": "user", "content": config.prompt}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        from nde_talf.data.text.templates import render
+
+        text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
     return tokenizer(config.prompt)["input_ids"]
 

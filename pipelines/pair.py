@@ -30,6 +30,7 @@ from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_docu
 from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY, DataConfig
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
@@ -262,7 +263,7 @@ def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.
     """
-    target = _tokenizer(config.model.target, "target")
+    target = load_tokenizer(config.model.target, "model.target")
     if target.eos_token_id is None:
         raise UserError(
             f"model.target={config.model.target}: its tokenizer has no end-of-text token"
@@ -271,7 +272,7 @@ def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     if config.model.draft:
         check_tokenizers(
             target.get_vocab(),
-            _tokenizer(config.model.draft, "draft").get_vocab(),
+            load_tokenizer(config.model.draft, "model.draft").get_vocab(),
             config.model.draft,
         )
     return target
@@ -282,18 +283,6 @@ def check_template(config: Config) -> None:
     own = config.dialogues
     if own.source and config.model.target and config.stage in ("all", "draft"):
         ChatEncoder(shared_tokenizer(config), own.chat_template, own.template_options)
-
-
-def _tokenizer(where: Any, role: str) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        raise UserError(
-            f"model.{role}={where}: no tokenizer could be loaded from there"
-            f" ({type(error).__name__}: {error}). Save the tokenizer beside the model."
-        ) from error
 
 
 def _known_to_draft(train: Dataset) -> list[str]:

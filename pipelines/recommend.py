@@ -25,7 +25,7 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import Text, one_of, settings
+from nde_talf.decoding.common.settings import Place, Text, one_of, settings
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
@@ -61,7 +61,7 @@ class RecommendConfig:
     """How the engine verifies a path: standard, or block verification
     (rejection_sample_method=block in vLLM).
     """
-    table: Text = MEASURED
+    table: Place = MEASURED
     """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
     file.
     """

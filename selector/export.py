@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.card import write_card
@@ -15,6 +16,7 @@ from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.fitness import LARGEST
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector, SelectorSchema, selectable
 from nde_talf.selector.roots import INPUT_SCALARS
@@ -110,6 +112,7 @@ def load_selector(folder: Path) -> Selector:
         selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
         selector = Selector(typed(config, SelectorSchema))
     tensors = read_tensors(weights, FORMAT.again)
+    _check_values(tensors, weights)
     if (counts := tensors.get("static_contexts")) is not None:  # a column for every context seen
         selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
     try:
@@ -121,3 +124,16 @@ def load_selector(folder: Path) -> Selector:
         ) from error
     selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
     return selector.eval()
+
+
+def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise UserError for numbers that no training gives."""
+    deepest = max(tree.depth for tree in TREES)
+    ranges = {"static_efficiency": (1, 1 + deepest), "static_contexts": (0, 1 << 30)}
+    for name, tensor in tensors.items():
+        least, most = ranges.get(name, (0 if name == "scale" else -LARGEST, LARGEST))
+        if tensor.numel() and not least - 1e-6 <= tensor.min() <= tensor.max() <= most + 1e-6:
+            raise UserError(
+                f"{path}: its tensor {name} holds numbers outside {least:g} to {most:g}:"
+                f" {FORMAT.again}."
+            )

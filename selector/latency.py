@@ -9,7 +9,7 @@ ran before it, so the draft's weights are not in the caches.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 Context = TypeVar("Context", Tensor, int)
-Axis = list[Annotated[int, Field(ge=0)]]
-Line = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+Axis = list[Annotated[int, Field(ge=0, le=1 << 30)]]
+Line = list[Annotated[float, Field(gt=0, le=1e6)]]
 Grid = list[Line]
 
 
@@ -82,7 +82,9 @@ class LatencyTable:
     target: Grid
     draft: Grid
     verify: dict[str, Line] = field(default_factory=dict)
-    models: dict[str, list[int]] = field(default_factory=dict)
+    models: dict[Literal["target", "draft"], list[Annotated[int, Field(ge=1)]]] = field(
+        default_factory=dict
+    )
     machine: dict[str, str] = field(default_factory=dict)
     first: Line = field(default_factory=list)
     second: Line = field(default_factory=list)
@@ -91,7 +93,7 @@ class LatencyTable:
     sequences: Axis = field(default_factory=list)
     target_batch: list[Grid] = field(default_factory=list)
     draft_batch: list[Grid] = field(default_factory=list)
-    disagreement: float = 0.0
+    disagreement: Annotated[float, Field(ge=0)] = 0.0
     by_branches: bool = False
 
     def save(self, path: Path) -> None:
@@ -123,6 +125,11 @@ class LatencyTable:
         for axis in axes:
             if axis != sorted(set(axis)):
                 raise ValueError(f"the axis {axis} does not rise")
+        for k, line in enumerate(self.branches, 1):
+            if not 1 <= min(line) <= max(line) <= k:
+                raise ValueError(f"'branches' of {k} are not 1 to {k} nodes wide")
+        if 0 in self.widths or 0 in self.nodes:
+            raise ValueError("one of 'nodes' and 'widths' holds 0")
         sequences, contexts, nodes, widths = map(len, axes)
         if not contexts or not nodes or not widths:
             raise ValueError("one of 'contexts', 'nodes' and 'widths' is empty")

@@ -50,6 +50,7 @@ def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
     return verifiers[index // len(TREES)], TREES[index % len(TREES)]
 
 
+Role = Annotated[str, Field(pattern="^(target|draft)$")]
 Setting = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]]
 """Temperature and top-p."""
 
@@ -84,18 +85,22 @@ class SelectorSchema:
     verifiers: tuple[str, ...]
     settings: tuple[Setting, ...]
     learned: tuple[bool, ...]
-    sharpness: Annotated[float, Field(ge=0)] = 20.0
+    sharpness: Annotated[float, Field(ge=0, le=1e6)] = 20.0
     width: Annotated[int, Field(ge=1)] = 128
     hidden: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (512, 32)
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
     draft_setting: Setting | tuple[()] | None = ()
-    pair: dict[str, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
+    pair: dict[Role, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
         if not 0 < len(self.settings) == len(self.learned):
             raise ValueError("'settings' and 'learned' are not of one length, above 0")
+        if len({*self.settings}) < len(self.settings) or len({*self.verifiers}) < len(
+            self.verifiers
+        ):
+            raise ValueError("one of 'settings' or 'verifiers' is there twice")
 
     @property
     def actions(self) -> int:

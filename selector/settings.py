@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Seed, Text, one_of, settings
+from nde_talf.decoding.common.settings import Count, Distinct, Place, Seed, one_of, settings
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 
 PRICING = ("table", "eq11")
@@ -22,13 +22,13 @@ class SelectorConfig:
     Raises UserError, naming the key, for a value that cannot work.
     """
 
-    verifiers: Annotated[
-        list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Field(min_length=1)
-    ] = field(default_factory=lambda: ["traversal", "specinfer"])
+    verifiers: Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct] = field(
+        default_factory=lambda: ["traversal", "specinfer"]
+    )
     """A selector is trained for each of these verification rules, on its labels."""
     across: bool = False
     """Train one more selector, which chooses the verifier too."""
-    tables: Annotated[list[Text], Field(min_length=1)] = field(default_factory=lambda: ["measured"])
+    tables: Annotated[list[Place], Distinct] = field(default_factory=lambda: ["measured"])
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
     configs/latency, or files.
     """

@@ -15,9 +15,10 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, Message
+from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
+from nde_talf.data.text.templates import SECONDS, render, within
 from nde_talf.decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
@@ -58,6 +59,8 @@ class ChatEncoder:
         self.template = template or tokenizer.get_chat_template()
         self.marked = bool(_GENERATION.search(self.template))
         """The template itself says what is generated."""
+        probe = [{"role": USER, "content": _PROBE}]
+        render(tokenizer, probe, f"{KEY}.chat_template", chat_template=template, **self.options)
         added = (str(token) for token in tokenizer.added_tokens_decoder.values())
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
 
@@ -177,10 +180,11 @@ class ChatEncoder:
 
     def _apply(self, messages: Sequence[Message], **how) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), chat_template=self.template, **how, **self.options
-            )
-        except TemplateError as error:
+            with within(SECONDS):
+                return self.tokenizer.apply_chat_template(
+                    list(messages), chat_template=self.template, **how, **self.options
+                )
+        except (TemplateError, TimeoutError) as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
 
     def _ids(self, text: str) -> list[int]:

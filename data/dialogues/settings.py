@@ -15,6 +15,7 @@ from nde_talf.decoding.common.settings import (
     Fraction,
     LongText,
     Natural,
+    Place,
     Text,
     settings,
 )
@@ -27,7 +28,7 @@ KEY = "dialogues"
 class DialogueConfig:
     """The dialogues that a draft head is trained on, in place of the pair's text."""
 
-    source: Text | None = None
+    source: Place | None = None
     """A .jsonl, .json or .parquet file, or a hub dataset; null: no dialogues, the head learns from
     the pair's text.
     """

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -14,7 +14,7 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import reading, write_atomically, write_sealed
+from nde_talf.decoding.common.files import opened, reading, write_atomically, write_sealed
 from nde_talf.decoding.common.foreign import changed, recorded
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
@@ -29,13 +29,17 @@ ROLES = ("target", "draft")
 _ROWS = {name: Like((None, None), INTEGER) for name in ("train", "held_out")}
 
 
+Files = TypedDict("Files", {"prompts.jsonl": str, "rows.safetensors": str})
+"""Checksums of the files beside `pair.json`."""
+
+
 class Index(TypedDict):
     """Content of `pair.json`, see `Pair.write`."""
 
     target: str
     draft: str | None
-    files: dict[str, str]
-    models: dict[str, dict[str, dict[str, Any]]]
+    files: Files
+    models: dict[Literal["target", "draft"], dict[str, dict[str, Any]]]
 
 
 FORMAT = Format("pair", "make the pair again with stage=pair force=true", Index)
@@ -131,11 +135,17 @@ class Pair:
 
         Raises UserError for a draft where there is none.
         """
-        where = self._content()[role]
+        content = self._content()
+        where = content[role]
         if where is None:
             raise UserError(
                 f"{self._index}: this pair has no draft model. Decode with its draft head, or give"
                 " model.draft and make the pair again with stage=pair force=true."
+            )
+        if where != role and role not in content["models"]:
+            raise UserError(
+                f"{self._index}: its {role} {where!r} is neither its own nor recorded there:"
+                f" {FORMAT.again}."
             )
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
@@ -157,18 +167,25 @@ class Pair:
         """Read the prompts of both splits."""
         self._check(PROMPTS)
         path, prompts = self.folder / PROMPTS, []
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        with opened(path) as stream:
+            lines = stream.read().splitlines()
+        for number, line in enumerate(lines, 1):
             with reading(f"{path}, line {number}", FORMAT.again):
                 prompt: Prompt = typed(json.loads(line), Prompt)
                 if not prompt.tokens or min(prompt.tokens) < 0:
                     raise ValueError("it has no tokens, or negative ones")
+                if prompt.split not in ("trace", "test"):
+                    raise ValueError(f"its split is {prompt.split!r}, not trace or test")
             prompts.append(prompt)
         return prompts
 
     def rows(self, name: str) -> Tensor:
         """Read packed text, [rows, length] token ids; name is "train" or "held_out"."""
         self._check(ROWS)
-        return read_tensors(self.folder / ROWS, FORMAT.again, _ROWS)[name].long()
+        rows = read_tensors(self.folder / ROWS, FORMAT.again, _ROWS)[name].long()
+        if rows.numel() and rows.min() < 0:
+            raise UserError(f"{self.folder / ROWS}: {name} holds negative tokens: {FORMAT.again}.")
+        return rows
 
     @property
     def _index(self) -> Path:

@@ -13,6 +13,7 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.prompts import Prompt, in_turn, make_prompt
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
+from nde_talf.data.text.templates import render
 from nde_talf.decoding.common.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16
@@ -158,7 +159,7 @@ def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerB
     if not (prompt_set.chat and text.strip()):
         return text
     turn = [{"role": "user", "content": text.strip()}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    return render(tokenizer, turn, "data.sets", add_generation_prompt=True)
 
 
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import MANY, Count, Fraction, LongText, Text, settings
+from nde_talf.decoding.common.settings import MANY, Count, Fraction, LongText, Place, Text, settings
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard
@@ -43,7 +43,7 @@ def is_hub_name(name: str) -> bool:
 class Corpus:
     """One corpus of a mixture."""
 
-    source: Text = STANDARD_LIBRARY
+    source: Place = STANDARD_LIBRARY
     """As data.source: stdlib, pydoc, arithmetic, tables, a file, or a hub dataset."""
     split: Text = "train"
     """Split of a hub dataset."""
@@ -61,7 +61,7 @@ class Corpus:
 class PromptPart:
     """One source of a prompt set, with the template of its rows."""
 
-    source: Text
+    source: Place
     """A local file, or a hub dataset with its configuration after a colon."""
     template: LongText
     """Format string over a row's columns."""
@@ -71,7 +71,7 @@ class PromptPart:
 class PromptSet:
     """A set of ready-made prompts."""
 
-    source: Text | None = None
+    source: Place | None = None
     """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a
     colon.
     """
@@ -101,7 +101,7 @@ class PromptSet:
 class DataConfig:
     """The text that the pair learns from, and the prompts that are traced and decoded."""
 
-    source: Text = STANDARD_LIBRARY
+    source: Place = STANDARD_LIBRARY
     """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this
     project), a .txt, .jsonl or .parquet file, a folder of such, or a hub dataset; answers: what the
     target writes after the prompts of data.sets.

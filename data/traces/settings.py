@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Seed, one_of, settings
+from nde_talf.decoding.common.settings import Count, Distinct, Seed, one_of, settings
 from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -29,7 +29,7 @@ DRAFTERS = ("lm", "head")
 class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
-    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Field(min_length=1)] = field(
+    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct] = field(
         default_factory=lambda: ["t0.6", "t1.0"]
     )
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
@@ -47,9 +47,9 @@ class TracesConfig:
     """Super-trees drawn at each root; a label is their mean."""
     validation_samples: Annotated[int, Field(ge=0, le=100_000)] = 4
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
-    verifiers: Annotated[
-        list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Field(min_length=1)
-    ] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
+    verifiers: Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct] = field(
+        default_factory=lambda: ["specinfer", "naivetree", "traversal"]
+    )
     """Verification rules to compute labels for."""
     drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model)

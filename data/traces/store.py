@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
     SEAL,
     content_digest,
+    opened,
     reading,
     write_atomically,
 )
@@ -42,7 +44,7 @@ class Shard(TypedDict):
 
     rows: int
     sha256: str | None
-    split: str | None
+    split: Literal["train", "validation"] | None
 
 
 class Index(TypedDict):
@@ -88,7 +90,8 @@ class TraceStore:
             return None
         if not (self.folder / name).exists():
             return "the file is missing"
-        data = (self.folder / name).read_bytes()
+        with opened(self.folder / name) as stream:
+            data = stream.read()
         if hashlib.sha256(data).hexdigest() != self.shards[name]["sha256"]:
             return "its checksum is not the one it was written with"
         self._intact.add(name)
@@ -112,7 +115,7 @@ class TraceStore:
             entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
             self._put(name, file.getvalue())
         if "split" in columns:
-            entry["split"] = str(columns["split"][0])  # a shard is of one split
+            entry["split"] = cast("Any", columns["split"])[0]  # a shard is of one split
         self._put_index(_entry_name(name), {name: entry})
         self.shards[name] = entry
         return table.num_rows

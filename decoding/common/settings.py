@@ -57,6 +57,23 @@ def matching(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _distinct(values: list[Any]) -> list[Any]:
+    if not values or len({*values}) < len(values):
+        raise ValueError("it should name at least one thing, and none twice")
+    return values
+
+
+def _local(place: str) -> str:
+    address = re.match(r"(\w[\w+.-]*)(://|::)|data:", place)
+    if address and address[1] != "hf":
+        raise ValueError(
+            "it is an address, and only files and folders of this machine and the hub are read:"
+            " download it first"
+        )
+    return place
+
+
+Distinct = AfterValidator(_distinct)
 Count = Annotated[int, Field(ge=1, le=MANY)]
 Natural = Annotated[int, Field(ge=0, le=MANY)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
@@ -69,6 +86,8 @@ Text = Annotated[
     ),
 ]
 """A name, or a path that a file system can hold."""
+Place = Annotated[Text, AfterValidator(_local)]
+"""A file, a folder or a name on the hub."""
 LongText = Annotated[str, matching(r"[^\0]{0,1000000}", "a text without NUL, of a million letters")]
 DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 Device = Annotated[str, matching(DEVICE, "cpu, cuda or cuda:N")]

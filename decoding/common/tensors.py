@@ -5,6 +5,7 @@ made, so that a wrong file takes neither time nor memory. safetensors itself ref
 claims more than the file holds.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,14 +90,14 @@ def mismatch(found: Mapping[str, Like], declared: Mapping[str, Like]) -> str | N
     return f"nobody knows its tensor {unknown[0]}" if unknown else None
 
 
-def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Describe in words which tensor holds NaN or an infinite number; None if none does."""
+def not_finite(tensors: Mapping[str, Tensor], largest: float = math.inf) -> str | None:
+    """Describe in words which tensor holds NaN, or numbers of that size; None if none does."""
     for name, tensor in tensors.items():
         wide = (
             tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
         )  # numbers of 8 bits have no infinity
-        if wide and not bool(torch.stack(torch.aminmax(tensor)).isfinite().all()):
-            return f"its tensor {name} holds NaN or infinite numbers"
+        if wide and not bool(torch.stack(torch.aminmax(tensor)).abs().max() < largest):
+            return f"its tensor {name} holds NaN, infinite or huge numbers"
     return None
 
 

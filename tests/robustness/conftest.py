@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config, items):
 def finished(tmp_path_factory) -> Path:
     """The folder of a corpus and of checkpoints, which hold one finished run, `default`."""
     folder = tmp_path_factory.mktemp("finished")
-    done = micro.run(folder, "tracking=disabled", "model.threads=1")
+    done = micro.run(folder, "model=tiny_ci", "tracking=disabled", "model.threads=1")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

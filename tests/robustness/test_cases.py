@@ -7,6 +7,7 @@ after a `change` of a finished run, `default`. FILES stands for the folder of wh
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import nde_talf.pipelines.run
 from nde_talf.evaluation.benchmark import read_records
 from nde_talf.evaluation.report import ReportData
 from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
+from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.quiet import quiet
 from tests.pipelines import micro
 from tests.robustness import child
@@ -35,6 +37,7 @@ MAINS = {
 }
 STAGES = (pair, latency, traces, selector, draft, evaluate)
 """Imported before a process is forked, which then need not."""
+MODEL = re.compile("model=")
 PLACES = {
     "selector": "selector/export/traversal",
     "head": "draft/export",
@@ -76,9 +79,14 @@ def spelt_out(argument: str | list) -> str:
 def command(case: dict[str, Any], runs: Path, files: Path) -> None:
     """Run a command line in this process."""
     arguments = [spelt_out(argument).replace("FILES", str(files)) for argument in case["arguments"]]
-    if "run=chats" in arguments:  # on the finished run's pair
+    if "run=chats" in arguments or (case["command"] == "run" and "change" in case):  # its settings
         arguments = [*micro.command(runs.parent)[3:], *arguments]
-    if not any(argument.startswith("paths.checkpoints=") for argument in arguments):
+    options = any(each.startswith("-") for each in arguments)
+    if case["command"] == "run" and not options and not any(map(MODEL.match, arguments)):
+        arguments.append("model=tiny_ci")
+    if case["command"] != "run" and not any(each.startswith("run=") for each in arguments):
+        arguments.append("run=default")
+    if not options and not any(each.startswith("paths.checkpoints=") for each in arguments):
         arguments.append(f"paths.checkpoints={runs}")
     os.environ |= {**micro.environment(), **case.get("environment", {})}
     sys.argv = [case["command"], *arguments]
@@ -107,6 +115,8 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
         for change in case["change"]:
             apply(change, runs / "default" / change["file"])
 
+    remembered = (finished / "checkpoints/default" / COMMAND).read_bytes()
+
     def work() -> None:
         if "command" in case:
             command(case, runs, files)
@@ -119,6 +129,7 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
 
     limits = {key: case[key] for key in ("seconds", "largest_file", "encoding") if key in case}
     ended = child.run(work, folder, child.Limits(**{"seconds": 60, "memory": 6 << 30, **limits}))
+    (finished / "checkpoints/default" / COMMAND).write_bytes(remembered)
     for left in set(runs.iterdir()) - {runs / "default"}:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     return ended

@@ -1,0 +1,92 @@
+"""Tokenizers and chat templates of others, loaded and rendered within limits."""
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, TemplateError, nodes
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.fitness import first_line
+from nde_talf.decoding.loading import check_files
+
+SECONDS = 5.0
+"""Time that rendering one conversation may take."""
+LONGEST = 10_000_000
+"""Characters of a rendered conversation, and the largest number in a template."""
+
+
+def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenizerBase:
+    """Load the tokenizer in a folder or of a hub name.
+
+    Raises UserError, naming `name` and the folder, if there is none that encodes a text.
+    """
+    try:
+        check_files(Path(where))
+        tokenizer: Any = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        if len(tokenizer("a text")["input_ids"]) < 1 or len(tokenizer) < 2:
+            raise ValueError("its vocabulary does not hold the letters of a text")
+        return tokenizer
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself
+        raise UserError(
+            f"{name}={where}: no tokenizer could be loaded from there"
+            f" ({type(error).__name__}: {first_line(error)}). Save the tokenizer beside the model."
+        ) from error
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], key: str, **how: Any
+) -> str:
+    """Render a conversation by a chat template, as text.
+
+    Raises UserError, naming `key`, for a template that fails, takes too long or gives no text.
+    """
+    try:
+        template = tokenizer.get_chat_template(how.get("chat_template"))
+        _check_numbers(template)
+        with within(SECONDS):
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
+        if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
+            raise ValueError(f"it gives no text of 1 to {LONGEST} characters")
+        return text
+    except Exception as error:  # a template is a program
+        raise UserError(
+            f"{key}: the chat template cannot render a conversation ({type(error).__name__}:"
+            f" {first_line(error)}). Mend it, or take a tokenizer with another one."
+        ) from error
+
+
+def _check_numbers(template: str) -> None:
+    """Raise ValueError for powers and for numbers that make a text of any size at once."""
+    try:
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateError:
+        return  # the tokenizer's own environment knows more tags, and says what is wrong
+    large = (node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, int))
+    if any(parsed.find_all(nodes.Pow)) or max(large, default=0) > LONGEST:
+        raise ValueError(f"it holds a power, or a number beyond {LONGEST}")
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside the block when it takes longer; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it takes more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
