@@ -150,7 +150,7 @@ def _head_difference(model: "CausalModel") -> float:
 
 def is_sound(numbers: Tensor) -> bool:
     """Return whether all are finite and none is beyond what a trained model gives."""
-    return bool(numbers.abs().max() <= LARGEST)  # False for NaN
+    return float(numbers.abs().max()) <= LARGEST  # False for NaN
 
 
 def tree_difference(model: "CausalModel") -> float:

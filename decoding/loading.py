@@ -252,7 +252,8 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
         if weight.is_floating_point()
         and weight.itemsize > 1  # numbers of 8 bits have no infinity to find
         and weight.numel()
-        and not torch.stack(torch.aminmax(weight)).abs().max() <= LARGEST  # NaN shows in both
+        and not float(torch.stack(torch.aminmax(weight)).abs().max())
+        <= LARGEST  # NaN shows in both
     ]
     if broken:
         raise UserError(

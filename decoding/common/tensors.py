@@ -96,7 +96,7 @@ def not_finite(tensors: Mapping[str, Tensor], largest: float = math.inf) -> str 
         wide = (
             tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
         )  # numbers of 8 bits have no infinity
-        if wide and not bool(torch.stack(torch.aminmax(tensor)).abs().max() < largest):
+        if wide and not float(torch.stack(torch.aminmax(tensor)).abs().max()) < largest:
             return f"its tensor {name} holds NaN, infinite or huge numbers"
     return None
 
