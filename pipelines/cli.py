@@ -270,7 +270,10 @@ def explained(error: Exception, schema: type) -> str:
         key = re.search(r"Could not override '([^'@]+)", text)
         if key:
             instead = removed(key[1])
-            return f"{key[1]}: {instead}" if instead else no_such_key(key[1], keys(schema))
+            known = [*keys(schema)]
+            if key[1] in known and not instead:
+                return f"{key[1]}: its group is set to something else here; give one of them."
+            return f"{key[1]}: {instead}" if instead else no_such_key(key[1], known)
     return f"{_first_lines(error)} See --help for every key."
 
 
