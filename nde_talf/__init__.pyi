@@ -27,7 +27,6 @@ from nde_talf.decoding.policies.salf import Salf as Salf
 from nde_talf.decoding.policies.stopping import FollowTau as FollowTau
 from nde_talf.decoding.registry import VERIFIERS as VERIFIERS
 from nde_talf.decoding.sampling import Rng as Rng
-from nde_talf.decoding.sampling import warp as warp
 from nde_talf.decoding.setting import SamplingSetting as SamplingSetting
 from nde_talf.decoding.static import StaticShapes as StaticShapes
 from nde_talf.decoding.streams import Block as Block
@@ -46,5 +45,6 @@ from nde_talf.saved import generate_from as generate_from
 from nde_talf.selector.latency import LatencyTable as LatencyTable
 from nde_talf.selector.network import Selector as Selector
 from nde_talf.selector.policy import NeuralPolicy as NeuralPolicy
+from nde_talf.warping import warp as warp
 
 __version__: str

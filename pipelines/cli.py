@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -157,7 +158,8 @@ def launch(
     try:
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(sys.argv[1:]))
-        main()
+        with _folders_of_hydra():
+            main()
         if errors:
             answer(errors[0])
     except (HydraException, OmegaConfBaseException, UserError, MemoryError, OSError) as error:
@@ -179,6 +181,20 @@ def launch(
     finally:
         if not asked:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+@contextmanager
+def _folders_of_hydra() -> Iterator[None]:
+    """Name Hydra's keys where Hydra cannot make its folder; errors of work do not come here."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or error.errno in DISK:
+            raise
+        raise UserError(
+            f"hydra.run.dir or hydra.sweep.dir: {error.filename} cannot be made"
+            f" ({error.strerror}). Give another folder, or leave the key out."
+        ) from error
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:

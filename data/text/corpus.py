@@ -264,6 +264,12 @@ def split_documents(
         sides[by_hash(f"{seed}/{name}") < held_out].append(index)
     training, validation = sides
     if not training or not validation:
+        if len(set(documents["name"])) == 1:
+            alike = f", {len(documents)} times" if len(documents) > 1 else ""
+            raise UserError(
+                f"The source holds one document or dialogue{alike}. Some are for training and"
+                " others are held out: give at least two that differ."
+            )
         raise UserError(
             f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train"
             f" on and {len(validation)} held out; both need at least one. Change data.held_out or"

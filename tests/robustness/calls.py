@@ -68,6 +68,7 @@ def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
         "CausalModel": (nde_talf.CausalModel, {"model": target.module}),
         "CausalModel.load": (nde_talf.CausalModel.load, {"folder": pair / "target"}),
         "SamplingSetting": (nde_talf.SamplingSetting, {"temperature": 0.6}),
+        "warp": (nde_talf.warp, {"logits": torch.zeros(8), "setting": values["setting"]}),
         "Rng": (nde_talf.Rng, {"generator": torch.Generator()}),
         "Rng.seeded": (nde_talf.Rng.seeded, {"seed": 0}),
         "Delayed": (nde_talf.Delayed, {"action": nde_talf.Action(1, 0, 4)}),

@@ -18,11 +18,12 @@ import pytest
 import nde_talf.pipelines.generate
 import nde_talf.pipelines.recommend
 import nde_talf.pipelines.run
-from nde_talf.evaluation.benchmark import read_records
+from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.evaluation.report import ReportData
 from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
 from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.quiet import quiet
+from tests import ROOT
 from tests.pipelines import micro
 from tests.robustness import child
 from tests.robustness.calls import call, prepared
@@ -76,11 +77,11 @@ def spelt_out(argument: str | list) -> str:
     return start + repeated * times + end
 
 
-def command(case: dict[str, Any], runs: Path, files: Path) -> None:
-    """Run a command line in this process."""
+def command(case: dict[str, Any], runs: Path, corpus: Path, files: Path) -> None:
+    """Run a command line in this process; corpus: the folder of the text of `runs`."""
     arguments = [spelt_out(argument).replace("FILES", str(files)) for argument in case["arguments"]]
-    if "run=chats" in arguments or (case["command"] == "run" and "change" in case):  # its settings
-        arguments = [*micro.command(runs.parent)[3:], *arguments]
+    if "run=chats" in arguments or (case["command"] == "run" and "change" in case):
+        arguments = [*micro.command(corpus)[3:-1], *arguments]  # its settings but paths.checkpoints
     options = any(each.startswith("-") for each in arguments)
     if case["command"] == "run" and not options and not any(map(MODEL.match, arguments)):
         arguments.append("model=tiny_ci")
@@ -110,7 +111,6 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
     if "change" in case:
         ignored = shutil.ignore_patterns("training", "curves", "wandb")
         shutil.copytree(runs / "default", folder / "checkpoints/default", ignore=ignored)
-        shutil.copy(finished / "corpus.jsonl", folder)
         runs = folder / "checkpoints"
         for change in case["change"]:
             apply(change, runs / "default" / change["file"])
@@ -119,7 +119,7 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
 
     def work() -> None:
         if "command" in case:
-            command(case, runs, files)
+            command(case, runs, finished, files)
         elif "load" in case:
             quiet()
             load(case["load"], runs / "default")
@@ -152,10 +152,36 @@ def label(case: dict[str, Any]) -> str:
     return " ".join([case.get("command", ""), done, given, *changes]).strip()
 
 
+def told_or_works(case: dict[str, Any], ended: child.Outcome) -> None:
+    wrong = fault(case, ended)
+    assert wrong is None, f"{wrong}: {ended.text[-1000:]}"
+
+
+@pytest.fixture(scope="session")
+def unfinished(tmp_path_factory) -> Path:
+    """A folder as `finished`, whose run holds only what takes no models to make."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    run = folder / "checkpoints/default"
+    (run / "report").mkdir(parents=True)
+    (run / "latency").mkdir()
+    (run / COMMAND).write_text(json.dumps({"arguments": [], "base": None}))
+    shutil.copy(ROOT / "tests/fixtures/latency.json", run / PLACES["latency"])
+    line = Record("temperature 0.6", "nss", "p", "code", 4, 2, 9, 0.5).line()
+    (run / PLACES["records"]).write_text(f"{line}\n" * 2)
+    return folder
+
+
+QUICK = [case for case in CASES if case.get("quick")]
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: label(case)[:80])
+def test_a_bad_input_that_needs_no_models_is_told(case, unfinished, files, tmp_path):
+    told_or_works(case, outcome(case, unfinished, files, tmp_path))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES, ids=lambda case: label(case)[:80])
 def test_a_bad_input_is_told(case, finished, files, tmp_path, sentences):
     ended = outcome(case, finished, files, tmp_path)
     sentences.append((case["group"], label(case), ended.text))
-    wrong = fault(case, ended)
-    assert wrong is None, f"{wrong}: {ended.text[-1000:]}"
+    told_or_works(case, ended)
