@@ -434,9 +434,10 @@ def described(decoder: "SpeculativeDecoder", config: GenerateConfig) -> str:
     elif isinstance(policy, Delayed):
         name = f"one tree at every step, (K, L1, L2) = {tuple(policy.action)}"
     count, rule = torch.get_num_threads(), getattr(decoder.verifier, "name", decoder.verifier)
+    drafter = f"drafter {config.drafter}" if decoder.drafting else "no drafter"
     return (
-        f"{name}; rule {rule}; T = {config.temperature:g}; drafter"
-        f" {config.drafter}; {count} thread{'s' if count > 1 else ''}"
+        f"{name}; rule {rule}; T = {config.temperature:g}; {drafter};"
+        f" {count} thread{'s' if count > 1 else ''}"
     )
 
 

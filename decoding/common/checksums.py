@@ -36,11 +36,7 @@ def file_digest(path: Path) -> str:
 
 def write_checksums(folder: Path) -> None:
     """Enter every file of `folder`, but for its model card, in its `checksums.json`."""
-    names = sorted(
-        str(f.relative_to(folder))
-        for f in folder.rglob("*")
-        if f.is_file() and f.name not in (CHECKSUMS, CARD)
-    )
+    names = added(folder, [])
     content = {"format": FORMAT, "files": {name: file_digest(folder / name) for name in names}}
     (folder / CHECKSUMS).write_text(json.dumps(content, indent=2) + "\n")
 
