@@ -1,11 +1,17 @@
 """The recipe's command, and the name of the shipped pair."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from nde_talf.data.text.shipped import is_shipped, shipped
+from nde_talf.data.text.shipped_text import shipped_pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.generate import GenerateConfig, generate, open_run
 from nde_talf.pipelines.small import SmallConfig, run
+from nde_talf.pipelines.table_here import table_here
 
 
 def test_no_run_is_called_small():
@@ -28,3 +34,33 @@ def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
     monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: None)
     with pytest.raises(UserError, match=f"run {first} first"):
         run(SmallConfig(step=step, state=str(tmp_path)))
+
+
+def test_the_first_minute(tmp_path, monkeypatch, capsys):
+    """From any folder, without a run: a text, what decoded it, and how much faster it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    generate(GenerateConfig(prompt="def main(", new_tokens=12))
+    printed = capsys.readouterr().out
+    assert printed.startswith("def main(")
+    for words in ("NDE selector, trees (K, L1, L2)", "rule traversal; T = 0.6", "times as fast as"):
+        assert words in printed
+    generate(GenerateConfig(seed=1, new_tokens=4, compare=False, drafter="head"))
+    printed = capsys.readouterr().out
+    assert "drafter head" in printed and "times as fast" not in printed
+
+
+def test_a_table_of_another_machine_is_measured_once(tmp_path, monkeypatch):
+    """And kept in the user's cache; that of this machine is taken as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    decoder, _ = open_run()
+    shipped_table = decoder.policy.selector.table
+    pair = shipped_pair()
+    models, text = pair.models("cpu", "float32"), pair.rows("held_out")[0].tolist()
+    threads = {"threads": str(torch.get_num_threads())}
+    elsewhere = replace(shipped_table, machine=shipped_table.machine | {"device": "another"})
+    measured = table_here(elsewhere, *models, text)
+    assert measured.machine["device"] != "another" and measured.machine.items() >= threads.items()
+    assert set(measured.verify) == set(shipped_table.verify)
+    assert table_here(elsewhere, *models, text) == measured
+    assert table_here(measured, *models, text) is measured
