@@ -12,6 +12,7 @@ LM = (
     " 0.5}"
 )
 MICRO = [
+    "model=tiny3",
     "tracking=offline",
     "model.vocab_size=300",
     "model.length=64",
