@@ -64,7 +64,6 @@ test-transformers: setup
 # What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
 # planted faults, flipped bits, kills, everything else that goes wrong. Hours.
 nightly: test-transformers
-	$(BIN)/python -m benchmarks.miniatures --presets
 	$(BIN)/python -m pytest -m "law or nightly" -n 2
 
 # constraints.txt: one resolution for dev, ray and vllm on the package index, Python 3.11 to 3.14; what belongs to torch's own
