@@ -97,6 +97,7 @@ class Silent:
         """Do nothing."""
 
 
+@checked
 @dataclass(eq=False)
 class Speculation:
     """A callable for `generate(custom_generate=...)`, made by `speculate`.
@@ -243,7 +244,6 @@ class Speculation:
         return policy, self.verifier or RULES[policy.trees]
 
 
-@checked
 def speculate(
     draft: Any,
     selector: "str | Path | TreePolicy | None" = None,
