@@ -62,6 +62,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
+        # A tree at a row's last token fits the target's context too.
+        room = target.max_context - max(loss.depth, HELD_OUT_DEPTH)
+        rows, held_out = rows.cut(room), held_out.cut(room)
         some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
         head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)
         # Read again in the target's dtype, as it is served.

@@ -56,6 +56,10 @@ class TokenRows:
         """Return the rows on `device`."""
         return TokenRows(self.tokens.to(device), self.loss.to(device), self.document.to(device))
 
+    def cut(self, length: int) -> "TokenRows":
+        """Return the first `length` tokens of each row."""
+        return TokenRows(*(part[:, :length] for part in (self.tokens, self.loss, self.document)))
+
     def numel(self) -> int:
         """Count the tokens."""
         return self.tokens.numel()
