@@ -15,7 +15,7 @@ from nde_talf.draft_training.losses import HeadReadout, node_metrics
 from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
-_SAMPLED = 4  # tokens drafted in the simulated figure of a report
+SAMPLED = 4  # tokens drafted in the simulated figure of a report
 _STRIDE = 8  # roots from one that is looked at to the next
 
 
@@ -97,11 +97,11 @@ def sampled_overlap(
     (outputs,) = head.tree_features(tokens, trees.features, roots, [], document=document)
     outputs = outputs[:, roots - 1]
     labels, overlaps = trees.along[:, roots], []
-    for drafted in range(_SAMPLED + 1):
+    for drafted in range(SAMPLED + 1):
         overlaps.append(
             node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap
         )
-        if drafted == _SAMPLED:
+        if drafted == SAMPLED:
             break
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
         drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)

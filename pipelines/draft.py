@@ -15,7 +15,7 @@ from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
-from nde_talf.draft_training.evaluate import held_out_report
+from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.families import family_of, layer_config, not_for_vllm
 from nde_talf.draft_training.head import EagleHead
@@ -63,7 +63,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
         # A tree at a row's last token fits the target's context too.
-        room = target.max_context - max(loss.depth, HELD_OUT_DEPTH)
+        room = target.max_context - max(loss.depth, SAMPLED)
         rows, held_out = rows.cut(room), held_out.cut(room)
         some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
         head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)
