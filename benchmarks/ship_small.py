@@ -15,6 +15,7 @@ from pathlib import Path
 
 import datasets
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
@@ -81,6 +82,10 @@ def add(out: Path, run: Path) -> None:
 
         def copy(temporary: Path, path: Path = path) -> None:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, temporary)
+            if path.parent.name == "draft":
+                file = temporary / "model.safetensors"
+                save_file({k: v.bfloat16() for k, v in load_file(file).items()}, file)
+                write_checksums(temporary)
 
         write_atomically(out / path.relative_to(run), copy)
 
