@@ -24,6 +24,8 @@ from nde_talf.draft_training.target_trees import target_features
 class HeadDraft:
     """A head with what the stages ask of a draft model. Attributes are those of `CausalModel`."""
 
+    form = "masks"
+
     def __init__(self, head: EagleHead):
         self.head, self.name, self.config = head, "draft head", head.config
         self.hidden_size, self.layers = head.config.hidden_size, len(head.layers)

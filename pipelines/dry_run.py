@@ -126,7 +126,10 @@ def _print_data(config: Config) -> None:
     if not config.data.sets:
         return
     named = [name for name in (given, config.model.draft) if name]
-    configs = [AutoConfig.from_pretrained(name).get_text_config() for name in named]
+    configs = [
+        AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
+        for name in named
+    ]
     context = min(map(longest_context, configs))
     prompts = set_prompts(config, tokenizer, context)
     longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)

@@ -65,9 +65,10 @@ def write_export(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def added(folder: Path, listed: Iterable[str]) -> list[str]:
-    """Return the files of a folder that its checksums do not list, but for its model card."""
-    known = {*listed, CHECKSUMS, CARD}
-    names = (str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir())
+    """Return the files of a folder that its checksums do not list, but for model cards."""
+    known = {*listed, CHECKSUMS}
+    files = (file for file in folder.rglob("*") if not file.is_dir() and file.name != CARD)
+    names = (str(file.relative_to(folder)) for file in files)
     return sorted(name for name in names if name not in known)
 
 

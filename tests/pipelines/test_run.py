@@ -97,6 +97,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         f"prompt={prompt}",
         f"drafter={drafter}",
         "new_tokens=20",
+        "run=default",
         f"paths.checkpoints={folder}/checkpoints",
     ]
     asked += [f"policy={policy}"] if policy else ["compare=true"]
@@ -130,12 +131,13 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
         ("verifier=greedy", "lossless at temperature 0 only"),
-        ("prompt=", "it is empty"),
     ],
 )
 def test_what_cannot_generate_is_told(finished, words, told):
     folder, _ = finished
-    asked = ("prompt=x", f"paths.checkpoints={folder}/checkpoints", *words.split())
+    run_asked = () if "run=" in words else ("run=default",)
+    here = f"paths.checkpoints={folder}/checkpoints"
+    asked = ("prompt=x", here, *run_asked, *words.split())
     assert told in refused(
         folder, *asked, name="generate", how=nde_talf.pipelines.generate.generate
     )
