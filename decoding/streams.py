@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -141,14 +142,26 @@ class Stream:
     """Iterate for the blocks of a generation, which `generation` holds as far as it has come.
 
     Each stream has its own cache and its own fork of the drafter, so that several can be read in
-    turn; see `nde_talf.decoding.loop.SpeculativeDecoder`.
+    turn; see `nde_talf.decoding.loop.SpeculativeDecoder`. One thread at a time reads a stream.
     """
 
     blocks: Iterator[Block]
     generation: Generation
+    _reading: Lock = field(default_factory=Lock, repr=False)
 
     def __iter__(self) -> Iterator[Block]:
-        return self.blocks
+        return self
+
+    def __next__(self) -> Block:
+        if not self._reading.acquire(blocking=False):
+            raise UserError(
+                "Another thread reads this stream: give each thread a stream of the decoder, or"
+                " read it in one."
+            )
+        try:
+            return next(self.blocks)
+        finally:
+            self._reading.release()
 
 
 def blocks_of(

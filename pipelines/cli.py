@@ -254,7 +254,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
     content: Any = OmegaConf.to_container(composed, resolve=True)
     for key in _dotted(content):
         if instead := removed(key):
-            raise UserError(f"{key}: {instead}")
+            raise UserError(f"{key}: this key is gone; {instead}")
     return validated(content, schema)
 
 
@@ -289,7 +289,8 @@ def explained(error: Exception, schema: type) -> str:
             known = [*keys(schema)]
             if key[1] in known and not instead:
                 return f"{key[1]}: its group is set to something else here; give one of them."
-            return f"{key[1]}: {instead}" if instead else no_such_key(key[1], known)
+            gone = f"{key[1]}: this key is gone; {instead}"
+            return gone if instead else no_such_key(key[1], known)
     return f"{_first_lines(error)} See --help for every key."
 
 

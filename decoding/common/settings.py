@@ -157,7 +157,8 @@ def explained(error: ValidationError, schema: type, content: Any, group: str = "
     if fault["type"] == "union_tag_invalid":
         tag, names = fault["ctx"]["tag"], fault["ctx"]["expected_tags"].replace("'", "")
         return f"{key}.name={tag}: there is none; choose from {names}."
-    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    message = fault["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    message = re.sub("^(Input|List) should", "it should", message)
     return f"{key}={shown(fault['input'])}: {message}."
 
 

@@ -30,4 +30,5 @@ def typed(value: Any, kind: Any) -> Any:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         name = ".".join(map(str, fault["loc"])) or "it"
-        raise ValueError(f"{name}: {fault['msg'].replace('Input', 'it')}") from None
+        sentence = fault["msg"].removeprefix("Value error, ").replace("Input", "it")
+        raise ValueError(f"{name}: {sentence}") from None

@@ -24,6 +24,7 @@ from nde_talf.decoding.policies.stopping import FollowTau
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.streams import First, blocks_of
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.selector.entropy import EntropyRule
 from nde_talf.selector.network import Selector, SelectorSchema
@@ -191,6 +192,16 @@ def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, dra
     made, expected = decoder(policy, drafting, device), alone(policy, drafting, device)
     for _ in range(2):
         assert in_threads([made] * len(ASKED)) == expected
+
+
+def test_a_stream_that_is_being_read_refuses_another_reader():
+    def steps():
+        next(stream)
+        yield First(1, 0.0, [])
+
+    stream = blocks_of(steps(), 4, (), torch.device("cpu"))
+    with pytest.raises(UserError, match="thread"):
+        next(stream)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from tests.pipelines import micro
 
 WORDS = 300
-FRAME = re.compile(r"^.* error |[╭╮╰╯─]+")
+FRAME = re.compile(r"^.*[─-] error [─-]+|[╭╮╰╯─]+")
 """Everything before a sentence, and the lines around it."""
 KIND = re.compile(r"[^ ]*[=/0-9][^ ]*")
 """Words of a sentence that differ from case to case: keys with values, paths, numbers."""
