@@ -425,7 +425,7 @@ def described(decoder: "SpeculativeDecoder", config: GenerateConfig) -> str:
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
         chosen = [
-            f"{TREES[option % len(TREES)]} in {count / steps:.0%}"
+            f"{tuple(TREES[option % len(TREES)])} in {count / steps:.0%} of the steps"
             for option, count in policy.counts.most_common(SHOWN)
         ]
         others = len(policy.counts) - len(chosen)
