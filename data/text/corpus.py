@@ -199,8 +199,9 @@ def _load_file(source: str, path: Path, first: int | None) -> datasets.Dataset:
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
             fault = (not on_hub and _text_fault(path, parsed=True)) or str(cause)
+    advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
-        f"{source!r} cannot be read as {builder}: {fault}. Mend the file, or give another."
+        f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
     )
 
 
