@@ -263,7 +263,8 @@ def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> 
 
     As a fraction of the largest size; None where all tokens are greedy.
     """
-    logits = model.module(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+    ids = torch.tensor([[*prompt, *text]], device=model.device)
+    logits = model.module(ids).logits[0, len(prompt) - 1 : -1]
     for row, token in zip(logits, text, strict=True):
         if int(row.argmax()) != token:
             return float((row.max() - row[token]) / row.abs().max())

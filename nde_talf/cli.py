@@ -14,6 +14,10 @@ COMMANDS = {
         "nde_talf.pipelines.generate",
         "stream a text from the shipped pair, or from a run of your own",
     ),
+    "check": (
+        "nde_talf.pipelines.check",
+        "prove that a run's texts are plain decoding's: greedy by token, sampled by a test",
+    ),
     "recommend": (
         "nde_talf.pipelines.recommend",
         "what to set in vLLM and SGLang, from a run's traces and latency table",

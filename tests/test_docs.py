@@ -15,6 +15,7 @@ import nde_talf.pipelines.run
 from nde_talf.data.text.settings import FILE_FORMATS
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
+from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
@@ -40,7 +41,12 @@ def name(page: Path) -> str:
 
 
 def configured(arguments: list[str], config: str = "config"):
-    schema = {"config": Config, "generate": GenerateConfig, "recommend": RecommendConfig}[config]
+    schema = {
+        "config": Config,
+        "generate": GenerateConfig,
+        "recommend": RecommendConfig,
+        "check": CheckConfig,
+    }[config]
     return composed(schema, *in_full(arguments), config=config)
 
 
@@ -161,7 +167,7 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module in ("pipelines.generate", "pipelines.recommend"):
+    if module in ("pipelines.check", "pipelines.generate", "pipelines.recommend"):
         for arguments in variants(line):
             configured(arguments, module.removeprefix("pipelines."))
     if module == "pipelines.run":

@@ -3,12 +3,18 @@
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.recommend import RecommendConfig
 
-SCHEMAS = {"config": Config, "generate": GenerateConfig, "recommend": RecommendConfig}
+SCHEMAS = {
+    "config": Config,
+    "generate": GenerateConfig,
+    "recommend": RecommendConfig,
+    "check": CheckConfig,
+}
 
 
 @pytest.mark.parametrize("config", SCHEMAS)

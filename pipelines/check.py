@@ -1,0 +1,182 @@
+"""Prove on one's own pair that speculative and plain decoding agree: `nde check run=NAME`.
+
+Greedy texts are compared with plain decoding's, token for token. Sampled texts are tested against
+the target: the probability that it gives to the tokens before each token, in an order that is fixed
+without looking at it, is uniform and independent if the text follows the target's law. So Pearson's
+chi-square compares its tenths. The order begins with what the draft overrates most, since that is
+where a faulty rule shows.
+"""
+
+from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
+
+if __name__ == "__main__":
+    leave_at_once()
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+
+from pydantic import Field
+
+from nde_talf.decoding.common.device_check import check_device
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.settings import settings
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.generate import GenerateConfig, described, make_decoder
+from nde_talf.pipelines.machine import threads
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nde_talf.decoding.loop import SpeculativeDecoder
+
+BINS = 10
+ROUNDING = (
+    " In {dtype} a pass over a tree rounds otherwise than one over a token. That may turn a token"
+    " whose logit is within {margin:.0%} of the best, which is no fault of the rule;"
+    " model.dtype=float32 shows the rule alone."
+)
+
+
+@settings()
+class CheckConfig(GenerateConfig):
+    """The keys of `nde generate`, and how many texts are compared."""
+
+    texts: Annotated[int, Field(ge=1, le=100_000)] = 64
+    """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""
+
+
+register("check_schema", CheckConfig)
+
+
+def check(config: CheckConfig) -> None:
+    """Print what agrees. Exits with status 1 where something does not."""
+    run = Run(config.run, config.paths.checkpoints, config.base)
+    check_device(config.model.device)
+    quiet()
+    import torch
+
+    from nde_talf.data.text.pair import Pair
+    from nde_talf.decoding.static import MARGIN, StaticShapes
+
+    if config.temperature == 0:
+        raise UserError("temperature=0: greedy texts are always compared; give that of the others.")
+    if config.prompt or config.chat is not None or config.compare is not None:
+        raise UserError(
+            "prompt, chat, compare: texts follow the run's held-out prompts; leave out."
+        )
+    with threads(config.model.threads), torch.inference_mode():
+        pair = Pair(run.stage("pair"))
+        prompts = [prompt.tokens for prompt in pair.every_prompt() if prompt.split == "test"]
+        longest = max(map(len, prompts)) + config.new_tokens + MARGIN
+        static = StaticShapes(longest) if config.model.static_shapes else None
+        decoder = make_decoder(config, run, pair, static)
+        prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
+        results = [
+            greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),
+            sampled(decoder, prompts, config.new_tokens, config.setting, config.seed),
+        ]
+        console.print(described(decoder, config), style="dim", soft_wrap=True)
+    for _, sentence in results:
+        console.print(sentence, soft_wrap=True, highlight=False)
+    if not all(passed for passed, _ in results):
+        sys.exit(1)
+
+
+def greedy(
+    decoder: "SpeculativeDecoder", prompts: Sequence[list[int]], new_tokens: int
+) -> tuple[bool, str]:
+    """Compare greedy texts with plain decoding's; with a sentence."""
+    from nde_talf.decoding.fitness import HALF, SAME
+    from nde_talf.decoding.loop import SpeculativeDecoder
+    from nde_talf.decoding.policies.delayed import Autoregressive
+    from nde_talf.decoding.sampling import Rng
+    from nde_talf.evaluation.lossless import first_difference
+
+    target = decoder.target
+    plain = SpeculativeDecoder(target, None, Autoregressive(), "naive", static=decoder.static)
+    margin, margins = SAME.get(target.dtype, HALF), []
+    for prompt in prompts:
+        ours, theirs = (
+            each.generate(prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0)).tokens
+            for each in (decoder, plain)
+        )
+        if ours != theirs:
+            margins.append(first_difference(target, prompt, ours) or 0.0)
+    others = sum(each > margin for each in margins)
+    sentence = (
+        f"Greedy: {len(prompts) - len(margins)} of {len(prompts)} texts of {new_tokens} tokens"
+        f" equal plain decoding's, token for token; {len(margins) - others} part where the two best"
+        f" logits are equal to {margin:g} of the largest, {others or 'none'} elsewhere."
+    )
+    if margin == HALF:
+        sentence += ROUNDING.format(dtype=str(target.dtype).removeprefix("torch."), margin=margin)
+    return not others, sentence
+
+
+def sampled(
+    decoder: "SpeculativeDecoder",
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    setting: SamplingSetting,
+    seed: int,
+) -> tuple[bool, str]:
+    """Test sampled texts against the target's law; with a sentence."""
+    import torch
+
+    from nde_talf.decoding.drafter import LMDrafter
+    from nde_talf.decoding.sampling import Rng, warp
+    from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+
+    counts: Counter[int] = Counter()
+    generator = torch.Generator().manual_seed(seed)
+    for number, prompt in enumerate(prompts):
+        tokens = decoder.generate(prompt, new_tokens, setting, Rng.seeded(seed + number)).tokens
+        text = torch.tensor([[*prompt, *tokens]], device=decoder.target.device)
+        after = slice(len(prompt) - 1, -1)
+        law = order = warp(decoder.target.module(text).logits[0, after].double(), setting).cpu()
+        if isinstance(decoder.drafter, LMDrafter):
+            model, at = decoder.drafter.model, torch.arange(text.shape[1], device=text.device)
+            logits = model.logits(model.hidden(text, at[None], None, None))[0, after]
+            order = warp(logits.double(), setting).cpu() / law
+        drawn = torch.rand(len(tokens), 1, generator=generator, dtype=torch.float64)
+        places = _places(law, order.nan_to_num(), torch.tensor(tokens)[:, None], drawn)
+        counts.update((BINS * places).long().clamp(max=BINS - 1).tolist())
+    total, uniform = counts.total(), dict.fromkeys(range(BINS), 1 / BINS)
+    p = p_value(counts, uniform)
+    passed = p > LEVEL
+    return passed, (
+        f"Sampled: {total} tokens of {len(prompts)} texts at {setting}"
+        f" {'follow' if passed else 'DO NOT FOLLOW'} the target's law by one plain pass over each"
+        f" (chi-square of {BINS} bins: p = {p:.2g}, an alarm at {LEVEL:g}); a bias that moves"
+        f" {smallest_bias(total, uniform):.1%} of the probability between them is found in 99 of"
+        " 100 runs."
+    )
+
+
+def _places(law: "Tensor", order: "Tensor", tokens: "Tensor", drawn: "Tensor") -> "Tensor":
+    """Return the mass before each token, and the `drawn` fraction of what is level with it.
+
+    Args:
+        law: probabilities [n, V].
+        order: [n, V]; the highest come first.
+        tokens: [n, 1].
+        drawn: uniform numbers [n, 1].
+    """
+    level = order.gather(-1, tokens)
+    return (law * (order > level)).sum(-1) + drawn[:, 0] * (law * (order == level)).sum(-1)
+
+
+def main() -> None:
+    """The command `python -m pipelines.check`, which is `nde check` too."""
+    launch("check", CheckConfig, check)
+
+
+if __name__ == "__main__":
+    main()

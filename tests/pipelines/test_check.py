@@ -1,0 +1,66 @@
+"""`nde check` passes a lossless rule, and finds rules that are not."""
+
+import pytest
+
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.pipelines.check import CheckConfig, check, greedy, sampled
+from nde_talf.pipelines.cli import composed
+from tests.decoding.pairs import prompts, tiny_pair
+
+T1 = SamplingSetting(1.0)
+
+
+def decoder(rule="specinfer"):
+    target, draft = tiny_pair(20, noise=0.3)
+    return SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 0, 3)), rule)
+
+
+def test_a_lossless_rule_passes_both():
+    passed, sentence = sampled(decoder(), prompts(16, 20), 64, T1, seed=0)
+    assert passed and "1024 tokens of 16 texts" in sentence and "13." in sentence, sentence
+    passed, sentence = greedy(decoder(), prompts(4, 20), 24)
+    assert passed and "4 of 4 texts of 24 tokens equal" in sentence, sentence
+
+
+def first_child(tree, rng):
+    """Accept the first drafted token whatever the target says, and sample the next from it."""
+    node = tree.children[0][0]
+    return node, rng.categorical(tree.p[node])
+
+
+def from_the_target(tree, rng):
+    """Accept as the rule does, but sample what follows a rejection from p, not from the residual."""
+    node, _ = VERIFIERS["specinfer"](tree, rng)
+    return node, rng.categorical(tree.p[node])
+
+
+@pytest.mark.parametrize("fault", [first_child, from_the_target])
+def test_a_faulty_rule_is_found(fault):
+    faulty = decoder()
+    faulty.verify = fault
+    passed, sentence = sampled(faulty, prompts(16, 20), 64, T1, seed=0)
+    assert not passed and "DO NOT FOLLOW" in sentence, sentence
+    if fault is first_child:
+        passed, sentence = greedy(faulty, prompts(4, 20), 24)
+        assert not passed and "none elsewhere" not in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    "given,words", [({"temperature": 0}, "always compared"), ({"prompt": "x"}, "held-out prompts")]
+)
+def test_what_is_not_asked_is_refused(given, words):
+    with pytest.raises(UserError, match=words):
+        check(CheckConfig(**given))
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_passes_from_the_command_line(capsys):
+    check(composed(CheckConfig, "texts=8", "new_tokens=16", config="check"))
+    printed = capsys.readouterr().out
+    assert "1 of 1 texts" in printed and "128 tokens of 8 texts" in printed, printed
