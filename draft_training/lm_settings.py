@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Fraction, Natural, settings
+from nde_talf.decoding.common.settings import Natural, settings
 from nde_talf.draft_training.settings import TrainingConfig
 
 
@@ -27,13 +27,6 @@ class LanguageModelConfig(TrainingConfig):
     """Rows in a step. The length of a row is that of the packed tokens."""
     warm_up: Natural = 20
     """Steps over which the learning rates rise linearly."""
-    cool_down: Fraction = 0.6
-    """Fraction of the steps, at the end, over which the learning rates fall linearly to zero."""
-    total_variation: Fraction = 0.0
-    """Weight of the total variation distance in the distillation loss.
-
-    The rest is the KL divergence.
-    """
 
     tied: ClassVar[bool] = False
     """Use the embeddings as the output layer too."""

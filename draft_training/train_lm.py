@@ -1,8 +1,8 @@
 """Training a small causal language model from scratch, and distilling a smaller one from it.
 
 One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with
-one it is the distance to the teacher's next-token distribution. Nothing here knows text, tokenizers
-or speculative decoding: it sees rows of token ids and Llama models.
+one it is the KL divergence from the teacher's next-token distribution. Nothing here knows text,
+tokenizers or speculative decoding: it sees rows of token ids and Llama models.
 """
 
 from collections import Counter
@@ -60,24 +60,6 @@ def build_llama(
     return model
 
 
-def distillation_loss(draft: Tensor, target: Tensor, total_variation: float = 0.0) -> Tensor:
-    """Mean over positions of (1 - w) KL(p || q) + w TV(p, q), in nats, with w = `total_variation`.
-
-    The overlap, sum_v min(p(v), q(v)), is 1 - TV.
-
-    Args:
-        draft: logits of q, [N, V].
-        target: logits of p, [N, V], without gradient.
-        total_variation: its weight.
-    """
-    log_q = F.log_softmax(draft, dim=-1)
-    log_p = F.log_softmax(target, dim=-1)
-    loss = (1 - total_variation) * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-    if total_variation:
-        loss = loss + total_variation * 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1).mean()
-    return loss
-
-
 class LanguageModel(RowModule):
     """Trains `model` on rows of tokens, or distils it from a `teacher` of the same vocabulary.
 
@@ -111,9 +93,7 @@ class LanguageModel(RowModule):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return warm_up_then_linear(
-            step, self.config.steps, self.config.warm_up, self.config.cool_down
-        )
+        return warm_up_then_linear(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
         """Move the teacher, which is no submodule, to this process's device."""
@@ -127,14 +107,8 @@ class LanguageModel(RowModule):
             return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten()), {}
         with torch.no_grad():
             target = self._teacher[0](batch, use_cache=False).logits
-        return (
-            distillation_loss(
-                logits.flatten(0, 1).float(),
-                target.flatten(0, 1).float(),
-                self.config.total_variation,
-            ),
-            {},
-        )
+        log_q, log_p = (z.flatten(0, 1).float().log_softmax(-1) for z in (logits, target))
+        return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True), {}
 
 
 def fit(

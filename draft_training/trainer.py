@@ -36,6 +36,8 @@ from nde_talf.draft_training.muon import Muon
 from nde_talf.draft_training.precision import resolved
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
+COOL_DOWN = 0.6
+"""Fraction of the steps, at the end, over which a language model's learning rates fall to 0."""
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
@@ -43,16 +45,16 @@ MAX_BAD_STEPS = 10
 """Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
 
 
-def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
+def warm_up_then_linear(step: int, steps: int, warm_up: int) -> float:
     """Return the fraction of the peak learning rates at `step` (from 0).
 
     It rises linearly over `warm_up` steps, stays at 1, and falls linearly to 0 over the last
-    `cool_down` of all steps.
+    six tenths of all steps.
 
-    >>> [warm_up_then_linear(step, 10, warm_up=2, cool_down=0.4) for step in (0, 1, 5, 8, 10)]
+    >>> [warm_up_then_linear(step, 10, warm_up=2) for step in (0, 1, 4, 7, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, cool_down * steps))
+    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, COOL_DOWN * steps))
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:

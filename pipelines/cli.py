@@ -34,7 +34,6 @@ from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import keys, no_such_key, validated
-from nde_talf.pipelines.removed import removed
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
@@ -252,18 +251,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
     Raises UserError for a key that it does not have and for a value that is not allowed.
     """
     content: Any = OmegaConf.to_container(composed, resolve=True)
-    for key in _dotted(content):
-        if instead := removed(key):
-            raise UserError(f"{key}: this key is gone; {instead}")
     return validated(content, schema)
-
-
-def _dotted(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """List the keys of nested dictionaries, such as `data.mix.code.source`."""
-    for name, value in content.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{prefix}{name}.")
 
 
 def presets(group: str) -> list[str]:
@@ -285,12 +273,10 @@ def explained(error: Exception, schema: type) -> str:
     if isinstance(error, ConfigCompositionException):
         key = re.search(r"Could not override '([^'@]+)", text)
         if key:
-            instead = removed(key[1])
             known = [*keys(schema)]
-            if key[1] in known and not instead:
+            if key[1] in known:
                 return f"{key[1]}: its group is set to something else here; give one of them."
-            gone = f"{key[1]}: this key is gone; {instead}"
-            return gone if instead else no_such_key(key[1], known)
+            return no_such_key(key[1], known)
     return f"{_first_lines(error)} See --help for every key."
 
 

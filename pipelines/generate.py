@@ -61,14 +61,6 @@ _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
 
 
-@settings("model")
-class InferenceConfig(LoadingConfig):
-    """Settings of running the models."""
-
-    threads: Annotated[int, Field(ge=0, le=4096)] = 1
-    """CPU threads; 0: torch's own choice."""
-
-
 @settings()
 class GenerateConfig:
     """A prompt, and how to decode it."""
@@ -123,7 +115,7 @@ class GenerateConfig:
     """Put the prompt into the tokenizer's chat template; null: where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
-    model: InferenceConfig = field(default_factory=InferenceConfig)
+    model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     @property

@@ -87,11 +87,8 @@ def policy_title(name: str, options: dict[str, Any]) -> str:
 
 
 def without_labels(config: Config) -> str:
-    """Note the settings that were not traced, and what is left out or chosen in another way there.
-
-    Empty where all were traced.
-    """
-    names = [name for name in config.evaluation.settings if name not in config.traces.settings]
+    """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
+    names = {*config.evaluation.settings} - {*config.traces.settings}
     groups = methods(config)
     missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in groups]
     if "selector" in groups:

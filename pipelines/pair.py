@@ -1,7 +1,5 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,13 +39,10 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
-PASSES = 30
-"""Passes of one token that a model is timed with."""
 ANSWERED = {"train": 256, "held_out": 64}
 """Answers that rows of the target's own text are made of; one prompt may have several."""
 ANSWER, AT_ONCE = 128, 64
@@ -82,8 +77,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
             metrics = _figures(models, text)
-        if len(models) > 1:
-            metrics |= _costs(models, text.held_out[0].tolist(), config.evaluation.threads)
         target, draft = where if given else ROLES
         Pair(folder).write(target, draft, prompts, data.test_prompts, text.train, text.held_out)
         tracker.log(metrics)
@@ -339,31 +332,6 @@ def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:
     return metrics | ({"domains": by_domain} if by_domain else {})
 
 
-def _costs(models: list[CausalModel], text: list[int], count: int) -> dict[str, Any]:
-    """Measure what a token costs in each model, by `count` threads, and count the parameters."""
-    with threads(count):
-        seconds = dict(zip(ROLES, (_seconds(model, text) for model in models), strict=True))
-    sizes = (sum(weight.numel() for weight in model.module.parameters()) for model in models)
-    return {
-        "seconds_per_token": seconds,
-        "cost_ratio": seconds["target"] / seconds["draft"],
-        "parameters": dict(zip(ROLES, sizes, strict=True)),
-    }
-
-
-@torch.inference_mode()
-def _seconds(model: CausalModel, text: list[int]) -> float:
-    """Measure the median seconds of a one-token pass at 256 tokens of context."""
-    session, seconds = model.session(), []
-    session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])
-    for _ in range(PASSES):
-        started = time.perf_counter()
-        model.logits(session.grow(text[:1], [-1])).argmax().item()
-        seconds.append(time.perf_counter() - started)
-        session.rollback()
-    return statistics.median(seconds)
-
-
 def _print(metrics: dict[str, Any]) -> None:
     for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
         summary = f"{name}: loss of the target {own['target_nats']:.3f} nats/token"
@@ -371,8 +339,6 @@ def _print(metrics: dict[str, Any]) -> None:
             overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
             summary += f", of the draft {own['draft_nats']:.3f}; overlap {overlaps}"
         console.print(summary)
-    if "cost_ratio" in metrics:
-        console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
 
 
 STAGE = Stage("pair", "pair", lambda config: (), settings, work)

@@ -97,7 +97,7 @@ def local(remote: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> 
 
 
 SETS = {path.stem for path in FOLDER.glob("*.yaml")}
-SETS -= {"stdlib", "text", "nde", "testbed", "testbed2", "traffic", "traffic_full"}
+SETS -= {"stdlib", "text", "nde", "traffic"}
 
 
 def one_set(name: str) -> PromptSet:

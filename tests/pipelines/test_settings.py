@@ -33,8 +33,8 @@ def test_the_defaults_compose(config):
         ("evaluation.policies.slaf.k=3", "evaluation.policies.slaf=slaf: there is none"),
         ("data.mix.mine.sourc=x", "Did you mean data.mix.NAME.source?"),
         (f"data.source={'x' * 300}", "(300 characters): it must be a text of at most 255"),
-        ("+data.test_share=0.2", "data.test_share: this key is gone; it is data.test_fraction."),
-        ("data.mix.code.draft_share=1", "it is data.mix.NAME.draft_fraction."),
+        ("+model.tensor_parallel=2", "this key is gone; model.device_map=auto lays the target"),
+        ("data.mix.code.draft_fractions=1", "Did you mean data.mix.NAME.draft_fraction?"),
         ("+nonsense=1", "nonsense: there is no such key."),
     ],
 )
