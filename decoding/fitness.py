@@ -13,6 +13,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.forward.product import has_large
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 from nde_talf.decoding.windows import WINDOW_KEYS, windows
@@ -64,7 +65,12 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     reason = ""
     if asked != "transformers":
         try:
-            model.native = native_forward(model.module, model.body, model.config)
+            way = "plain"
+            if model.products != way and has_large(model.module):
+                from nde_talf.decoding.forward.fastest import fastest
+
+                way = fastest(model.module, model.products, model.packs)
+            model.native = native_forward(model.module, model.body, model.config, way)
             bound = SAME.get(model.dtype, HALF)
             difference = max(
                 _head_difference(model), tree_difference(model), _far_difference(model)
@@ -72,7 +78,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             if difference <= bound:
                 return (
                     f"native ({model.config.model_type}; its logits are transformers' to"
-                    f" {max(difference, 1e-9):.0e} of the largest)"
+                    f" {max(difference, 1e-9):.0e} of the largest; large products: {way})"
                 )
             reason = (
                 f"its logits differ from transformers' by {difference:.1g} of the largest, and"
@@ -94,14 +100,14 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
 
 
 def native_forward(
-    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"
+    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig", way: str = "plain"
 ) -> "NativeForward":
     """Make the native forward of a model's family. Raises NotNativeError where there is none."""
     if config.model_type not in FAMILIES:
         raise NotNativeError(f"there is none for models of type {config.model_type}")
     if reason := _foreign(module, config):
         raise NotNativeError(reason)
-    native: NativeForward = FAMILIES[config.model_type](module, body, config)
+    native: NativeForward = FAMILIES[config.model_type](module, body, config, way)
     return native
 
 

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import instance
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward.product import product
 from nde_talf.decoding.readout import Readout, optional
 from nde_talf.decoding.session import TreeSession, new_session
 
@@ -35,6 +34,9 @@ class CausalModel:
             possible and their logits are transformers'.
         owned: False: the model is somebody else's, who goes on using it. Its generation_config, its
             mode and whether its weights want gradients stay as they are.
+        products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" (see
+            `forward.product`), or "auto", the fastest by timing.
+        packs: whether "auto" may choose packed ones, a copy of the weights.
 
     Attributes:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
@@ -52,6 +54,8 @@ class CausalModel:
         name: str = "model",
         forward: str = "auto",
         owned: bool = True,
+        products: str = "auto",
+        packs: bool = False,
     ):
         from nde_talf.decoding.fitness import (
             body_of,
@@ -66,6 +70,7 @@ class CausalModel:
         config = model.config.get_text_config()
         self.name = name
         self.module = model
+        self.products, self.packs = products, packs
         if owned:
             forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)
@@ -100,6 +105,7 @@ class CausalModel:
         name: str = "model",
         forward: str = "auto",
         device_map: str | None = None,
+        products: str = "auto",
     ) -> "CausalModel":
         """Load from a folder or hub name.
 
@@ -109,7 +115,8 @@ class CausalModel:
         """
         from nde_talf.decoding.loading import load_module
 
-        return cls(load_module(folder, device, dtype, name, device_map), name, forward)
+        module = load_module(folder, device, dtype, name, device_map)
+        return cls(module, name, forward, products=products, packs=True)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         # never trained, so what uses it and is copied (an average of weights) goes on using this
@@ -137,7 +144,7 @@ class CausalModel:
 
         For example, Qwen-2.5 0.5B has 151,936 rows and its target of 32B has 152,064, for one
         tokenizer and two amounts of padding. Rows that the model does not have get -inf, so that
-        they are never drafted; surplus ones are not computed. In a text, a token that it does not
+        they are never drafted; surplus ones are cut. In a text, a token that it does not
         know counts as its padding token (its last token, if it has none).
         """
         self.vocab_size = rows
@@ -257,12 +264,11 @@ class CausalModel:
 
         A token that the model does not know has -inf.
         """
-        if self.vocab_size != self._rows:
-            logits = self.readout(hidden)
-            unknown = self.vocab_size - self._rows
-            return F.pad(logits, (0, unknown), value=-torch.inf) if unknown > 0 else logits
-        if self.native and type(self.lm_head) is nn.Linear:
-            logits = product(hidden, self.lm_head.weight, self.lm_head.bias)
-        else:
-            logits = self.lm_head(hidden).to(self.device)
-        return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
+        read = self.native.readout if self.native else self.lm_head
+        logits = read(hidden).to(self.device)
+        if (self._scale, self._cap) != (1, None):
+            logits = self.readout.finish(logits)
+        if self.vocab_size == self._rows:
+            return logits
+        unknown = self.vocab_size - self._rows
+        return F.pad(logits, (0, unknown), value=-torch.inf)  # cuts what is too much

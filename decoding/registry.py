@@ -29,6 +29,8 @@ DISTINCT = PATHS | {"without_replacement"}
 EVERY = IID | DISTINCT | {"top_k"}
 
 FORWARDS = ("auto", "native", "transformers")
+PRODUCTS = ("auto", "plain", "onednn", "packed")
+"""Ways of multiplying with large matrices on a CPU, see `forward.product`."""
 """Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
 
 

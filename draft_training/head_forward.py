@@ -20,13 +20,15 @@ class HeadForward(FusedPass):
 
     def __init__(self, head: "EagleHead"):
         self.head, self.added = head, FAMILIES[head.family.name].added
+        native = head.target.native  # a head's weights may be trained on: nothing is packed
+        self.way = "onednn" if native and native.way != "plain" else "plain"
         super().__init__(head)
 
     def _parts(self) -> list[DecoderLayer]:
         head, config = self.head, self.head.config
         heads, shared = config.num_attention_heads, config.num_key_value_heads
         self.layer, self.groups = (
-            DecoderLayer(head.layers[0], heads, shared, self.added, FULL),
+            DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way),
             heads // shared,
         )
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None

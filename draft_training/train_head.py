@@ -239,12 +239,12 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
 
     Nothing else then holds on to the weights that are cast.
     """
-    native, target.native = target.native is not None, None
+    native, target.native = target.native, None
     try:
         yield
     finally:
         if native:
-            target.native = native_forward(target.module, target.body, target.config)
+            target.native = native_forward(target.module, target.body, target.config, native.way)
 
 
 def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:

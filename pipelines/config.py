@@ -30,7 +30,7 @@ from nde_talf.decoding.common.settings import (
 )
 from nde_talf.decoding.names import DTYPES
 from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.registry import FORWARDS, POLICIES
+from nde_talf.decoding.registry import FORWARDS, POLICIES, PRODUCTS
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig
@@ -86,15 +86,19 @@ class LoadingConfig:
     """Whose forward passes run: native, transformers, or auto, native where possible
     (docs/models.md).
     """
+    products: Annotated[str, one_of(PRODUCTS)] = "auto"
+    """How large matrices are multiplied on a CPU: plain (torch's way), onednn, packed, or auto, the
+    fastest by timing, which is remembered (docs/models.md).
+    """
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """CPU threads of training and tracing; 0: torch's own choice."""
 
     @property
-    def placed(self) -> tuple[str, str, str | None, str]:
-        """Arguments of `Pair.models`: device, dtype, device_map, forward."""
-        return self.device, self.dtype, self.device_map, self.forward
+    def placed(self) -> tuple[str, str, str | None, str, str]:
+        """Arguments of `Pair.models`: device, dtype, device_map, forward, products."""
+        return self.device, self.dtype, self.device_map, self.forward, self.products
 
 
 @settings("model")

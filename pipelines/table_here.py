@@ -1,11 +1,9 @@
 """The shipped pair's latency table on this machine, measured once and kept in the user's cache."""
 
-import os
 from contextlib import suppress
-from pathlib import Path
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import content_digest
+from nde_talf.decoding.common.files import content_digest, user_cache
 from nde_talf.decoding.model import CausalModel
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.measure import machine, measure_latency
@@ -32,7 +30,7 @@ def table_here(
     here = {key: value for key, value in machine(target, draft).items() if key not in PLACES}
     if here.items() <= shipped.machine.items():
         return shipped
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nde-talf"
+    cache = user_cache()
     key = content_digest({"machine": here, "models": shipped.models})
     path = cache / f"latency-{key[:16]}.json"
     with suppress(UserError):

@@ -86,7 +86,7 @@ def _maker(
 ) -> Callable[[], Tracer]:
     """Return what makes a worker, wherever it runs."""
     traces, model = config.traces, config.model
-    placed = model.device, traces.dtype, model.device_map, model.forward
+    placed = model.device, traces.dtype, *model.placed[2:]
     head: Any = None
     if traces.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")

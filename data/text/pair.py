@@ -98,7 +98,7 @@ class Pair:
     def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
         """Load target and draft, checked to be the models that the pair was made from.
 
-        placed: device, dtype and perhaps device map and forward pass, see `load_models`.
+        placed: device, dtype and perhaps more, see `load_models`.
         """
         self.check_models()
         target, draft = load_models([self.where(role) for role in ROLES], *placed)
@@ -213,6 +213,7 @@ def load_models(
     dtype: str,
     device_map: str | None = None,
     forward: str = "auto",
+    products: str = "auto",
 ) -> list[CausalModel]:
     """Load the models in one or two folders, or of these hub names: target, and perhaps draft.
 
@@ -226,11 +227,14 @@ def load_models(
         dtype: of both.
         device_map: of the target, see `CausalModel.load`.
         forward: see `CausalModel`.
+        products: see `CausalModel`.
     """
-    target = CausalModel.load(where[0], device, dtype, "model.target", forward, device_map)
+    target = CausalModel.load(
+        where[0], device, dtype, "model.target", forward, device_map, products
+    )
     models = [target]
     for name in where[1:]:
-        draft = CausalModel.load(name, device, dtype, "model.draft", forward)
+        draft = CausalModel.load(name, device, dtype, "model.draft", forward, products=products)
         draft.match(target.vocab_size)
         models.append(draft)
     for model in models:

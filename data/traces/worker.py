@@ -86,7 +86,7 @@ class Tracer:
         pair: folder of the pair.
         stores: where shards go, by kind: "traces", and with vLLM "trajectories".
         config: what is traced.
-        placed: device, dtype, device map and forward pass of the models, see `Pair.models`.
+        placed: how the models are loaded, see `Pair.models`.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
         head: makes a target's draft head, which drafts in the place of the pair's draft; None: the
@@ -98,7 +98,7 @@ class Tracer:
         pair: Path,
         stores: dict[str, Path],
         config: TracesConfig,
-        placed: tuple[str, str, str | None, str],
+        placed: tuple[str, str, str | None, str, str],
         engine: EngineConfig,
         threads: int = 0,
         head: Callable[[CausalModel], Draft] | None = None,

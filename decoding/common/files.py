@@ -305,6 +305,11 @@ def content_digest(content: object) -> str:
     ).hexdigest()
 
 
+def user_cache() -> Path:
+    """Return the project's folder in the user's cache (XDG_CACHE_HOME, ~/.cache)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nde-talf"
+
+
 def discard(folder: Path) -> None:
     """Delete a folder, if it is there; a kill leaves nothing under its name."""
     if folder.exists():

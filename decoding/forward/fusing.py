@@ -13,24 +13,27 @@ class NotNativeError(Exception):
 
 def fused_linear(parts: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
     """Fuse the weights and the biases of linear layers. Raises NotNativeError for other layers."""
-    for part in parts:
-        _check_linear(part)
+    check_linear(parts)
     linears = cast("Sequence[nn.Linear]", parts)
     biases = [part.bias for part in linears if part.bias is not None]
-    if biases and len(biases) < len(linears):
-        raise NotNativeError("of linear layers over one input, some have a bias and some have none")
     return fused([part.weight for part in linears]), fused(biases) if biases else None
 
 
-def _check_linear(part: nn.Module) -> None:
-    """Raise NotNativeError for anything but a plain linear layer of floating-point numbers."""
-    if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
-        raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
-    weight = part.weight.data
-    if type(weight) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
-        raise NotNativeError(
-            f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
-        )
+def check_linear(parts: Sequence[nn.Module]) -> None:
+    """Raise NotNativeError for anything but plain linear layers of floating-point numbers.
+
+    All of them have a bias, or none has.
+    """
+    for part in parts:
+        if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
+            raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
+        weight = part.weight.data
+        if type(weight) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
+            raise NotNativeError(
+                f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
+            )
+    if len({part.bias is None for part in cast("Sequence[nn.Linear]", parts)}) > 1:
+        raise NotNativeError("of linear layers over one input, some have a bias and some have none")
 
 
 def fused(parts: Sequence[Tensor]) -> Tensor:

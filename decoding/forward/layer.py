@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
-from nde_talf.decoding.forward.fusing import fused_linear
-from nde_talf.decoding.forward.product import product
+from nde_talf.decoding.forward.product import Linear
 from nde_talf.decoding.readout import optional
 
 
@@ -33,7 +32,10 @@ class Norm:
         copies: (the weights that are used, those of the module) where the first are no view of the
             second.
         tensors: the weights that are used.
+        samples: of packed weights, of which a norm has none.
     """
+
+    samples: Sequence[Tensor] = ()
 
     def __init__(self, module: nn.Module, added: bool):
         self.own = cast("nn.Parameter", module.weight).detach()
@@ -52,21 +54,6 @@ class Norm:
         return torch.rms_norm(states, self.shape, self.weight, self.eps)
 
 
-class Linear:
-    """One product for several linear layers over the same input.
-
-    Their weights become views of the fused one, so that there is no second copy, and a change in
-    place is seen here.
-    """
-
-    def __init__(self, parts: Sequence[nn.Module]):
-        self.weight, self.bias = fused_linear(parts)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
-        return product(states, self.weight, self.bias)
-
-
 class DecoderLayer:
     """One layer of a transformers model of a supported family, or of a draft head.
 
@@ -76,6 +63,7 @@ class DecoderLayer:
         added: whether norms multiply by 1 + w.
         kind: of attention, in transformers' words.
         cap: of attention scores.
+        way: of multiplying large matrices (`product`).
     """
 
     def __init__(
@@ -86,13 +74,14 @@ class DecoderLayer:
         added: bool,
         kind: str,
         cap: float | None = None,
+        way: str = "plain",
     ):
         attention, mlp = cast("Any", block.self_attn), cast("Any", block.mlp)
         self.heads, self.shared, self.size = heads, shared, cast("int", attention.head_dim)
         self.kind, self.cap, self.scale = kind, cap, cast("float", attention.scaling)
-        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.output, self.down = Linear([attention.o_proj]), Linear([mlp.down_proj])
-        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
+        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
+        self.output, self.down = Linear([attention.o_proj], way), Linear([mlp.down_proj], way)
+        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj], way)
         self.activation = _activation(mlp.act_fn)
         self.head_norms = None
         if (queries := optional(attention, "q_norm")) is not None:
@@ -111,8 +100,9 @@ class DecoderLayer:
         every: list[Any] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
         self.copies = [pair for norm in every for pair in norm.copies]
         linears = self.qkv, self.output, self.gate_up, self.down
-        self.tensors = [part.weight for part in (*every, *linears)]
-        self.tensors += [linear.bias for linear in linears if linear.bias is not None]
+        self.tensors = [norm.weight for norm in every]
+        self.tensors += [tensor for linear in linears for tensor in linear.tensors]
+        self.samples = [sample for linear in linears for sample in linear.samples]
 
     def run(
         self,

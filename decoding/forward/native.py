@@ -5,7 +5,7 @@ calls: fused matrices, tables of rotary positions made once, one call a norm, an
 text without a mask. `CausalModel` compares its logits with transformers' before it is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -17,6 +17,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm
+from nde_talf.decoding.forward.product import Linear
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import family
 
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
     from nde_talf.decoding.windows import Window
 
 
+FusedPart = DecoderLayer | Norm | Linear
+
+
 class FusedPass:
     """A pass over the modules in `module`, with weights that are fused.
 
     Weights may be changed in place at any time: fused ones are views, and the few that are copies
     (`Norm.copies`) are taken anew at the start of every sequence. Where parameters or modules were
-    replaced or moved by then, all are fused again. So a sequence never begins with older weights.
+    replaced or moved by then, or samples of packed matrices differ, all are fused again. So a
+    sequence never begins with older weights.
     """
 
     added: bool
@@ -43,7 +48,7 @@ class FusedPass:
         self._module, self._lock = module, Lock()  # threads may start sequences at the same time
         self._fuse()
 
-    def _parts(self) -> Sequence[DecoderLayer | Norm]:
+    def _parts(self) -> Sequence[FusedPart]:
         """Fuse the weights and make `tables`. Returns what holds the fused weights."""
         raise NotImplementedError
 
@@ -54,12 +59,22 @@ class FusedPass:
         copies = [pair for part in parts for pair in part.copies]
         self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
+        self._samples = [sample for part in parts for sample in part.samples]
+        self._sampled = torch.cat(self._samples) if self._samples else None
         if (
             self.tensors[0].device.type == "cuda"
         ):  # what the parts took is in pieces too small for what is fused
             torch.cuda.empty_cache()
         self._modules = list(self._module.modules())
         self._where = self._addresses()
+
+    def _changed(self) -> bool:
+        """Return True if weights were replaced or moved, or others packed than there are now."""
+        if self._addresses() != self._where:
+            return True
+        return self._sampled is not None and not torch.equal(
+            self._sampled, torch.cat(self._samples)
+        )
 
     def _addresses(self) -> list[int]:
         """List which modules there are, and where their parameters lie in memory."""
@@ -80,7 +95,7 @@ class FusedPass:
         stay where they are: CUDA graphs copy all else.
         """
         with self._lock, torch.inference_mode():  # which may write to any tensor
-            if self._addresses() != self._where:
+            if self._changed():
                 try:
                     self._fuse()
                 except NotNativeError as error:
@@ -123,11 +138,18 @@ class NativeForward(FusedPass):
     added = False
     capped_scores: ClassVar[bool] = False
 
-    def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
-        self.body, self.config = cast("Any", body), config
+    def __init__(
+        self,
+        module: "PreTrainedModel",
+        body: nn.Module,
+        config: "PretrainedConfig",
+        way: str = "plain",
+    ):
+        self.body, self.config, self.way = cast("Any", body), config, way
+        self.lm_head = cast("nn.Module", module.get_output_embeddings())
         super().__init__(body)
 
-    def _parts(self) -> list[DecoderLayer | Norm]:
+    def _parts(self) -> Sequence[FusedPart]:
         from nde_talf.decoding.windows import layer_kinds
 
         body, config = self.body, self.config
@@ -141,7 +163,8 @@ class NativeForward(FusedPass):
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [
-            DecoderLayer(block, heads, shared, self.added, kind, cap) for block, kind in each
+            DecoderLayer(block, heads, shared, self.added, kind, cap, self.way)
+            for block, kind in each
         ]
         self.norm = Norm(body.norm, self.added)
         rotary, like = body.rotary_emb, self.embedding[:1]
@@ -151,11 +174,18 @@ class NativeForward(FusedPass):
             self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
         if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
             raise NotNativeError("it rotates a part of each head")
-        return [*self.layers, self.norm]
+        parts: list[FusedPart] = [*self.layers, self.norm]
+        self.readout: Callable[[Tensor], Tensor] = self.lm_head
+        if type(self.lm_head) is nn.Linear:
+            self.readout = linear = Linear([self.lm_head], self.way)
+            parts.append(linear)
+        return parts
 
     def _fuse(self) -> None:
         super()._fuse()
         self.tensors.append(self.embedding)
+        self._modules.append(self.lm_head)
+        self._where = self._addresses()
 
     def __call__(
         self,

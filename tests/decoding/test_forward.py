@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward import attention, product
+from nde_talf.decoding.forward import attention
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
     attend,
@@ -344,37 +344,3 @@ def test_under_autocast_passes_are_those_of_transformers():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden = model.hidden(tokens, torch.arange(9)[None], None, None)
         assert torch.equal(hidden, model.body(tokens).last_hidden_state)
-
-
-@pytest.mark.skipif(not product.has_onednn(), reason="this torch has no oneDNN")
-def test_onednn_multiplies_many_rows_with_large_matrices_of_float32_alone(monkeypatch):
-    asked, onednn = [], torch.ops.mkldnn._linear_pointwise
-    monkeypatch.setattr(product, "ONEDNN", True)
-    monkeypatch.setattr(
-        torch.ops.mkldnn,
-        "_linear_pointwise",
-        lambda *given: asked.append(given[0].shape) or onednn(*given),
-    )
-    large, bias, small = torch.randn(1024, 512), torch.randn(1024), torch.randn(64, 512)
-    rows = torch.randn(3, 5, 512)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5
-        )
-        assert asked == [rows.shape]
-        many, gaps = torch.randn(65, 512), torch.randn(1024, 2)[:, 0]
-        others = (
-            (rows[:1, :1], large, None),
-            (many, large, None),
-            (rows, small, None),
-            (rows, large, gaps),
-        )
-        for states, weight, more in (*others, (rows.bfloat16(), large.bfloat16(), None)):
-            torch.testing.assert_close(
-                product.product(states, weight, more), F.linear(states, weight, more)
-            )
-        with torch.autocast("cpu"):
-            assert product.product(rows, large).dtype == torch.bfloat16
-    rows.requires_grad_()
-    product.product(rows, large).sum().backward()
-    assert rows.grad is not None and len(asked) == 1

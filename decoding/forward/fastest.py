@@ -1,0 +1,134 @@
+"""Choose how a model's large matrices are multiplied, by timing them.
+
+For example, on an AMD EPYC 40 matrices of 4,864 x 896 in float32 take 41 ms for one row in torch's
+own way and 18 packed, 54 and 22 for eight.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import content_digest, read_json, user_cache, write_json
+from nde_talf.decoding.common.processor import cpu_model
+from nde_talf.decoding.forward.product import LARGE, has_onednn, in_blocks, packed
+from nde_talf.decoding.registry import PRODUCTS
+
+ROWS = (1, 4, 8, 16, 32)
+SECONDS = 0.5
+"""Time for one shape; of two at most."""
+BYTES = 48 << 20
+"""Weights of a shape that are timed in turn, more than the caches hold."""
+
+
+@torch.inference_mode()
+def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
+    """Return the way that is fastest for the large matrices of `module`, or the one asked for.
+
+    The largest and the smallest shape of its layers are timed, for 1 to 32 rows; what counts is the
+    product of the times. The answer is kept in the user's cache, by processor, threads, type and
+    shapes, so that the next run multiplies in the same way.
+
+    Args:
+        module: a transformers model.
+        asked: "auto", or a way of `product`.
+        packs: whether packing is a choice: it takes memory for a copy of the weights.
+
+    Raises:
+        UserError: the way asked for is none, or this torch has no oneDNN.
+    """
+    if asked not in PRODUCTS:
+        raise UserError(f"products={asked}; choose one of {', '.join(PRODUCTS)}.")
+    if asked not in ("auto", "plain") and not has_onednn():
+        raise UserError(f"products={asked}: this torch has no oneDNN. Choose auto or plain.")
+    shapes = _large(module)
+    if asked != "auto" or not shapes or not has_onednn():
+        return "plain" if asked == "auto" else asked
+    packs = packs and _room(module)
+    timed = dict.fromkeys((max(shapes, key=math.prod), min(shapes, key=math.prod)))
+    facts = {
+        "processor": cpu_model(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "type": str(next(module.parameters()).dtype),
+        "shapes": [list(shape) for shape in timed],
+        "packs": packs,
+    }
+    path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
+    with suppress(UserError):
+        known = read_json(path, again="delete it")
+        if known.get("way") in PRODUCTS[1:]:
+            return str(known["way"])
+    times: dict[str, float] = {}
+    for shape in timed:
+        for way, total in _times(shapes[shape], packs).items():
+            times[way] = times.get(way, 0.0) + total
+    way = min(times, key=lambda name: times[name])
+    with suppress(OSError, UserError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**facts, "way": way})
+    return way
+
+
+def _large(module: nn.Module) -> dict[tuple[int, int], list[Tensor]]:
+    """Group the large matrices by shape, the output layer's aside unless it is the only one."""
+    shapes: dict[tuple[int, int], list[Tensor]] = {}
+    for part in module.modules():
+        if type(part) is nn.Linear and part.weight.numel() >= LARGE:
+            if part.weight.device.type != "cpu" or part.weight.dtype not in _TYPES:
+                return {}
+            rows, width = part.weight.shape
+            shapes.setdefault((rows, width), []).append(part.weight)
+    layers = {shape: weights for shape, weights in shapes.items() if len(weights) > 1}
+    return layers or shapes
+
+
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+def _room(module: nn.Module) -> bool:
+    """Return True if memory has room for twice the weights beside what is in use."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not Linux
+        return False
+    return free > 2 * sum(weight.nbytes for weight in module.parameters())
+
+
+def _times(weights: list[Tensor], packs: bool) -> dict[str, float]:
+    """Sum the logarithms of the times of each way over ROWS."""
+    weights = weights[: max(1, BYTES // weights[0].nbytes)]
+    forms = {"onednn": weights}
+    if packs:
+        forms["packed"] = [packed(each) for each in weights]
+    ways: dict[str, Callable[[Tensor], object]] = {
+        "plain": lambda states: [F.linear(states, each) for each in weights]
+    }
+    ways |= {name: partial(_each, form) for name, form in forms.items()}
+    totals, end = dict.fromkeys(ways, 0.0), time.perf_counter() + SECONDS
+    for count in ROWS:
+        states = weights[0].new_ones(count, weights[0].shape[1])
+        for way, multiply in ways.items():
+            multiply(states)
+            totals[way] += math.log(min(_seconds(multiply, states) for _ in range(2)))
+        if time.perf_counter() > end:
+            break
+    return totals
+
+
+def _each(weights: list[Tensor], states: Tensor) -> None:
+    for weight in weights:
+        in_blocks(states, weight, None)
+
+
+def _seconds(multiply: Callable[[Tensor], object], states: Tensor) -> float:
+    begun = time.perf_counter()
+    multiply(states)
+    return time.perf_counter() - begun

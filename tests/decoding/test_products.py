@@ -1,0 +1,108 @@
+"""Products with large matrices: every way gives torch's numbers, and changed weights are seen."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward import fastest, product
+from nde_talf.decoding.model import CausalModel
+from tests.decoding.families import FAMILIES, module
+
+needs_onednn = pytest.mark.skipif(not product.has_onednn(), reason="this torch has no oneDNN")
+WAYS = ("plain", "onednn", "packed")
+
+
+@pytest.fixture
+def all_are_large(monkeypatch, tmp_path):
+    """Take matrices of any size for large ones, and keep the answers in a folder of the test."""
+    monkeypatch.setattr(product, "LARGE", 1)
+    monkeypatch.setattr(fastest, "LARGE", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def linears(count: int, bias: bool) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(24, 8 * (1 + i), bias) for i in range(count)]
+
+
+@needs_onednn
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count,bias", [(1, False), (3, True)])
+def test_every_way_is_the_product_of_torch(all_are_large, way, dtype, count, bias):
+    parts = [part.to(dtype) for part in linears(count, bias)]
+    multiply = product.Linear(parts, way)
+    bound = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    for rows in (1, 2, 4, 5, 8, 9, 63, 64, 65, 130):
+        states = torch.randn(rows, 24).to(dtype)
+        theirs = torch.cat([F.linear(states, part.weight, part.bias) for part in parts], -1)
+        with torch.inference_mode():
+            torch.testing.assert_close(multiply(states), theirs, **bound)
+            assert multiply(states[None, :, None]).shape == (1, rows, 1, theirs.shape[-1])
+
+
+@needs_onednn
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_and_autocast_pass_by_onednn(all_are_large, way):
+    multiply, states = product.Linear(linears(2, True), way), torch.randn(3, 24, requires_grad=True)
+    multiply(states).sum().backward()
+    assert states.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert multiply(states).dtype == torch.bfloat16
+
+
+def read(model: CausalModel) -> torch.Tensor:
+    session = model.session()
+    session.append([1, 2, 3])
+    return model.logits(session.grow([4, 5, 6], [-1, 0, 0]))
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", ["llama-3", "qwen2", "gemma-3"])
+@torch.inference_mode()
+def test_packed_weights_are_a_copy_that_follows_the_models(all_are_large, tmp_path, name):
+    module(*FAMILIES[name]).save_pretrained(tmp_path / "model")
+    plain, packed = (
+        CausalModel.load(tmp_path / "model", products=way) for way in ("plain", "packed")
+    )
+    assert packed.forward.endswith("large products: packed)")
+    assert packed.native.layers[0].down.weight.is_mkldnn
+    torch.testing.assert_close(read(packed), read(plain), atol=1e-4, rtol=1e-4)
+    for (key, ours), theirs in zip(
+        packed.module.state_dict().items(), plain.module.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), key
+    for model in (plain, packed):
+        model.body.layers[0].mlp.down_proj.weight.mul_(3)
+        model.lm_head.weight.mul_(2)
+    torch.testing.assert_close(read(packed), read(plain), atol=1e-4, rtol=1e-4)
+
+
+@needs_onednn
+def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
+    all_are_large, tmp_path, monkeypatch
+):
+    model = module(*FAMILIES["llama-3"])
+    assert fastest.fastest(model) in ("plain", "onednn")
+    assert fastest.fastest(model, packs=True) in WAYS
+    files = list((tmp_path / "cache/nde-talf").glob("products-*.json"))
+    assert len(files) == 2
+    monkeypatch.setattr(fastest, "_times", None)  # nothing is timed again
+    for way in ("plain", "packed"):
+        for file in files:
+            file.write_text(json.dumps({"way": way}))
+        assert fastest.fastest(model, packs=True) == way
+
+
+def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large, monkeypatch):
+    monkeypatch.setattr(fastest, "has_onednn", lambda: False)
+    model = module(*FAMILIES["llama-3"])
+    assert CausalModel(model).native.way == "plain"
+    with pytest.raises(UserError, match="no oneDNN"):
+        fastest.fastest(model, "packed")
+    with pytest.raises(UserError, match="choose one of auto, plain, onednn, packed"):
+        fastest.fastest(model, "fast")
