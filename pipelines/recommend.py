@@ -3,7 +3,7 @@
 Example: `python -m nde_talf.pipelines.recommend run=NAME`.
 
 It prints a table, and writes the configurations of vLLM and SGLang into the run's folder
-`recommend`.
+`recommend`. With `acceptance` it reads no run: it prints what a draft of such numbers would win.
 """
 
 from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
+from pydantic import Field
 from rich.box import SIMPLE
 from rich.table import Table
 
@@ -43,6 +44,11 @@ ONE_SEQUENCE = (
 )
 
 
+BATCHES = (1, 4, 16, 64, 256)
+LONGEST = 16
+"""Tokens of the longest path in the table without a run."""
+
+
 @settings()
 class RecommendConfig:
     """Settings of a recommendation."""
@@ -65,6 +71,14 @@ class RecommendConfig:
     """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
     file.
     """
+    acceptance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Chance that a drafted token is accepted, for a table before anything is trained."""
+    draft_price: Annotated[float, Field(ge=0, le=100)] = 0.05
+    """With acceptance: the time of the draft's pass over a token, in passes of the target."""
+    free_rows: Annotated[int, Field(ge=1)] = 200
+    """With acceptance: tokens that the target scores in the time of one; about 200 on a GPU, 2 to 8
+    on a CPU core.
+    """
     paths: PathsConfig = field(default_factory=PathsConfig)
 
 
@@ -76,6 +90,9 @@ def recommend(config: RecommendConfig) -> None:
 
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
+    if config.acceptance is not None:
+        console.print(_before_training(config, config.acceptance))
+        return
     run = Run(config.run, config.paths.checkpoints, config.base)
     quiet()
     from nde_talf.evaluation import recommend as choices
@@ -216,6 +233,40 @@ def _shown(title: str, best: "Recommendation") -> Table:
     for name, shape in shapes.items():
         speed, gain = shown(shape.tokens_per_second, 0), times(shape.speedup)
         table.add_row(name, f"{shape.block_efficiency:.2f}", speed, gain)
+    return table
+
+
+def expected(config: RecommendConfig, acceptance: float, batch: int) -> tuple[int, float, float]:
+    """Return the best length of a path, the tokens a step, and the speed-up over plain decoding.
+
+    Every drafted token is accepted with the same chance, and a pass takes the time of one token
+    until `free_rows` of all sequences are scored, then as many times more.
+    """
+    plain = max(1.0, batch / config.free_rows)
+
+    def gain(length: int) -> tuple[float, float]:
+        tokens = sum(acceptance**depth for depth in range(length + 1))
+        step = max(1.0, batch * (length + 1) / config.free_rows)
+        return tokens * plain / (step + length * config.draft_price * plain), tokens
+
+    best = max(range(LONGEST + 1), key=gain)
+    speedup, tokens = gain(best)
+    return best, tokens, speedup
+
+
+def _before_training(config: RecommendConfig, acceptance: float) -> Table:
+    console.print(
+        f"A path of drafted tokens, each accepted with chance {acceptance:g}; the draft's pass"
+        f" costs {config.draft_price:g} of the target's, which scores {config.free_rows} tokens in the"
+        " time of one. The measured table of a run: nde recommend run=NAME.",
+        soft_wrap=True,
+    )
+    table = Table(box=SIMPLE)
+    for column in ("batch", "best to draft", "tokens\na step", "over plain"):
+        table.add_column(column, justify="right")
+    for batch in BATCHES:
+        length, tokens, speedup = expected(config, acceptance, batch)
+        table.add_row(str(batch), str(length or "nothing"), f"{tokens:.2f}", f"{speedup:.2f}")
     return table
 
 

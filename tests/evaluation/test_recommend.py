@@ -23,8 +23,11 @@ from nde_talf.evaluation.recommend import (
     vllm_config,
 )
 from nde_talf.evaluation.static_trees import DRAFTING
+from nde_talf.pipelines.recommend import RecommendConfig, expected
+from nde_talf.pipelines.recommend import recommend as recommend_command
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
+from tests import ROOT
 from tests.evaluation import labelled
 from tests.vllm_process import in_process
 
@@ -212,3 +215,27 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
         loaded["texts"][1][0] == loaded["texts"][0][0]
         and loaded["drafts"][0] == loaded["drafts"][1] > 0
     )
+
+
+def test_before_training_the_best_path_is_that_of_the_stated_model(capsys):
+    config = RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8)
+    # Lengths 0 to 3: 1, 1.5 / 1.25, 1.75 / 1.5 and 1.875 / 1.75 tokens a unit of time.
+    assert expected(config, 0.5, 1) == (1, 1.5, 1.2)
+    assert expected(config, 0.5, 4) == (1, 1.5, 1.2)  # 2 rows of 4 sequences are still free
+    assert expected(config, 0.5, 8) == (0, 1.0, 1.0)  # two passes' time for 1.5 tokens
+    recommend_command(config)
+    printed = capsys.readouterr().out
+    assert "1.20" in printed and "nothing" in printed
+
+
+def test_before_training_free_drafts_are_as_long_as_can_be():
+    config = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
+    length, tokens, gain = expected(config, 0.9, 1)
+    assert length == 16 and tokens == gain == pytest.approx((1 - 0.9**17) / 0.1)
+
+
+def test_the_pages_table_is_what_the_command_prints():
+    page = (ROOT / "docs/is_it_for_me.md").read_text()
+    for batch in (1, 16, 64, 256):
+        length, tokens, gain = expected(RecommendConfig(), 0.7, batch)
+        assert f"| {batch} | {length or 'nothing'} | {tokens:.2f} | {gain:.2f} |" in page
