@@ -256,9 +256,9 @@ def expected(config: RecommendConfig, acceptance: float, batch: int) -> tuple[in
 
 def _before_training(config: RecommendConfig, acceptance: float) -> Table:
     console.print(
-        f"A path of drafted tokens, each accepted with chance {acceptance:g}; the draft's pass"
-        f" costs {config.draft_price:g} of the target's, which scores {config.free_rows} tokens in the"
-        " time of one. The measured table of a run: nde recommend run=NAME.",
+        f"A path of drafted tokens, each accepted with chance {acceptance:g}. The draft's pass"
+        f" takes {config.draft_price:g} of the target's, which scores {config.free_rows} tokens in"
+        " the time of one. The measured table of a run: nde recommend run=NAME.",
         soft_wrap=True,
     )
     table = Table(box=SIMPLE)
