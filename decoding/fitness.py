@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward import product
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.original import TransformersForward
-from nde_talf.decoding.forward.product import has_large
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 from nde_talf.decoding.windows import WINDOW_KEYS, windows
@@ -66,7 +66,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     if asked != "transformers":
         try:
             way = "plain"
-            if model.products != way and has_large(model.module):
+            if max(weight.numel() for weight in model.module.parameters()) >= product.LARGE:
                 from nde_talf.decoding.forward.fastest import fastest
 
                 way = fastest(model.module, model.products, model.packs)

@@ -30,7 +30,7 @@ EVERY = IID | DISTINCT | {"top_k"}
 
 FORWARDS = ("auto", "native", "transformers")
 PRODUCTS = ("auto", "plain", "onednn", "packed")
-"""Ways of multiplying with large matrices on a CPU, see `forward.product`."""
+"""Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""
 """Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
 
 

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, read_json, user_cache, write_json
 from nde_talf.decoding.common.processor import cpu_model
-from nde_talf.decoding.forward.product import LARGE, has_onednn, in_blocks, packed
+from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
+from nde_talf.decoding.forward.product import LARGE
 from nde_talf.decoding.registry import PRODUCTS
 
 ROWS = (1, 4, 8, 16, 32)
@@ -38,7 +39,7 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
 
     Args:
         module: a transformers model.
-        asked: "auto", or a way of `product`.
+        asked: "auto", or a way of `onednn`.
         packs: whether packing is a choice: it takes memory for a copy of the weights.
 
     Raises:
@@ -81,12 +82,12 @@ def _large(module: nn.Module) -> dict[tuple[int, int], list[Tensor]]:
     """Group the large matrices by shape, the output layer's aside unless it is the only one."""
     shapes: dict[tuple[int, int], list[Tensor]] = {}
     for part in module.modules():
-        if type(part) is nn.Linear and part.weight.numel() >= LARGE:
-            if part.weight.device.type != "cpu" or part.weight.dtype not in _TYPES:
+        if type(part) is nn.Linear and (weight := part.weight).numel() >= LARGE:
+            if weight.device.type != "cpu" or weight.dtype not in _TYPES:
                 return {}
-            rows, width = part.weight.shape
-            shapes.setdefault((rows, width), []).append(part.weight)
-    layers = {shape: weights for shape, weights in shapes.items() if len(weights) > 1}
+            rows, width = weight.shape
+            shapes.setdefault((rows, width), []).append(weight)
+    layers = {shape: matrices for shape, matrices in shapes.items() if len(matrices) > 1}
     return layers or shapes
 
 
@@ -102,19 +103,19 @@ def _room(module: nn.Module) -> bool:
     return free > 2 * sum(weight.nbytes for weight in module.parameters())
 
 
-def _times(weights: list[Tensor], packs: bool) -> dict[str, float]:
+def _times(matrices: list[Tensor], packs: bool) -> dict[str, float]:
     """Sum the logarithms of the times of each way over ROWS."""
-    weights = weights[: max(1, BYTES // weights[0].nbytes)]
-    forms = {"onednn": weights}
+    matrices = matrices[: max(1, BYTES // matrices[0].nbytes)]
+    forms = {"onednn": matrices}
     if packs:
-        forms["packed"] = [packed(each) for each in weights]
+        forms["packed"] = [packed(each) for each in matrices]
     ways: dict[str, Callable[[Tensor], object]] = {
-        "plain": lambda states: [F.linear(states, each) for each in weights]
+        "plain": lambda states: [F.linear(states, each) for each in matrices]
     }
     ways |= {name: partial(_each, form) for name, form in forms.items()}
     totals, end = dict.fromkeys(ways, 0.0), time.perf_counter() + SECONDS
     for count in ROWS:
-        states = weights[0].new_ones(count, weights[0].shape[1])
+        states = matrices[0].new_ones(count, matrices[0].shape[1])
         for way, multiply in ways.items():
             multiply(states)
             totals[way] += math.log(min(_seconds(multiply, states) for _ in range(2)))
@@ -123,8 +124,8 @@ def _times(weights: list[Tensor], packs: bool) -> dict[str, float]:
     return totals
 
 
-def _each(weights: list[Tensor], states: Tensor) -> None:
-    for weight in weights:
+def _each(matrices: list[Tensor], states: Tensor) -> None:
+    for weight in matrices:
         in_blocks(states, weight, None)
 
 

@@ -13,14 +13,13 @@ class NotNativeError(Exception):
 
 def fused_linear(parts: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
     """Fuse the weights and the biases of linear layers. Raises NotNativeError for other layers."""
-    check_linear(parts)
-    linears = cast("Sequence[nn.Linear]", parts)
+    linears = plain_linears(parts)
     biases = [part.bias for part in linears if part.bias is not None]
     return fused([part.weight for part in linears]), fused(biases) if biases else None
 
 
-def check_linear(parts: Sequence[nn.Module]) -> None:
-    """Raise NotNativeError for anything but plain linear layers of floating-point numbers.
+def plain_linears(parts: Sequence[nn.Module]) -> "Sequence[nn.Linear]":
+    """Return `parts`. Raises NotNativeError for all but plain linear layers of floating point.
 
     All of them have a bias, or none has.
     """
@@ -32,8 +31,10 @@ def check_linear(parts: Sequence[nn.Module]) -> None:
             raise NotNativeError(
                 f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
             )
-    if len({part.bias is None for part in cast("Sequence[nn.Linear]", parts)}) > 1:
+    linears = cast("Sequence[nn.Linear]", parts)
+    if len({part.bias is None for part in linears}) > 1:
         raise NotNativeError("of linear layers over one input, some have a bias and some have none")
+    return linears
 
 
 def fused(parts: Sequence[Tensor]) -> Tensor:

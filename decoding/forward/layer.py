@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
-from nde_talf.decoding.forward.product import Linear
+from nde_talf.decoding.forward.product import linear
 from nde_talf.decoding.readout import optional
 
 
@@ -63,7 +63,7 @@ class DecoderLayer:
         added: whether norms multiply by 1 + w.
         kind: of attention, in transformers' words.
         cap: of attention scores.
-        way: of multiplying large matrices (`product`).
+        way: of multiplying large matrices (`onednn`).
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class DecoderLayer:
         attention, mlp = cast("Any", block.self_attn), cast("Any", block.mlp)
         self.heads, self.shared, self.size = heads, shared, cast("int", attention.head_dim)
         self.kind, self.cap, self.scale = kind, cap, cast("float", attention.scaling)
-        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
-        self.output, self.down = Linear([attention.o_proj], way), Linear([mlp.down_proj], way)
-        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj], way)
+        self.qkv = linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
+        self.output, self.down = linear([attention.o_proj], way), linear([mlp.down_proj], way)
+        self.gate_up = linear([mlp.gate_proj, mlp.up_proj], way)
         self.activation = _activation(mlp.act_fn)
         self.head_norms = None
         if (queries := optional(attention, "q_norm")) is not None:
@@ -101,8 +101,8 @@ class DecoderLayer:
         self.copies = [pair for norm in every for pair in norm.copies]
         linears = self.qkv, self.output, self.gate_up, self.down
         self.tensors = [norm.weight for norm in every]
-        self.tensors += [tensor for linear in linears for tensor in linear.tensors]
-        self.samples = [sample for linear in linears for sample in linear.samples]
+        self.tensors += [tensor for each in linears for tensor in each.tensors]
+        self.samples = [sample for each in linears for sample in each.samples]
 
     def run(
         self,

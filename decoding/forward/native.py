@@ -17,7 +17,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm
-from nde_talf.decoding.forward.product import Linear
+from nde_talf.decoding.forward.product import Linear, linear
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import family
 
@@ -177,8 +177,8 @@ class NativeForward(FusedPass):
         parts: list[FusedPart] = [*self.layers, self.norm]
         self.readout: Callable[[Tensor], Tensor] = self.lm_head
         if type(self.lm_head) is nn.Linear:
-            self.readout = linear = Linear([self.lm_head], self.way)
-            parts.append(linear)
+            self.readout = readout = linear([self.lm_head], self.way)
+            parts.append(readout)
         return parts
 
     def _fuse(self) -> None:

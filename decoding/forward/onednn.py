@@ -1,0 +1,90 @@
+"""Products with large matrices by oneDNN, which torch has beside its own way.
+
+plain:   torch's own way, MKL for float32 on x86. For one to eight rows it reads large weights at
+         half of the memory's speed or less.
+onednn:  oneDNN on the weights as they are.
+packed:  oneDNN on a copy in its own order of blocks: one reading of the weights, whether for one
+         row or for sixteen.
+
+`fastest` chooses by measuring; `python -m benchmarks.forward products` shows all three.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nde_talf.decoding.forward.fusing import plain_linears
+from nde_talf.decoding.forward.product import Linear
+
+BLOCK = 64
+"""Rows that oneDNN multiplies at once.
+
+It keeps memory for every number of rows, so that prompts would fill it. More rows go in blocks,
+which is as fast, and rows are filled up to 8, 16, 24 ... of them, or to 4 of packed weights, with
+which one row alone is slower than four.
+"""
+PACKED_FOR = 8
+"""Rows that the order of blocks is made for. It serves one row and a hundred as well."""
+
+
+def has_onednn() -> bool:
+    """Return True if torch has oneDNN's linear layer."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class OneDNNLinear(Linear):
+    """A product by oneDNN on the weights as they are."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        self.parts = plain_linears(parts)
+        super().__init__(parts)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Multiply states [..., in] by the matrix and add the bias: [..., out].
+
+        oneDNN's operation records no gradients and is not cast by autocast: then torch multiplies.
+        """
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return torch.cat([F.linear(states, part.weight, part.bias) for part in self.parts], -1)
+        return in_blocks(states, self.weight, self.bias)
+
+
+class PackedLinear(OneDNNLinear):
+    """A product by oneDNN on a packed copy of the weights.
+
+    The layers keep theirs, which after loading are pages of a file that need no memory.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        self.parts = plain_linears(parts)
+        weights = [part.weight.detach() for part in self.parts]
+        biases = [part.bias.detach() for part in self.parts if part.bias is not None]
+        self.weight = packed(weights[0] if len(weights) == 1 else torch.cat(weights))
+        self.bias = torch.cat(biases) if biases else None
+        self.samples = [each.flatten()[:: max(1, each.numel() // 16)] for each in weights]
+        self.samples += biases
+        self.tensors = []
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Copy a matrix into oneDNN's order of blocks, which oneDNN alone can read."""
+    copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+    return copy
+
+
+def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply states [..., in] by a matrix as oneDNN does, packed or not: [..., out]."""
+    rows = states.reshape(-1, states.shape[-1])
+    products = [_block(block, weight, bias) for block in rows.split(BLOCK)]
+    together = products[0] if len(products) == 1 else torch.cat(products)
+    return together.view(*states.shape[:-1], -1)
+
+
+def _block(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    count, few = len(rows), 4 if weight.is_mkldnn else 1
+    more = -count % (few if count < 8 else 8)
+    rows = F.pad(rows, (0, 0, 0, more)) if more else rows
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product[:count] if more else product
