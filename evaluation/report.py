@@ -18,12 +18,13 @@ from nde_talf.decoding.streams import PHASES
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, PROTOCOL
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
     by_kind,
     by_setting,
+    control_of,
     histogram,
     markdown,
     steps_by_tree,
@@ -99,6 +100,29 @@ class ReportData:
         }
         return {setting: methods for setting, methods in drafting.items() if methods}
 
+    @property
+    def standing(self) -> dict[str, list[str]]:
+        """Sentences by setting: why a selector is static, where the other learned parts stand."""
+        return {setting: _standing(self, setting) for setting in self.tables}
+
+
+def _standing(data: ReportData, setting: str) -> list[str]:
+    sentences = [
+        f"{title} is static here ({export}): choosing trees did not win on training prompts held"
+        " out in turn."
+        for title, export in data.exports.get(setting, {}).items()
+    ]
+    if data.verdicts[setting].clock == NOT_TRUSTED:
+        return sentences
+    rows = sorted(data.tables[setting], key=lambda row: -row.speedup[0])
+    methods = [row.method for row in rows if row.method not in (BASELINE, CONTROL)]
+    return sentences + [
+        f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
+        f" {methods.index(row.method) + 1} of {len(methods)}."
+        for row in rows
+        if row.method in data.learned.get(setting, ())
+    ]
+
 
 def _by_method(
     records: list[Record], figure: Callable[[list[Record]], Any]
@@ -120,7 +144,10 @@ def results(data: ReportData) -> dict[str, Any]:
     content = {
         name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
     }
-    summary = [verdict.sentence for verdict in data.verdicts.values()]
+    summary = [
+        " ".join([verdict.sentence, *data.standing[setting]])
+        for setting, verdict in data.verdicts.items()
+    ]
     return {"run": content.pop("run"), "summary": summary, "protocol": list(PROTOCOL), **content}
 
 
@@ -161,7 +188,11 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
     speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
     methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
     rows = [[m, *(speed.get(m, "–") for speed in speeds)] for m in methods if kinds]
-    return Table(setting, ["speed-up", *kinds], rows)
+    heads = [
+        kind if trusted(control_of(table)) is not False else f"{kind}: {NOT_TRUSTED}"
+        for kind, table in kinds.items()
+    ]
+    return Table(setting, ["speed-up", *heads], rows)
 
 
 def table_of_phases(data: ReportData, setting: str) -> Table:
@@ -229,7 +260,7 @@ def in_markdown(data: ReportData) -> str:
         table, same = table_of_methods(data, setting), data.same.get(setting, {})
         parts += [f"**{setting}**", markdown(table.columns, table.rows)]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
-        parts += [conclusion.sentence, conclusion.clock_note]
+        parts += [conclusion.sentence, *data.standing[setting], conclusion.clock_note]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -71,10 +71,16 @@ def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
 
 
 def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
-    """Rows by setting and domain of the prompts; empty where there is one domain."""
+    """Rows by setting and domain of the prompts; empty where there is one domain.
+
+    A domain of one prompt is left out: its intervals, over prompts, would have no width.
+    """
     tables: dict[str, dict[str, list[Row]]] = {}
-    kinds = dict.fromkeys(record.kind for record in records)
-    for kind in kinds if len(kinds) > 1 else ():
+    prompts: dict[str, set[str]] = {}
+    for record in records:
+        prompts.setdefault(record.kind, set()).add(record.prompt)
+    several = [kind for kind, ids in prompts.items() if len(ids) > 1]
+    for kind in several if len(prompts) > 1 else ():
         for setting, rows in tabulate(r for r in records if r.kind == kind).items():
             tables.setdefault(setting, {})[kind] = rows
     return tables
