@@ -158,6 +158,10 @@ class LatencyConfig:
     with a warning.
     """
 
+    def accepts_noise(self, trained_here: bool) -> bool:
+        """Return True if a table of a pair that was measured under load is accepted."""
+        return trained_here if self.accept_noise is None else self.accept_noise
+
 
 @settings("evaluation")
 class EvaluationConfig:

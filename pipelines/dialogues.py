@@ -163,13 +163,11 @@ def _answers(
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length = config.dialogues.length
-    engine = chosen_engine(config, min(length, config.engine.max_length or length))
+    longest, model = min(length, config.engine.max_length or length), config.model
+    engine = chosen_engine(config.engine, model.device, longest)
     if engine.name == "vllm":
-        return (
-            VLLMEngine(pair.where("target"), config.model.dtype, engine),
-            engine.max_length or length,
-        )
-    target = pair.target(*config.model.placed)
+        return VLLMEngine(pair.where("target"), model.dtype, engine), longest
+    target = pair.target(*model.placed)
     return TransformersEngine(target), min(length, target.max_context)
 
 

@@ -121,7 +121,7 @@ def _print_data(config: Config) -> None:
     if not given:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
-    tokenizer = shared_tokenizer(config)
+    tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if not config.data.sets:
         return

@@ -15,14 +15,13 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.setting import (
     AUTO,
-    SamplingSetting,
     read_draft_temperature,
 )
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
-from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
+from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
 from nde_talf.pipelines.config import Config
@@ -49,7 +48,7 @@ def settings(config: Config) -> dict[str, Any]:
     model = config.model
     return {
         "evaluation": chosen,
-        "selectors": selectors(config),
+        "selectors": selectors(config.selector),
         "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "dtype": model.dtype,
         "device": model.device,
@@ -64,7 +63,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     models = load_decoded(config, folders)
-    drawn = _drawn(config)
+    asked = evaluation.draft_temperature
+    raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
+    drawn = read_draft_temperature("raw" if raw else asked)
     prompts, tuning, fixed = _prompts(config, pair, models)
     made = benches(config, folders, models, tuning, drawn, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
@@ -75,7 +76,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name, bench in made.items():
             setting = SETTINGS[name]
-            plan = plans[str(setting)] = _plan(config, folder, name, bench)
+            console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
+            plan = plans[str(setting)] = plan_methods(bench, methods(config))
+            roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
+            write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
@@ -87,23 +91,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
     }
-
-
-def _drawn(config: Config) -> SamplingSetting | str:
-    """Return what the draft is warped with: as traced, where evaluation.draft_temperature=auto."""
-    asked = config.evaluation.draft_temperature
-    raw = asked == AUTO and config.traces.draft_temperature == "raw"
-    return read_draft_temperature("raw" if raw else asked)
-
-
-def _plan(config: Config, folder: Path, name: str, bench: Bench) -> Plan:
-    """Choose the methods of a setting and their trees, and write which play which part."""
-    setting = SETTINGS[name]
-    console.print(f"{setting}: choosing the methods' trees, some by timing them ...", style="dim")
-    plan = plan_methods(bench, methods(config))
-    roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
-    write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
-    return plan
 
 
 def _prompts(
@@ -198,7 +185,7 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
     A selector that only exported static trees has none.
     """
     learned = {title for plan in plans for title in plan.learned}
-    choosing = [name for name in selectors(config) if selector_title(name) in learned]
+    choosing = [name for name in selectors(config.selector) if selector_title(name) in learned]
     trainings = [("pair", "target"), ("pair", "draft")]
     trainings += [*(("selector", name) for name in choosing), ("draft", "head")]
     curves = {

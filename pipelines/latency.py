@@ -53,7 +53,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         )
         repeats = config.latency.repeats
         table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
-        if not accepts_noise(config):
+        if not config.latency.accepts_noise(not config.model.target):
             table.check_quiet(place)
         elif table.disagreement > AGREE:
             console.print(
@@ -76,15 +76,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         f" differ by {table.disagreement:.0%}; {place}"
     )
     return metrics
-
-
-def accepts_noise(config: Config) -> bool:
-    """Return True if a table that was measured under load is accepted.
-
-    By default it is, for a pair that the run trains itself.
-    """
-    accepted = config.latency.accept_noise
-    return not config.model.target if accepted is None else accepted
 
 
 STAGE = Stage("latency", "latency", needs, settings, work)

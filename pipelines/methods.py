@@ -57,7 +57,7 @@ def benches(
             kinds=[prompt.kind for prompt in tuning],
         )
         if "selector" in groups and bench.labels:
-            names = selectors(config) if setting.temperature else [bench.main]
+            names = selectors(config.selector) if setting.temperature else [bench.main]
             exports = folders["selector"] / "export"
             bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
         if "policies" in groups:

@@ -38,7 +38,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import Config, ModelConfig
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
@@ -63,7 +63,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, given = folders["pair"], config.data, config.model.target
     where = (given, config.model.draft) if given else [str(folder / role) for role in ROLES]
-    models = _load(config, where) if given else []  # wrong input is refused first
+    placed = config.model.placed
+    models = load_models([*filter(None, where)], *placed) if given else []  # wrong input first
     text, prompts = _read(config, folder, models)
     examples = first_of_each(prompts)
     for kind, example in examples.items():
@@ -72,7 +73,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with tracked(config, "pair", folder) as tracker:
         if not given:
             _train_pair(config, folder, text, prompts, tracker)
-            models = _load(config, where)
+            models = load_models([*filter(None, where)], *placed)
         tokens = text.train.numel(), text.held_out.numel()
         console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
@@ -83,11 +84,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tracker.sample("first_prompt", examples)
     _print(metrics)
     return metrics
-
-
-def _load(config: Config, where: Sequence[str | None]) -> list[CausalModel]:
-    """Load the target, and the draft if there is one."""
-    return load_models([name for name in where if name], *config.model.placed)
 
 
 @dataclass
@@ -109,7 +105,7 @@ class _Text:
 
 def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
-    data, tokenizer, (train, domains) = config.data, shared_tokenizer(config), shipped_rows()
+    data, tokenizer, (train, domains) = config.data, shared_tokenizer(config.model), shipped_rows()
     prompts = (
         set_prompts(config, tokenizer, _context(models))
         if data.sets
@@ -126,7 +122,7 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
-            shared_tokenizer(config)
+            shared_tokenizer(config.model)
             if given
             else train_tokenizer(train["text"], config.model.vocab_size)
         )
@@ -169,7 +165,7 @@ def _read(
 
 def _own_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read own prompts; what the target answers is the text."""
-    tokenizer, none = shared_tokenizer(config), torch.zeros(0, config.model.length).long()
+    tokenizer, none = shared_tokenizer(config.model), torch.zeros(0, config.model.length).long()
     prompts = set_prompts(config, tokenizer, _context(models))
     return _Text(tokenizer, none, none, {}, none, prompts)
 
@@ -251,22 +247,22 @@ def shortened(text: str, max_length: int = 600) -> str:
     )
 
 
-def shared_tokenizer(config: Config) -> PreTrainedTokenizerBase:
+def shared_tokenizer(given: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.
     """
-    target = load_tokenizer(config.model.target, "model.target")
+    target = load_tokenizer(given.target, "model.target")
     if target.eos_token_id is None:
         raise UserError(
-            f"model.target={config.model.target}: its tokenizer has no end-of-text token"
+            f"model.target={given.target}: its tokenizer has no end-of-text token"
             " (eos_token); set one."
         )
-    if config.model.draft:
+    if given.draft:
         check_tokenizers(
             target.get_vocab(),
-            load_tokenizer(config.model.draft, "model.draft").get_vocab(),
-            config.model.draft,
+            load_tokenizer(given.draft, "model.draft").get_vocab(),
+            given.draft,
         )
     return target
 
@@ -275,7 +271,7 @@ def check_template(config: Config) -> None:
     """Raise UserError before any work for dialogues and a target without a chat template."""
     own = config.dialogues
     if own.source and config.model.target and config.stage in ("all", "draft"):
-        ChatEncoder(shared_tokenizer(config), own.chat_template, own.template_options)
+        ChatEncoder(shared_tokenizer(config.model), own.chat_template, own.template_options)
 
 
 def _known_to_draft(train: Dataset) -> list[str]:
@@ -306,7 +302,8 @@ def _train_pair(
     for role, lm in (("target", config.model.target_lm), ("draft", config.model.draft_lm)):
         out = folder / role
         if role == "draft" and config.data.source == ANSWERS:
-            _answer(config, folder, text, prompts, _load(config, [str(folder / "target")])[0])
+            (target,) = load_models([str(folder / "target")], *config.model.placed)
+            _answer(config, folder, text, prompts, target)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")

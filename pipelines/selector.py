@@ -19,7 +19,6 @@ from nde_talf.decoding.sampling import RAW
 from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
-from nde_talf.pipelines.latency import accepts_noise
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
@@ -29,6 +28,7 @@ from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from nde_talf.selector.rows import columns
+from nde_talf.selector.settings import SelectorConfig
 from nde_talf.selector.train import train_selector
 
 ACROSS = "across"
@@ -36,7 +36,9 @@ ACROSS = "across"
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    return {"selector": asdict(config.selector), "tables": table_digests(config)}
+    files = {name: table_file(name, Path()) for name in config.selector.tables if name != MEASURED}
+    digests = {name: file_digest(file) for name, file in files.items()}
+    return {"selector": asdict(config.selector), "tables": digests}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
     # More threads only get into each other's way.
     with threads(1), tracked(config, "selector", folder) as tracker:
-        for name, verifiers in selectors(config).items():
+        for name, verifiers in selectors(config.selector).items():
             ours, export = priced(verifiers), folder / "export" / name
             selector, crossed = train_selector(
                 *ours, config.selector, folder / "training" / name, tracker.loggers(name), name
@@ -121,15 +123,13 @@ def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> 
     )
 
 
-def selectors(config: Config) -> dict[str, list[str]]:
+def selectors(asked: SelectorConfig) -> dict[str, list[str]]:
     """Return the selectors asked for, each with the verifiers that it chooses among.
 
     The first is the main one.
     """
-    names = config.selector.verifiers
-    return {name: [name] for name in names} | (
-        {ACROSS: list(names)} if config.selector.across else {}
-    )
+    alone = {name: [name] for name in asked.verifiers}
+    return alone | ({ACROSS: [*alone]} if asked.across else {})
 
 
 def roots_of(
@@ -152,15 +152,6 @@ def roots_of(
     return splits[0], splits[1]
 
 
-def table_digests(config: Config) -> dict[str, str]:
-    """Checksums of the latency tables that are files of their own."""
-    return {
-        name: file_digest(table_file(name, Path()))
-        for name in config.selector.tables
-        if name != MEASURED
-    }
-
-
 def latency_tables(
     config: Config, folders: dict[str, Path], models: tuple[Any, Any]
 ) -> dict[str, LatencyTable]:
@@ -173,7 +164,8 @@ def latency_tables(
         path = table_file(name, folders["latency"])
         table = tables[name] = LatencyTable.load(path)
         table.check_models(*models, path)
-        if not (accepts_noise(config) if name == MEASURED else config.latency.accept_noise):
+        trained_here = name == MEASURED and not config.model.target
+        if not config.latency.accepts_noise(trained_here):
             table.check_quiet(path)
     return tables
 

@@ -16,6 +16,7 @@ from rich.filesize import decimal as size
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.worker import Tracer, Unit, units
 from nde_talf.decoding.common.errors import UserError
@@ -38,10 +39,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Sample trajectories and write the traces; return the figures for the manifest."""
-    traces, folder = config.traces, folders["traces"]
-    prompts = _prompts(config, Pair(folders["pair"]))
+    traces, model, folder = config.traces, config.model, folders["traces"]
+    prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config, config.engine.max_length or longest)
+    engine = chosen_engine(config.engine, model.device, config.engine.max_length or longest)
     work, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
@@ -52,8 +53,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
     with tracked(config, "traces", folder) as tracker:
         if todo:
-            gpus, count = _gpus_of_a_worker(config, engine), min(engine.workers, len(todo))
-            with Workers(make, count, config.ray.address, gpus) as pool:
+            count = min(engine.workers, len(todo))
+            with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
                 needs = prompts, [work[i] for i in todo], folder
                 ((_, said),) = pool.map(_check_needs, [needs], 1)
@@ -70,9 +71,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def _prompts(config: Config, pair: Pair) -> list[Prompt]:
+def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
     """Return the prompts to trace, the first of which are to train on."""
-    train, validation = config.traces.train_prompts, config.traces.validation_prompts
+    train, validation = traces.train_prompts, traces.validation_prompts
     key = "traces.train_prompts + traces.validation_prompts"
     prompts = pair.prompts("trace", train + validation, key)
     return [
@@ -158,26 +159,18 @@ def _check_roots(store: TraceStore, prompts: int) -> None:
         )
 
 
-def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
-    """The GPUs of each Ray actor."""
-    if engine.gpus is not None:
-        return engine.gpus
-    if config.model.device == "cpu":
-        return 0
-    return max(1, engine.tensor_parallel if engine.name == "vllm" else 1)
-
-
-def chosen_engine(config: Config, max_length: int) -> EngineConfig:
-    """Return the engine that samples.
+def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineConfig:
+    """Return the engine that samples, with the GPUs of each Ray actor.
 
     It is the one asked for; with "auto" it is vLLM where that is installed and the device is one
     GPU.
     """
-    name = config.engine.name
+    name, on_gpu = asked.name, device != "cpu"
     if name == "auto":
-        alone = config.model.device != "cpu"
-        name = "vllm" if alone and importlib.util.find_spec("vllm") else "transformers"
-    return replace(config.engine, name=name, max_length=max_length)
+        name = "vllm" if on_gpu and importlib.util.find_spec("vllm") else "transformers"
+    shared = asked.tensor_parallel if name == "vllm" else 1
+    gpus = shared * on_gpu if asked.gpus is None else asked.gpus
+    return replace(asked, name=name, max_length=max_length, gpus=gpus)
 
 
 STAGE = Stage(
