@@ -1,6 +1,6 @@
 """Ways to speculate inside vLLM, greedily, at one request and at four at a time.
 
-`python -m benchmarks.engines [--run checkpoints/default]`, after `python -m pipelines.run` with a
+`python -m benchmarks.engines [--run checkpoints/default]`, after `nde run` with a
 selector of draft features (docs/serving.md). Compared are vLLM without speculation, with its own
 draft_model and ngram, with the run's exported head, and with our proposer: lengths by a selector,
 fixed ones and n-grams. An engine is a process, one at a time, and engines take turns, round by

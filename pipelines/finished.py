@@ -100,8 +100,8 @@ class Run:
         if not self.has("pair", "pair.json"):
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
-                " Runs of another folder: paths.checkpoints=FOLDER. To make one: python -m"
-                f" pipelines.run run={name}."
+                " Runs of another folder: paths.checkpoints=FOLDER. To make one: nde run"
+                f" run={name}."
             )
 
     def stage(self, name: str) -> Path:

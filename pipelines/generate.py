@@ -364,7 +364,7 @@ def _check_trained_for(config: GenerateConfig, policy: "NeuralPolicy", drafter: 
         raise UserError(
             f"policy={config.policy} with drafter={config.drafter}: this run's selector was not"
             " trained for its head, but for the LM draft, or a head of before. Train one for it"
-            f" (python -m pipelines.run run=with_head base={config.run} traces.drafter=head), or"
+            f" (nde run run=with_head base={config.run} traces.drafter=head), or"
             f" use drafter=lm, or one of {', '.join(POLICIES)}."
         )
 

@@ -1,6 +1,6 @@
 """Recommend settings for an engine without a selector.
 
-Example: `python -m nde_talf.pipelines.recommend run=NAME`.
+Example: `nde recommend run=NAME`.
 
 It prints a table, and writes the configurations of vLLM and SGLang into the run's folder
 `recommend`. With `acceptance` it reads no run: it prints what a draft of such numbers would win.

@@ -1,4 +1,4 @@
-"""The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
+"""The command line: `nde run [stage=...] [key=value ...]`."""
 
 from nde_talf.pipelines.signals import (
     interrupted,

@@ -84,7 +84,7 @@ class PathLengths:
         if schema.target_hidden and self._priced(1)[1] is None:
             raise UserError(
                 "selector: it looks at features of the target, which this engine does not hand out."
-                " Train one on the draft's alone: python -m pipelines.run stage=selector"
+                " Train one on the draft's alone: nde run stage=selector"
                 " selector.features=draft, with the settings of its run."
             )
 

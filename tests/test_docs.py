@@ -104,11 +104,19 @@ def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys)
         assert printed.startswith("def main():") and len(printed) > len("def main():\n")
 
 
+def test_every_public_name_has_an_example():
+    code = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
+    assert not [each for each in nde_talf.__all__ if not re.search(rf"\b{each}\b", code)]
+
+
 def commands(page: Path) -> list[str]:
     """Its command lines of this project, a line each, without comments."""
     text = page.read_text()
     shown = [match[2] for match in BLOCK.finditer(text) if match[1] != "python"]
-    inline = re.findall(r"`(python -m (?:pipelines|benchmarks)[^`]*)`", BLOCK.sub("", text))
+    inline = re.findall(
+        r"`((?:python -m benchmarks|nde (?:run|generate|check|recommend) )[^`]*)`",
+        BLOCK.sub("", text),
+    )
     lines = chain.from_iterable(
         block.replace("\\\n", " ").splitlines() for block in [*shown, *inline]
     )
