@@ -15,6 +15,7 @@ import nde_talf.pipelines.run
 from nde_talf.data.text.settings import FILE_FORMATS
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
+from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, VERIFIERS
 from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
@@ -96,6 +97,8 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys):
     monkeypatch.chdir(home)
+    for registry in (VERIFIERS, POLICIES, LOSSES, HEADS, FAMILIES):  # what a page adds is its own
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     names: dict = {"__name__": "page"}
     for code in blocks(page):
         exec(compile(code, name(page), "exec"), names)
@@ -193,6 +196,8 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 
 def test_code_and_commands_of_the_pages_are_found():
     assert {"README.md", "docs/tutorial.md", "docs/write_a_policy.md"} <= set(map(name, WITH_CODE))
+    shown = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
+    assert all(f"{each}(" in shown for each in ("@rule", "@policy", "@loss", "head_layer", "@family"))
     named = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= named
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
