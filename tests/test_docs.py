@@ -197,7 +197,9 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 def test_code_and_commands_of_the_pages_are_found():
     assert {"README.md", "docs/tutorial.md", "docs/write_a_policy.md"} <= set(map(name, WITH_CODE))
     shown = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
-    assert all(f"{each}(" in shown for each in ("@rule", "@policy", "@loss", "head_layer", "@family"))
+    assert all(
+        f"{each}(" in shown for each in ("@rule", "@policy", "@loss", "head_layer", "@family")
+    )
     named = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= named
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"

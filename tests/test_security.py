@@ -13,7 +13,6 @@ import pytest
 
 from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import remove
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import fail
@@ -93,32 +92,6 @@ def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
         with pytest.raises(UserError, match="base="):
             Run("default", str(victim.parents[1]), name)
     assert sorted(path.name for path in victim.iterdir()) == ["manifest.json", "pair.json"]
-
-
-def test_force_does_not_delete_what_a_link_points_to(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/file").write_text("x")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/link").symlink_to(tmp_path / "elsewhere")
-    remove(tmp_path / "run")
-    (tmp_path / "stage").symlink_to(tmp_path / "elsewhere")
-    remove(tmp_path / "stage")
-    assert (tmp_path / "elsewhere/file").exists() and not (tmp_path / "stage").is_symlink()
-
-
-@pytest.mark.parametrize("name", ["../pair/pair.json", "/etc/hostname", "x/../../y.parquet"])
-def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
-    from nde_talf.data.traces.store import INDEX, TraceStore
-
-    (tmp_path / "pair").mkdir()
-    (tmp_path / "pair/pair.json").write_text("{}")
-    store = TraceStore(tmp_path / "traces")
-    store.write(store.name(0, 1), {"split": ["train"]})
-    store.shards[name] = {"rows": 1, "sha256": "0", "split": None}
-    store._put_index(INDEX, store.shards)
-    with pytest.raises(UserError, match=re.escape(INDEX)):
-        TraceStore(tmp_path / "traces").clear()
-    assert (tmp_path / "pair/pair.json").exists()
 
 
 def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path, monkeypatch):

@@ -4,19 +4,14 @@ nothing waits for ever.
 
 import importlib.util
 import os
-import random
-import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common import parallel
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.parallel import Workers
@@ -52,18 +47,6 @@ class Squares:
         if x == 99:
             raise UserError("99 is too much")
         return x * x
-
-    def write(self, shard: int, shards: int) -> int:
-        """A shard of a store, and the worker's process in a file, so that it can be killed."""
-        (self.folder / "workers" / str(os.getpid())).touch()
-        generator = torch.Generator().manual_seed(shard)
-        time.sleep(0.2)
-        store = TraceStore(self.folder / "traces")
-        columns = {
-            "split": ["train"] * 4,
-            "h_q_root": torch.randn(4, 5, generator=generator).half(),
-        }
-        return store.write(store.name(shard, shards), columns)
 
 
 def run(
@@ -139,34 +122,3 @@ class TestRay:
         assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {
             "127.0.0.1"
         }, done
-
-    def test_kills_at_random_moments_leave_the_same_shards(self, tmp_path, ray):
-        kills, shards, rng = 3, 30, random.Random(0)
-        for name in ("whole", "killed"):
-            (tmp_path / name / "workers").mkdir(parents=True)
-
-        def kill() -> None:
-            for _ in range(kills):
-                time.sleep(rng.uniform(0.3, 1.0))
-                alive = [int(path.name) for path in (tmp_path / "killed/workers").iterdir()]
-                if alive:
-                    victim = rng.choice(alive)
-                    (tmp_path / "killed/workers" / str(victim)).unlink()
-                    os.kill(victim, signal.SIGKILL)
-                    died.append(victim)
-
-        died: list[int] = []
-        for name in ("whole", "killed"):
-            with Workers(partial(Squares, tmp_path / name), 2, None, 0) as workers:
-                results = workers.map(Squares.write, [(i, shards) for i in range(shards)])
-                first = next(results)  # the workers have started
-                killer = threading.Thread(target=kill if name == "killed" else lambda: None)
-                killer.start()
-                assert sorted([first, *results]) == [(i, 4) for i in range(shards)]
-                killer.join()
-            TraceStore(tmp_path / name / "traces").finish()
-        assert died and not TraceStore(tmp_path / "killed/traces").faults()
-        assert (
-            TraceStore(tmp_path / "killed/traces").shards
-            == TraceStore(tmp_path / "whole/traces").shards
-        )

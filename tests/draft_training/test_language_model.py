@@ -12,7 +12,6 @@ from nde_talf.draft_training.train_lm import (
     held_out_report,
 )
 from nde_talf.draft_training.trainer import Position, RowBatches
-from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
 TINY = LanguageModelConfig(
@@ -48,21 +47,6 @@ def train(rows, config, folder, teacher=None, callbacks=()):
 
 def report_of(target, draft, rows):
     return held_out_report(CausalModel(target), CausalModel(draft), rows)
-
-
-@pytest.mark.slow
-def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(
-    rows, target, tmp_path
-):
-    undisturbed = train(rows, TINY, tmp_path / "undisturbed", target).state_dict()
-    for step in (5, 9):
-        with pytest.raises(ProcessLookupError):
-            train(rows, TINY, tmp_path / "killed", target, callbacks=[KillBefore(step)])
-    resumed = train(rows, TINY, tmp_path / "killed", target).state_dict()
-    again = train(rows, TINY, tmp_path / "killed", target, callbacks=[KillBefore(0)]).state_dict()
-    for name, weight in undisturbed.items():
-        assert torch.equal(weight, resumed[name]), name
-        assert torch.equal(weight, again[name]), name
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(rows, target, tmp_path):

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 import nde_talf.draft_training.losses
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.losses import (
     HeadReadout,
     distribution_loss,
@@ -115,18 +114,3 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     cross = written_out(guess, truth, readout, TalfLoss()).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
     assert list(figures) == ["loss_depth_0", "agreement_depth_0"]
-
-
-@pytest.mark.parametrize(
-    "settings,words",
-    [
-        ({"loss": {"name": "medusa"}}, r"draft\.loss\.name=medusa: there is none"),
-        ({"loss": {"name": "talf", "k": "four"}}, r"draft\.loss\.k=four"),
-        ({"layer": "mamba"}, r"draft\.layer=mamba"),
-        ({"optimizer": "sgd"}, r"draft\.optimizer=sgd"),
-        ({"precision": "16-mixed"}, r"draft\.precision=16-mixed.*bf16-mixed"),
-    ],
-)
-def test_settings_that_do_not_exist_are_refused(settings, words):
-    with pytest.raises(UserError, match=words):
-        HeadConfig(**settings)

@@ -43,25 +43,6 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     assert draft.module.generation_config.to_dict() == kept
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.4])
-def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_anew_each_time(
-    threshold,
-):
-    target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))
-    kept = twin.module.generation_config.to_dict()
-    decode = {
-        kind: transformers_assisted(
-            kind, target, SamplingSetting(0.0), 61, twin, Schedule(3, kind, threshold)
-        )
-        for kind in ("constant", "heuristic")
-    }
-    constant, heuristic, again = (
-        decode[kind]([1, 2], 0, "code") for kind in ("constant", "heuristic", "heuristic")
-    )
-    assert heuristic.steps < constant.steps and constant.tokens / constant.steps <= 4
-    assert heuristic.accepted == again.accepted and twin.module.generation_config.to_dict() == kept
-
-
 def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_and_in_fewer_passes():
     target, _ = tiny_pair(12, scale=30.0)
     plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)([1, 2, 3], 0, "code")

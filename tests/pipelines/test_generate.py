@@ -4,7 +4,6 @@ be used.
 
 import pytest
 
-from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import keys, nearest
 from nde_talf.decoding.names import LABELLED
@@ -30,21 +29,6 @@ def test_options_reach_the_policy():
         make_policy("beam", {"width": 3})
 
 
-@pytest.mark.parametrize(
-    "given,said",
-    [
-        (
-            {"draft_temperature": "-0.1"},
-            "draft_temperature=-0.1: choose auto, match, raw, or a num",
-        ),
-        ({"draft_temperature": "raw", "policy": "autoregressive"}, "drafts nothing; leave it out"),
-    ],
-)
-def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        GenerateConfig(prompt="x", **given)
-
-
 def test_suggestions_name_the_key_that_was_meant():
     known = set(keys(Config))
     assert {"selector.lr", "data.sets.NAME.parts[0].source", "run"} <= known
@@ -53,35 +37,5 @@ def test_suggestions_name_the_key_that_was_meant():
     assert nearest("zzz", known) is None
 
 
-@pytest.mark.parametrize(
-    "device,said",
-    [
-        ("gpu", "cpu, cuda or cuda:N"),
-        ("cuda", "model.device=c"),
-        ("cuda:99", "99|CPU"),
-    ],
-)
-def test_a_device_that_cannot_be_used_is_refused(device, said):
-    import torch
-
-    if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(UserError, match=said):
-        check_device(device)
-
-
 def test_names_that_are_checked_without_torch_are_the_names_there_are():
     assert set(LABELLED) == {*SOLVERS, "traversal", "gbv"}
-
-
-@pytest.mark.parametrize(
-    "policy,option,value,words",
-    [
-        ("dyspec", "nodes", "abc", "it should be a valid integer"),
-        ("salf", "nodes", 10**9, "at most"),
-        ("dynatree", "step", float("nan"), "not JSON compliant"),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused(policy, option, value, words):
-    with pytest.raises(UserError, match=f"{option}={value}.*{words}"):
-        make_policy(policy, {option: value})

@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -28,7 +27,6 @@ from nde_talf.decoding.common.files import (
 )
 from nde_talf.decoding.common.tensors import Like, likes, read_tensors
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.streams import token_ids
 from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
@@ -163,21 +161,6 @@ def test_what_is_no_checkpoint_is_refused_and_stays(tmp_path):
     with pytest.raises(UserError, match="no checkpoint of a training"):
         resumable(tmp_path)
     assert path.exists()
-
-
-@pytest.mark.parametrize(
-    "prompt", [[1, 2], (1, 2), torch.tensor([[1, 2]]), np.array([1, 2], np.int32), range(1, 3)]
-)
-def test_prompts_are_lists_tensors_or_arrays(prompt):
-    assert token_ids(prompt) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "prompt", ["text", torch.tensor([[1], [2]]), [1.0], [True], None, {"input_ids": [1]}]
-)
-def test_what_is_no_prompt_is_refused(prompt):
-    with pytest.raises(UserError, match="prompt: it has to be integers"):
-        token_ids(prompt)
 
 
 @pytest.mark.parametrize(

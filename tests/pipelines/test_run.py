@@ -120,29 +120,6 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         assert "times as fast as autoregressive decoding" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words,told",
-    [
-        ("policy=magic", "policy=magic: choose from traversal"),
-        ("run=nowhere", "holds no finished pair. The runs there"),
-        ("drafter=head policy=traversal", "selector was not trained for its head"),
-        ("drafter=ngram policy=traversal", "n-grams have none. Leave policy out"),
-        ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
-        ("policy=beam verifier=traversal", "Verifiers for these: nss"),
-        ("chat=true", "no chat template"),
-        ("verifier=greedy", "lossless at temperature 0 only"),
-    ],
-)
-def test_what_cannot_generate_is_told(finished, words, told):
-    folder, _ = finished
-    run_asked = () if "run=" in words else ("run=default",)
-    here = f"paths.checkpoints={folder}/checkpoints"
-    asked = ("prompt=x", here, *run_asked, *words.split())
-    assert told in refused(
-        folder, *asked, name="generate", how=nde_talf.pipelines.generate.generate
-    )
-
-
 def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished):
     folder, _ = finished
     here = f"paths.checkpoints={folder}/checkpoints"
@@ -298,33 +275,6 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     keys = [(r["setting"], r["prompt"], r["pass"], r["method"]) for r in map(json.loads, records)]
     decoded = json.loads((ours / "report/results.json").read_text())["tables"].values()
     assert len(keys) == len(set(keys)) == 3 * sum(map(len, decoded))
-
-
-@pytest.mark.parametrize(
-    "overrides,words",
-    [
-        (["stage=traces", "run=empty"], "run stage=pair"),
-        (
-            ["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"],
-            "model.target=/nowhere/at/all",
-        ),
-        (["run=empty", "model.draft=some/model"], "model.target"),
-        (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["run=empty", "data=[text,file]", "data.sets.file.source={empty}"], "empty.jsonl"),
-        (["run=empty", "model.target={folder}", "model.draft={folder}"], "model.target="),
-        (["run=empty", "model.device=cuda:99"], "cuda:99"),
-        (["run=empty", "selector.tables=[h300]"], "a100_70b_8b"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else None,
-)
-def test_bad_input_is_named_before_any_work(finished, tmp_path, overrides, words):
-    folder, _ = finished
-    (tmp_path / "empty.jsonl").write_text("")
-    overrides = [o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides]
-    assert words in refused(folder, *overrides)
-    assert not list((folder / "checkpoints/empty").glob("*/training")), (
-        "work was done before the input was found wrong"
-    )
 
 
 def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
