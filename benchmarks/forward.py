@@ -1,13 +1,18 @@
 """Forward passes over trees, and products with few rows.
 
-`python -m benchmarks.forward [passes|products|branches ...] [--run checkpoints/default]`, on one
-thread; passes after stage pair.
+`python -m benchmarks.forward [rows|contexts|level|passes|products|branches ...]`, on one thread or
+`--threads`; passes after stage pair.
 
+- rows: a pass of 1 to 32 rows with all logits, of a model in `--model` or one of random weights as
+  wide as Qwen2.5-0.5B, by transformers and by the native pass with each way to multiply, beside
+  the time in which memory of the weights' size is read.
+- contexts: such a pass through four layers, without logits, after long texts.
+- level: what a drafted level costs beside its pass, a row of 152,064 logits warped and drawn from.
 - passes: a pass over a tree whose rows have two children each, after a text, from the session's
   call to the hidden states. Interleaved: transformers' forward, the native one with one mask over
   text and tree, and the native one that attends to the text without a mask and merges
   (`nde_talf.decoding.forward.attention`; OPEN_FROM is the context from which on it does that).
-- products: a few rows times a large matrix in float32, by MKL and by oneDNN, in CPU time.
+- products: a few rows times a large matrix, in each way, in CPU time.
 - branches: the target's part of a step (pass, commit, replay of what was accepted) for models whose
   trees are scored branch by branch, against plain decoding, in CPU time. Drafts cost nothing here.
 
@@ -16,30 +21,59 @@ tiny ones of several families.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from tempfile import TemporaryDirectory
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+)
 
 from benchmarks.timing import interleaved, report
 from nde_talf.data.text.pair import ROLES
-from nde_talf.decoding.forward import attention, product
+from nde_talf.decoding.forward import attention
+from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.registry import PRODUCTS
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from tests.decoding.test_causal_registry import SMALL, tiny
 
 ROWS, CONTEXTS, LONG = (1, 4, 16, 64), (128, 512, 1024, 2048), (2048, 8192)
+FAR = (128, 4096, 16384)
 WAYS = {"transformers": 0, "native, one mask": 1 << 30, "native, merged": 1}
 """By way, the OPEN_FROM that it runs with."""
 SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
 PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
+WIDE = {
+    "vocab_size": 152064,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+"""The sizes of Qwen2.5-0.5B, which has 24 layers."""
+SETTINGS = (
+    SamplingSetting(1.0),
+    SamplingSetting(0.6),
+    SamplingSetting(1.0, top_p=0.95),
+    SamplingSetting(0.6, top_k=50),
+)
 HYBRIDS = ("llama", "lfm2", "qwen3_5_text", "falcon_h1", "mamba2", "mamba", "bloom", "mpt")
 TREES = ((1, 0, 4), (2, 2, 2), (4, 0, 4))
 
@@ -118,30 +152,123 @@ def passes(options: argparse.Namespace) -> None:
     report("passes", [*columns, "times as fast", "by CPU time"], table, notes)
 
 
+def wide(folder: Path, layers: int, dtype: str) -> Path:
+    """Write a model of WIDE sizes with random weights, unless it is there."""
+    where = folder / f"wide-{layers}-{dtype}"
+    if not where.exists():
+        torch.manual_seed(0)
+        config = Qwen2Config(num_hidden_layers=layers, **WIDE)
+        module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        module.save_pretrained(where)
+    return where
+
+
+def loaded(where: Path | str, dtype: str) -> dict[str, CausalModel]:
+    """The model in each way to run it."""
+    models = {
+        way: CausalModel.load(where, dtype=dtype, products=way) for way in (*PRODUCTS[1:], "auto")
+    }
+    first = models["plain"]
+    return {"transformers": CausalModel(first.module, first.name, "transformers"), **models}
+
+
+def reading(model: CausalModel) -> Callable[[], Tensor]:
+    """Read memory of the size of the model's matrices once."""
+    matrices = {id(each): each.nbytes for each in model.module.parameters() if each.dim() == 2}
+    much = torch.ones(sum(matrices.values()) // 4)
+    return much.sum
+
+
+def chain(model: CausalModel, context: int, count: int, logits: bool) -> Callable[[], Tensor]:
+    """A pass over a path of so many rows."""
+    session = session_after(model, context, count)
+
+    def run() -> Tensor:
+        hidden = session.grow(list(range(count)), list(range(-1, count - 1)))
+        session.rollback()
+        return model.logits(hidden) if logits else hidden
+
+    return run
+
+
+def by_rows(
+    name: str, models: dict[str, CausalModel], contexts: Sequence[int], logits: bool, repeats: int
+) -> tuple[list[list], list[str]]:
+    """Rows of a table and its notes: passes by context and number of rows."""
+    table, notes, read = [], [], reading(models["plain"])
+    for context in contexts:
+        one = {}
+        for rows in (1, 4, 8, 16, 32):
+            tasks = {way: chain(model, context, rows, logits) for way, model in models.items()}
+            times = interleaved({**tasks, "reading": read}, repeats)
+            one = one or times.seconds
+            auto, plain = times.seconds["auto"], times.seconds["plain"]
+            ratios = [auto / plain, auto / one["auto"], auto / times.seconds["reading"]]
+            table.append([name, context, rows, *(1e3 * t for t in times.seconds.values()), *ratios])
+            notes.append(times.note(f" ({name}, {context} tokens, {rows} rows)"))
+    return table, [*notes, f"{name}: auto is {models['auto'].forward}."]
+
+
+def passes_by_rows(options: argparse.Namespace, logits: bool = True) -> None:
+    table: list[list] = []
+    notes: list[str] = []
+    with TemporaryDirectory() as folder:
+        for dtype in options.dtypes:
+            place = Path(folder) if options.cache is None else options.cache
+            where = options.model or wide(place, 24 if logits else 4, dtype)
+            contexts = (128,) if logits else options.far
+            more, said = by_rows(dtype, loaded(where, dtype), contexts, logits, options.repeats)
+            table += more
+            notes += said
+    notes.append(f"Peak resident memory {getrusage(RUSAGE_SELF).ru_maxrss >> 10} MiB, all models.")
+    ways = [f"{way}, ms" for way in ("transformers", *PRODUCTS[1:], "auto", "reading")]
+    ratios = ["auto over plain", "over its one row", "over reading"]
+    columns = ["type", "tokens of context", "rows", *ways, *ratios]
+    report("rows" if logits else "contexts", columns, table, notes)
+
+
+def level(options: argparse.Namespace) -> None:
+    """Time the warp of a drafted row and a draw of four children."""
+    size = WIDE["vocab_size"]
+    logits, rng, table, notes = 3 * torch.randn(1, size), Rng.seeded(0), [], []
+    for setting in SETTINGS:
+        q = warp(logits, setting)
+        tasks: dict[str, Callable[[], object]] = {
+            "warp": partial(warp, logits, setting),
+            "draw": partial(rng.categorical, q, [0] * 4),
+        }
+        times = interleaved(tasks, options.repeats)
+        table.append([str(setting), *(1e3 * each for each in times.seconds.values())])
+        notes.append(times.note(f" ({setting})"))
+    report("level", ["setting", "warp, ms", "draw of 4, ms"], table, notes)
+
+
 def products(options: argparse.Namespace) -> None:
-    if not product.has_onednn():
+    if not has_onednn():
         raise SystemExit("products: this torch has no oneDNN.")
-    kinds = {f"{width} x {height}": partial(_products, width, height) for width, height in SHAPES}
     table, notes = [], []
-    for name, tasks in kinds.items():
-        one = 0.0
+    for dtype, (width, height) in product(options.dtypes, SHAPES):
+        one, name = 0.0, f"{width} x {height}, {dtype}"
         for rows in PRODUCT_ROWS:
-            times = interleaved(tasks(rows), options.repeats)
-            mkl, onednn = (1e3 * times.cpu[way] for way in ("MKL", "oneDNN"))
-            one = one or mkl
-            table.append([name, rows, mkl, onednn, onednn / mkl, mkl / one, onednn / one])
+            times = interleaved(
+                _products(width, height, rows, getattr(torch, dtype)), options.repeats
+            )
+            plain, onednn, packed = (1e3 * each for each in times.cpu.values())
+            one = one or packed
+            table.append([name, rows, plain, onednn, packed, packed / plain, packed / one])
         notes.append(times.note(f" ({name}, {rows} rows)"))
-    columns = ["product", "rows", "MKL, ms", "oneDNN, ms", "oneDNN over MKL"]
-    columns += ["MKL, of one row", "oneDNN, of one row by MKL"]
-    report("products", columns, table, notes)
+    columns = ["product", "rows", "plain, ms", "oneDNN, ms", "packed, ms", "packed over plain"]
+    report("products", [*columns, "packed, of its one row"], table, notes)
 
 
-def _products(width: int, height: int, rows: int) -> dict[str, Callable[[], Tensor]]:
-    weight, states = torch.randn(height, width), torch.randn(rows, width)
-    onednn = torch.ops.mkldnn._linear_pointwise
+def _products(
+    width: int, height: int, rows: int, dtype: torch.dtype
+) -> dict[str, Callable[[], Tensor]]:
+    weight, states = torch.randn(height, width, dtype=dtype), torch.randn(rows, width, dtype=dtype)
     return {
-        "MKL": lambda: F.linear(states, weight),
-        "oneDNN": lambda: onednn(states, weight, None, "none", [], ""),
+        "plain": partial(F.linear, states, weight),
+        "oneDNN": partial(in_blocks, states, weight, None),
+        "packed": partial(in_blocks, states, packed(weight), None),
     }
 
 
@@ -177,7 +304,14 @@ def step(model: CausalModel, tree: tuple[int, int, int], accepted: int) -> Calla
     return run
 
 
-PARTS = {"passes": passes, "products": products, "branches": branches}
+PARTS = {
+    "rows": passes_by_rows,
+    "contexts": partial(passes_by_rows, logits=False),
+    "level": level,
+    "passes": passes,
+    "products": products,
+    "branches": branches,
+}
 
 
 @torch.inference_mode()
@@ -188,10 +322,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--long", type=int, nargs="*", default=LONG, help="of the random Llama")
+    parser.add_argument("--model", help="folder or hub name, for rows")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the models of random weights")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--far", type=int, nargs="+", default=FAR, help="contexts of `contexts`")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     quiet()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     for part in options.parts:
         PARTS[part](options)
 
