@@ -105,6 +105,10 @@ class SpeculativeDecoder:
             self._clock_of_device if self.timed and asynchronous(target.device) else self.clock
         )
         self.device = self._drafts_on_device()
+        if torch.get_num_threads() > 1:
+            from nde_talf.decoding.threads import choose_threads
+
+            choose_threads(target)
 
     def _check_models(self) -> None:
         target, drafter = self.target, self.drafter

@@ -7,10 +7,16 @@ A name is imported when it is first used, so that this package costs nothing by 
 """
 
 import ast
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+# Before torch is imported, whose OpenMP reads it once: threads that spin for long while they wait
+# slow a small model down tenfold as soon as anything else runs on the machine; threads that do not
+# spin at all waste a core. This is GNU OpenMP's count; others ignore it.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _HOME = {
     name.name: node.module or ""

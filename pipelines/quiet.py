@@ -1,7 +1,4 @@
-"""Quieter output of other libraries, and thread waiting that suits shared machines.
-
-Import it before torch: OpenMP reads its environment once.
-"""
+"""Quieter output of other libraries. Import it before them: they read their environment once."""
 
 import logging
 import os
@@ -13,10 +10,6 @@ from nde_talf.decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-# Threads that spin for long while they wait slow a small model down tenfold as soon as anything
-# else runs on the machine; threads that do not spin at all waste a core. This is GNU OpenMP's
-# count; others ignore it.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def quiet() -> None:

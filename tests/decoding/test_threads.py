@@ -1,0 +1,58 @@
+"""Threads of decoding: one for a small model, unless the user chose."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch
+{before}
+from nde_talf.decoding.forward import product
+from nde_talf import Autoregressive, SpeculativeDecoder
+from tests.decoding.families import family
+{after}
+SpeculativeDecoder(family("llama"), None, Autoregressive(), "specinfer")
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread")
+@pytest.mark.parametrize(
+    "before,after,expected",
+    [
+        ("", "", "1"),
+        ("", "product.LARGE = 1", "all"),
+        ("torch.set_num_threads(31)", "", "31"),
+        ("", "torch.set_num_threads(31)", "31"),
+    ],
+)
+def test_a_small_model_decodes_on_one_thread_unless_the_user_chose(before, after, expected):
+    environment = {key: os.environ[key] for key in os.environ if key != "OMP_NUM_THREADS"}
+    script = SCRIPT.format(before=before, after=after)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=True,
+    )
+    told = ran.stdout.split()[-1]
+    assert told == expected if expected != "all" else int(told) > 1
+
+
+def test_importing_the_package_sets_how_long_threads_spin_but_not_over_the_users_count():
+    for given, expected in (({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | given
+        code = "import nde_talf, os; print(os.environ['GOMP_SPINCOUNT'])"
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=True,
+        )
+        assert ran.stdout.strip() == expected
