@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 SCRIPT = """
 import torch
 {before}
@@ -18,7 +19,7 @@ print(torch.get_num_threads())
 """
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread")
+@pytest.mark.skipif(USABLE < 2, reason="one core has one thread")
 @pytest.mark.parametrize(
     "before,after,expected",
     [
