@@ -16,6 +16,7 @@ from nde_talf.data.text.settings import FILE_FORMATS
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, VERIFIERS
+from nde_talf.evaluation.lossless import read_config
 from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
@@ -41,14 +42,16 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+SCHEMAS = {
+    "generate": GenerateConfig,
+    "recommend": RecommendConfig,
+    "check": CheckConfig,
+    "small": SmallConfig,
+}
+
+
 def configured(arguments: list[str], config: str = "config"):
-    schema = {
-        "config": Config,
-        "generate": GenerateConfig,
-        "recommend": RecommendConfig,
-        "check": CheckConfig,
-    }[config]
-    return composed(schema, *in_full(arguments), config=config)
+    return composed(SCHEMAS.get(config, Config), *in_full(arguments), config=config)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,11 @@ def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys)
         assert printed.startswith("def main():") and len(printed) > len("def main():\n")
 
 
+def test_only_what_needs_vllm_is_not_run():
+    others = [match for page in PAGES for match in BLOCK.findall(page.read_text()) if match[0]]
+    assert all("vllm" in code for language, code in others if language != "python")
+
+
 def test_every_public_name_has_an_example():
     code = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
     assert not [each for each in nde_talf.__all__ if not re.search(rf"\b{each}\b", code)]
@@ -123,13 +131,12 @@ def commands(page: Path) -> list[str]:
     lines = chain.from_iterable(
         block.replace("\\\n", " ").splitlines() for block in [*shown, *inline]
     )
+    lines = [re.sub(r"^.*(?:&& |; do )|; done$", "", line) for line in lines]
     lines = [line.removeprefix(".venv/bin/") for line in lines]
     lines = [re.sub(r"^nde (\w+)", r"python -m pipelines.\1", line) for line in lines]
-    return [
-        line.split("  #")[0].strip()
-        for line in lines
-        if re.match(r"python -m (pipelines|benchmarks)\.", line)
-    ]
+    lines = [re.sub(r"^python -m nde_talf\.", "python -m ", line) for line in lines]
+    rooms = r"python -m (pipelines|benchmarks|evaluation|draft_training)\."
+    return [line.split("  #")[0].strip() for line in lines if re.match(rooms, line)]
 
 
 def variants(line: str) -> list[list[str]]:
@@ -178,9 +185,12 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module in ("pipelines.check", "pipelines.generate", "pipelines.recommend"):
+    if module == "evaluation.lossless":
+        read_config(shlex.split(line)[3:])
+    room, _, command = module.partition(".")
+    if room == "pipelines" and command in SCHEMAS:
         for arguments in variants(line):
-            configured(arguments, module.removeprefix("pipelines."))
+            configured(arguments, command)
     if module == "pipelines.run":
         find = importlib.util.find_spec
         monkeypatch.setattr(
@@ -202,6 +212,8 @@ def test_code_and_commands_of_the_pages_are_found():
     )
     named = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= named
+    assert {("README.md", "pipelines.generate"), ("docs/small.md", "pipelines.small")} <= named
+    assert ("docs/serving.md", "evaluation.lossless") in named
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
     assert variants(line) == [
         ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm"]
