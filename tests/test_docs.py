@@ -34,7 +34,11 @@ PAGES = [
     *sorted((ROOT / "docs").glob("**/*.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-PLACEHOLDERS = {"FOLDER_OR_HUB_NAME": "org/model", "PROMPTS": "prompts.jsonl"}
+PLACEHOLDERS = {
+    "FOLDER_OR_HUB_NAME": "org/model",
+    "PROMPTS": "prompts.jsonl",
+    "$stage": "traces",
+}
 SETTING = r"\+?[a-z_][\w./]*="
 
 
