@@ -3,6 +3,7 @@
 They are evaluated under every latency table.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.evaluate import evaluate_offline
@@ -29,7 +31,7 @@ from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from nde_talf.selector.rows import columns
 from nde_talf.selector.settings import SelectorConfig
-from nde_talf.selector.train import train_selector
+from nde_talf.selector.train import CrossFit, train_selector
 
 ACROSS = "across"
 
@@ -79,8 +81,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             for setting, gain, learned in gains:
                 if not learned:
                     console.print(f"· {_nothing_won(name, setting, gain)}")
+            console.print(f"· {name}: {_learning(crossed, folders['traces'])}")
             by_table = report[name] = {
-                table: evaluate_offline(selector, *ours, i) for i, table in enumerate(tables)
+                table: {**evaluate_offline(selector, *ours, i), "curve": crossed.curve}
+                for i, table in enumerate(tables)
             }
             facts = {
                 "roots": f"{len(splits[0])} training, {len(splits[1])} held out",
@@ -92,6 +96,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             }
             write_selector_card(selector.schema, export, facts, figures)
             tracker.log({f"{name}/{table}": of["all"] for table, of in by_table.items()})
+            tracker.log({f"{name}/twice the prompts": crossed.doubling})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))
@@ -121,6 +126,17 @@ def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> 
         f" {value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so"
         " that tree is exported."
     )
+
+
+def _learning(crossed: CrossFit, traces: Path) -> str:
+    """Say what more traces would bring, from the learning curve, and what they would cost."""
+    seconds = read_manifest(traces)["seconds"]
+    points = ", ".join(f"{n:.0f} prompts {ratio:.3f}" for n, ratio, *_ in crossed.curve)
+    more = "more is not known of so few"
+    if math.isfinite(crossed.doubling):
+        more = f"twice the prompts would bring about {100 * crossed.doubling:+.1f} %, for"
+        more += f" {seconds / 60:.0f} min more of traces"
+    return f"of the best static tree's tokens/s, held out: {points}; {more}"
 
 
 def selectors(asked: SelectorConfig) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, RichProgressBar
@@ -31,6 +32,8 @@ from nde_talf.selector.settings import SelectorConfig
 
 UNPRICED_SHARPNESS = 20.0
 """How strongly a network that has to learn prices prefers, at first, what is best throughout."""
+SHARES = (8, 4, 2)
+"""The learning curve is fitted on an eighth, a quarter and half of the prompts before all."""
 GAIN = "held_out_log_tps_argmax"  # of the actions that decoding takes; what stops a training
 
 
@@ -42,10 +45,19 @@ class CrossFit(NamedTuple):
         gains: by sampling setting, tokens/s of the selectors on the folds that they were not
             trained on over the best static action's, [ratio, low, high] with a 95 % bootstrap
             interval over prompts.
+        curve: of the selectors fitted on an eighth, a quarter, half and all of the prompts
+            [prompts, ratio, low, high], under all settings together.
     """
 
     epochs: int
     gains: list[list[float]]
+    curve: list[list[float]]
+
+    @property
+    def doubling(self) -> float:
+        """Ratio that twice the prompts would add, by a line through the curve."""
+        prompts, gain = np.array(self.curve)[:, :2].T
+        return float(np.polyfit(np.log2(prompts), gain, 1)[0]) if len(gain) > 1 else math.nan
 
 
 def train_selector(
@@ -74,18 +86,25 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
 
     Finished folds are read from `folder`.
     """
-    fold_of = prompt_folds(training.roots.prompt, config.folds)
-    results = []
-    for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
-        path = folder / f"fold-{fold}.json"
-        if not path.exists():
-            write_sealed(path, _fold(training, fold_of == fold, config))
-        results.append(read_sealed(path, "delete it, and this fold is trained again"))
-    paces = [torch.tensor(result["paces"], dtype=torch.float64) for result in results]
+    roots, fold_of = training.roots, prompt_folds(training.roots.prompt, config.folds)
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
-    roots = training.roots
-    gains = gains_by_setting(torch.cat(paces, -1), roots.prompt[order], roots.setting[order])
-    return CrossFit(median_low([result["epochs"] for result in results]), gains)
+    prompt, curve = roots.prompt[order], []
+    fits = [(share, fold) for share in (*SHARES, 1) for fold in range(config.folds)]
+    count, results = len(roots.prompt.unique()), dict[int, list[dict]]()
+    for share, fold in track(fits, f"{title}, cross-fit", len(fits), "fit"):
+        path = folder / (f"fold-{fold}.json" if share == 1 else f"fold-{fold}-of-{share}.json")
+        if not path.exists():
+            write_sealed(path, _fold(training, fold_of == fold, config, share))
+        read = read_sealed(path, "delete it, and this fold is trained again")
+        results.setdefault(share, []).append(read)
+    for share, parts in results.items():
+        if all(parts):
+            paces = torch.cat([torch.tensor(part["paces"]).double() for part in parts], -1)
+            chosen, static = paces.transpose(0, 1).flatten(1)
+            gain = throughput_gain(chosen, static, prompt.repeat(len(paces)))
+            curve.append([count / share, *gain])
+    gains = gains_by_setting(paces, prompt, roots.setting[order])
+    return CrossFit(median_low([part["epochs"] for part in parts]), gains, curve)
 
 
 def gains_by_setting(paces: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
@@ -104,15 +123,20 @@ def gains_by_setting(paces: Tensor, prompt: Tensor, setting: Tensor) -> list[lis
     return gains
 
 
-def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig) -> dict:
-    """Train without the held-out roots and choose at them.
+def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share: int = 1) -> dict:
+    """Train without the held-out roots, on one in `share` of the prompts, and choose at them.
 
     The result is the epochs, and for every table the seconds per token [chosen, static] [R] of the
-    held-out roots, in units of the static action's mean, so that tables can be added up.
+    held-out roots, in units of the static action's mean, so that tables can be added up. It is
+    empty where so few prompts lack a setting.
     """
     seen, unseen = training.where(~held_out), training.where(held_out)
+    static, paces = seen.static(), list[list]()
+    if share > 1:
+        seen = seen.where(shuffled(seen.roots.prompt) % share == 0)
+        if len(seen.roots.setting.unique()) < len(seen.roots.settings):
+            return {}
     selector, epochs = fit_selector(seen, unseen, config, progress=False)
-    static, paces = seen.static(), []
     for table in range(len(training.costs)):
         with torch.inference_mode():
             chosen = unseen.logits(selector, table).argmax(-1)
@@ -128,13 +152,19 @@ def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
     Raises:
         UserError: there are fewer prompts than folds.
     """
-    ids, group = prompt.unique(return_inverse=True)
-    if len(ids) < folds:
+    number = shuffled(prompt)
+    if (count := int(number.max()) + 1) < folds:
         raise UserError(
-            f"selector.folds={folds}: the traces hold {len(ids)} training prompts; raise"
+            f"selector.folds={folds}: the traces hold {count} training prompts; raise"
             " traces.train_prompts or lower selector.folds (2 at least)."
         )
-    return (torch.randperm(len(ids), generator=torch.Generator().manual_seed(0)) % folds)[group]
+    return number % folds
+
+
+def shuffled(prompt: Tensor) -> Tensor:
+    """[R]: a number in 0 .. prompts - 1 for the prompt of every root, in an order drawn once."""
+    ids, group = prompt.unique(return_inverse=True)
+    return torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))[group]
 
 
 def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
