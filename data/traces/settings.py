@@ -23,6 +23,9 @@ SETTINGS: dict[str, SamplingSetting] = {
 advises, and greedy.
 """
 DRAFTERS = ("lm", "head")
+LABELS = ("trees", "text")
+OF_TEXT = ("specinfer", "traversal")
+"""Verification rules that have labels from text."""
 
 
 @settings("traces")
@@ -51,6 +54,10 @@ class TracesConfig:
         default_factory=lambda: ["specinfer", "naivetree", "traversal"]
     )
     """Verification rules to compute labels for."""
+    labels: Annotated[str, one_of(LABELS)] = "trees"
+    """Source of the training prompts' labels: trees (super-trees, by any rule), or text (the
+    target's text alone, at every fourth token; nearly free, for specinfer and, nearly, traversal).
+    """
     drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model)
     or head (the run's head).
@@ -69,6 +76,14 @@ class TracesConfig:
     """Seed of the trajectories and of the super-trees."""
 
     def __post_init__(self) -> None:
+        others = [name for name in self.verifiers if name not in OF_TEXT]
+        if self.labels == "text" and (
+            others or self.drafter != "lm" or self.draft_temperature != "match"
+        ):
+            raise UserError(
+                "traces.labels=text: it labels a draft model that is warped as the target is, by"
+                f" traces.verifiers={[*OF_TEXT]}. Give these, or traces.labels=trees."
+            )
         seen: dict[tuple[float, float], str] = {}
         for name in self.settings:
             key = SETTINGS[name].temperature, SETTINGS[name].top_p

@@ -4,7 +4,7 @@ This module does not know what sampled the trajectories, or where tables go.
 """
 
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.label_chunks import chunk_rows, labels
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
+from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_labels, text_rows
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.model import CausalModel
@@ -22,6 +23,8 @@ from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
 """Columns that are text: of the prompt."""
+Pairs = list[tuple[SamplingSetting, SamplingSetting]]
+"""The target's and the draft's sampling settings that labels are computed for."""
 
 
 def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
@@ -69,13 +72,24 @@ def trace_trajectories(
     pairs = [(setting, draft_setting(setting, config)) for setting in settings]
     parts: list[dict[str, list | Tensor]] = []
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
-        roots = root_positions(prompt.tokens, trajectory, config.stride)
+        text = config.labels == "text" and prompt.split == "train"
+        roots = root_positions(prompt.tokens, trajectory, STRIDE if text else config.stride)
+        if text and len(trajectory) == len(prompt.tokens) + config.new_tokens:  # it was cut off
+            roots = [root for root in roots if root < len(trajectory) - DEPTH]
         if roots:  # else the target ended its text at once
             named = {
                 name: [value] * len(roots)
                 for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
             }
-            tables = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator)
+            made = Positions(target, draft, trajectory, roots)
+            labelled = (
+                made.from_text(pairs)
+                if text
+                else made.from_trees(pairs, config, micro_batch, generator)
+            )
+            tables = made.tables(
+                pairs, [{name: each[name] for name in config.verifiers} for each in labelled]
+            )
             parts += [named | columns for columns in tables]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
@@ -84,61 +98,112 @@ def trace_trajectories(
     }
 
 
-@torch.inference_mode()
-def _trace(
-    target, draft, trajectory, positions, pairs, config, micro_batch, generator
-) -> list[dict[str, Tensor]]:
-    """Compute one trajectory's columns of numbers for each pair of target's and draft's setting."""
-    tokens, positions = (
-        torch.tensor(each, device=target.device) for each in (trajectory, positions)
-    )
-    layout = super_tree_layout()
-    chunk = chunk_rows(target.vocab_size, layout)
-    p_prefix = Prefix(target, tokens)
-    q_prefix = draft_prefix(draft, p_prefix)
-    roots = positions.repeat_interleave(config.samples)
-    uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+class Positions:
+    """Roots of one trajectory inside both models.
 
-    def labelled(part: slice) -> list[dict[str, Tensor]]:
-        trees = super_trees(
-            p_prefix, q_prefix, roots[part], layout, pairs[0][1], uniforms[part], chunk
+    Args:
+        target: scores.
+        draft: drafts.
+        trajectory: tokens of the prompt and of the target's text.
+        positions: of the roots.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        target: CausalModel,
+        draft: CausalModel | Draft,
+        trajectory: list[int],
+        positions: list[int],
+    ):
+        self.target, self.draft = target, draft
+        self.tokens, self.positions = (
+            torch.tensor(each, device=target.device) for each in (trajectory, positions)
         )
-        return labels(trees, target, draft, pairs, config.verifiers, layout, chunk)
+        self.chunk = chunk_rows(target.vocab_size, super_tree_layout())
+        self.p_prefix = Prefix(target, self.tokens)
+        self.q_prefix = draft_prefix(draft, self.p_prefix)
 
-    batches = micro_batch.run(len(roots), labelled)
-    h_p, h_q, h_root = (
-        p_prefix.hidden[positions - 1],
-        q_prefix.hidden[positions - 1],
-        q_prefix.hidden[positions],
-    )
-    tables = []
-    for i, (p_setting, q_setting) in enumerate(pairs):
-        p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
-        scalars = [
-            scalar_features(
-                warp(target.logits(a), p_look), *(warp(draft.logits(h), q_look) for h in (b, c))
+    @torch.inference_mode()
+    def from_trees(
+        self, pairs: Pairs, config: TracesConfig, micro_batch: MicroBatch, generator: Any
+    ) -> list[dict[str, Tensor]]:
+        """Return labels [R, samples, 233] by rule, for each pair of settings, from super-trees."""
+        layout = super_tree_layout()
+        roots = self.positions.repeat_interleave(config.samples)
+        uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+        models = self.target, self.draft
+        prefixes = self.p_prefix, self.q_prefix
+
+        def labelled(part: slice) -> list[dict[str, Tensor]]:
+            trees = super_trees(
+                *prefixes, roots[part], layout, pairs[0][1], uniforms[part], self.chunk
             )
-            for a, b, c in zip(h_p.split(chunk), h_q.split(chunk), h_root.split(chunk), strict=True)
-        ]
-        columns = {
-            name: torch.full((len(positions),), getattr(p_setting, name))
-            for name in ("temperature", "top_p")
-        }
-        columns |= {
-            "context": positions + 1,
-            "h_p_previous": h_p,
-            "h_q_previous": h_q,
-            "h_q_root": h_root,
-        }
-        columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
-        for name in config.verifiers:
-            columns[name] = torch.cat([batch[i][name] for batch in batches]).view(
-                len(positions), config.samples, -1
-            )
-        tables.append(
+            return labels(trees, *models, pairs, config.verifiers, layout, self.chunk)
+
+        batches = micro_batch.run(len(roots), labelled)
+        return [
             {
-                name: x.float().cpu() if x.is_floating_point() else x.cpu()
-                for name, x in columns.items()
+                name: torch.cat([batch[i][name] for batch in batches]).unflatten(
+                    0, (-1, config.samples)
+                )
+                for name in config.verifiers
             }
+            for i in range(len(pairs))
+        ]
+
+    @torch.inference_mode()
+    def from_text(self, pairs: Pairs) -> list[dict[str, Tensor]]:
+        """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
+        first = int(self.positions[0])
+        following = self.tokens.roll(-1)[first:]
+        states = self.p_prefix.hidden[first:], self.q_prefix.hidden[first:], following
+        made = []
+        for setting, draft_setting in pairs:
+            parts = [
+                text_rows(
+                    warp(self.target.logits(h_p).float(), setting),
+                    warp(self.draft.logits(h_q).float(), draft_setting),
+                    tokens,
+                )
+                for h_p, h_q, tokens in zip(*(x.split(self.chunk) for x in states), strict=True)
+            ]
+            rows = TextRows(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
+            estimates = text_labels(rows, self.positions - first)
+            made.append({name: values[:, None] for name, values in estimates.items()})
+        return made
+
+    @torch.inference_mode()
+    def tables(self, pairs: Pairs, labelled: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return the columns of numbers for each pair of target's and draft's setting."""
+        at = self.positions
+        states = (
+            self.p_prefix.hidden[at - 1],
+            self.q_prefix.hidden[at - 1],
+            self.q_prefix.hidden[at],
         )
-    return tables
+        tables = []
+        for (p_setting, q_setting), estimates in zip(pairs, labelled, strict=True):
+            p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
+            scalars = [
+                scalar_features(
+                    warp(self.target.logits(a), p_look),
+                    *(warp(self.draft.logits(h), q_look) for h in (b, c)),
+                )
+                for a, b, c in zip(*(h.split(self.chunk) for h in states), strict=True)
+            ]
+            columns = {
+                name: torch.full((len(at),), getattr(p_setting, name))
+                for name in ("temperature", "top_p")
+            }
+            columns["context"] = at + 1
+            columns |= zip(("h_p_previous", "h_q_previous", "h_q_root"), states, strict=True)
+            columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
+            tables.append(
+                {
+                    name: x.float().cpu() if x.is_floating_point() else x.cpu()
+                    for name, x in (columns | estimates).items()
+                }
+            )
+        return tables

@@ -1,0 +1,117 @@
+"""Labels from the target's text alone: the draft's draws are taken in expectation.
+
+What a lossless rule commits follows the target's distribution, so a mean over texts of the target
+is a mean over what a decoder commits. SpecInfer, at a node with m draws, commits the text's next
+token x by accepting draw j with probability min((p - c q)_+, z q)(x), where (c, z) is its state
+after j - 1 rejections. A rejected token has no residual mass, so no rejected draw is x, and each of
+the m - j draws after it is x with probability q(x). Along a text the number of drafted paths that
+pass through it is thus a Markov chain, which gives all trees at every position:
+
+    E[tau + 1] = 1 + sum over depths of E[chance that a path with the text so far is accepted
+                                          * acceptance rate of the draws there]
+
+Example: a path of two tokens, with acceptance rates 0.5 at the root and 0.8 after it, where the
+text's token has q(x) / p(x) = 0.6: 1 + 0.5 + 0.6 * 0.8 = 1.98.
+
+On a single path Traversal is block verification, whose chance to keep a prefix of the text is the
+least of the products q / p on the way, at most 1. On more paths its labels here are SpecInfer's,
+times the ratio of both on a path of that depth, which is some percent low for deep trees.
+"""
+
+from math import comb
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.actions import K_MAX, TREES
+from nde_talf.decoding.rules.residual import excess
+
+STRIDE = 4
+"""Distance between neighbouring roots; they cost next to nothing."""
+DEPTH = max(tree.depth for tree in TREES)
+
+
+class TextRows(NamedTuple):
+    """Numbers of a text's positions, which its labels are made of.
+
+    Attributes:
+        rates: [L, K], acceptance rate of 1 .. K draws.
+        given: [L, K], chance that draw j is accepted and is the next token, over p(next).
+        repeat: [L], q(next).
+        ratio: [L], q(next) / p(next).
+    """
+
+    rates: Tensor
+    given: Tensor
+    repeat: Tensor
+    ratio: Tensor
+
+
+def text_rows(p: Tensor, q: Tensor, following: Tensor) -> TextRows:
+    """Compute the numbers at positions with p, q [L, V] and their next tokens [L]."""
+    at = following[:, None]
+    px, qx = (rows.gather(1, at)[:, 0].double() for rows in (p, q))
+    px = px.clamp(min=torch.finfo(torch.float32).tiny)
+    c, z = torch.zeros_like(px), torch.ones_like(px)
+    rates, given = [], []
+    for _ in range(K_MAX):
+        given.append(torch.minimum(excess(px, qx, c), z * qx) / px)
+        c = c + z
+        z = excess(p, q, c).sum(-1, dtype=torch.float64)
+        rates.append(1 - z)
+    return TextRows(torch.stack(rates, -1), torch.stack(given, -1), qx, qx / px)
+
+
+def text_labels(rows: TextRows, roots: Tensor) -> dict[str, Tensor]:
+    """Estimate E[tau + 1] [R, 233] by rule at the positions `roots` [R].
+
+    After the last position of `rows` nothing is accepted.
+    """
+    window = roots[:, None] + torch.arange(DEPTH, device=roots.device)
+    inside = window < len(rows.repeat)
+    window = window.clamp(max=len(rows.repeat) - 1)
+    rates, given = (x[window] * inside[..., None] for x in (rows.rates, rows.given))
+    repeat, ratio = (x[window] * inside for x in (rows.repeat, rows.ratio))
+    reach = _shifted(given[..., 0].cumprod(1))
+    path = 1 + _shifted((reach * rates[..., 0]).cumsum(1), 0.0, DEPTH + 1)
+    kept = given[..., 0].cumprod(1), ratio.cumprod(1).clamp(max=1).cummin(1).values
+    one_by_one, block = (1 + _shifted(chance.cumsum(1), 0.0, DEPTH + 1) for chance in kept)
+    moves = _moves(given, repeat)
+    columns: dict[tuple[int, int], Tensor] = {}
+    specinfer = torch.stack([_tree(tree, path, reach, rates, moves, columns) for tree in TREES], 1)
+    depth = torch.tensor([tree.depth for tree in TREES], device=roots.device)
+    traversal = specinfer * (block / one_by_one)[:, depth]
+    return {"specinfer": specinfer.float(), "traversal": traversal.float()}
+
+
+def _tree(tree, path, reach, rates, moves, columns) -> Tensor:
+    """Return the labels [R] of one tree; those of one branch point are made together."""
+    if tree.k == 1 or not tree.l2:
+        return path[:, tree.depth]
+    key = tree.k, tree.l1
+    if key not in columns:
+        passing = torch.zeros_like(rates[:, 0])  # [R, K]: chance that so many paths pass here
+        passing[:, tree.k - 1] = reach[:, tree.l1]
+        gains = []
+        for depth in range(tree.l1, min(tree.l1 + DEPTH // 2, DEPTH)):
+            gains.append((passing * rates[:, depth]).sum(-1))
+            passing = torch.einsum("rm,rmn->rn", passing, moves[:, depth])
+        columns[key] = path[:, tree.l1, None] + torch.stack(gains, -1).cumsum(-1)
+    return columns[key][:, tree.l2 - 1]
+
+
+def _moves(given: Tensor, repeat: Tensor) -> Tensor:
+    """Return [R, D, K, K]: the chance that m paths go on as n paths through the text's token."""
+    moves = given.new_zeros(*given.shape, K_MAX)
+    for m in range(1, K_MAX + 1):
+        for j in range(1, m + 1):
+            for same in range(m - j + 1):
+                chance = comb(m - j, same) * repeat**same * (1 - repeat) ** (m - j - same)
+                moves[..., m - 1, same] += given[..., j - 1] * chance
+    return moves
+
+
+def _shifted(values: Tensor, first: float = 1.0, size: int = DEPTH) -> Tensor:
+    """Return `values` [R, D] with `first` before them, cut to `size`."""
+    return torch.cat([torch.full_like(values[:, :1], first), values], 1)[:, :size]
