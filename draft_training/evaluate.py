@@ -30,8 +30,7 @@ def held_out_report(
     """Measure how well `head` follows `target` after every eighth root of held-out rows.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
-    target's own beams; `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k
-    by joint probability) in its beam; and `overlap`: mean of sum_v min(p, q) at the root and after
+    target's own beams; and `overlap`: mean of sum_v min(p, q) at the root and after
     1, ..., 4 tokens sampled from q, which is the acceptance rate of one speculative draw at
     temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
@@ -54,7 +53,7 @@ def held_out_report(
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
             metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
-            agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
+            agreement[level].append(metrics.agree.float())
             kl[level].append(metrics.kl)
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
@@ -62,7 +61,6 @@ def held_out_report(
     report["agreement"], report["kl"] = (
         [float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl)
     )
-    report["agreement_by_rank"] = [torch.cat(parts).mean(0).tolist() for parts in agreement[1:]]
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report
 

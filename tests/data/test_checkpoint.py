@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from pytorch_lightning.loggers import CSVLogger
 
 from nde_talf.decoding.common.checkpoint import (
     BEFORE,
@@ -14,6 +15,7 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
+from nde_talf.pipelines.tracking import read_curves
 from tests.draft_training.heads import KillBefore
 
 TINY = LanguageModelConfig(
@@ -30,8 +32,11 @@ ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 
 def train(folder, kill: int | None = None):
-    module = LanguageModel(build_llama(TINY, 29), TINY)
-    return fit(module, ROWS, folder, callbacks=[] if kill is None else [KillBefore(kill)])
+    module, curves = (
+        LanguageModel(build_llama(TINY, 29), TINY),
+        CSVLogger(folder.parent, folder.name + "-curve"),
+    )
+    return fit(module, ROWS, folder, curves, [] if kill is None else [KillBefore(kill)])
 
 
 def same(one, other) -> bool:
@@ -66,6 +71,9 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
         not damaged or ("from the start" if len(damaged) == 2 else "from the one before it") in said
     )
     assert sorted(os.listdir(tmp_path / "killed")) == [CHECKPOINT]  # the training has ended
+    ours, theirs = (read_curves(tmp_path / f"{name}-curve") for name in ("killed", "undisturbed"))
+    assert ours["loss"] == theirs["loss"] and ours["lr"] == theirs["lr"]
+    assert [step for step, _ in ours["loss"]] == [9]
 
 
 def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(

@@ -75,7 +75,6 @@ def test_every_loss_trains_and_touches_nothing_but_the_head(target, rows, tmp_pa
     )
     assert after["kl"][0] < 0.8 * before["kl"][0] and after["overlap"][0] > before["overlap"][0]
     assert loss == "eagle" or after["kl"][2] < before["kl"][2]
-    assert [len(ranks) for ranks in after["agreement_by_rank"]] == [2, 2]
     for name, weight in target.module.state_dict().items():
         assert torch.equal(weight, frozen[name])
 

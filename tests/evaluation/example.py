@@ -82,7 +82,7 @@ def everything(measured: list[Record], **more: Any) -> ReportData:
         },
         "pair": {"overlap": {"1.0": 0.8125}},
         "offline": {"traversal": {"measured": offline}},
-        "head": {"agreement": [0.5, 0.4], "agreement_by_rank": [[0.1, 0.2]]},
+        "head": {"agreement": [0.5, 0.4]},
         "curves": {"target": {"loss": [(0, 3.0), (10, 2.0)]}},
         "stages": {"pair": 12.0},
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},

@@ -123,21 +123,11 @@ def prompts(folder: Path) -> object:
     return Pair(folder).every_prompt()
 
 
-SHARD = "traces-00000-of-00002.parquet"
 REFUSED = [
-    ("selector", "config.json", Selector.from_pretrained, {"width": 10**12}),
-    ("selector", "config.json", Selector.from_pretrained, {"settings": [[1.0, 2.0], [0.6, 1.0]]}),
-    ("selector", "config.json", Selector.from_pretrained, {"pair": {"target": []}}),
     ("head", "config.json", head, {"draft_head__sizes": {"intermediate_size": 10**12}}),
-    ("head", "config.json", head, {"draft_head__sizes": {"rope_parameters": "x"}}),
-    ("head", "config.json", head, {"draft_head__format": 2}),
-    ("head", "config.json", head, {"eagle_aux_hidden_state_layer_ids": 5}),
     ("pair/draft", "config.json", CausalModel.load, {"num_hidden_layers": 10**9}),
-    ("pair/draft", "config.json", CausalModel.load, {"vocab_size": "many"}),
-    ("pair", "pair.json", prompts, {"models": {"target": 1}}),
     # Names of shards are files that are read, written and deleted: they lie in the store's folder.
     ("traces", "shards.json", TraceStore, {"shards": {"../a.json": {"rows": 1, "sha256": "a"}}}),
-    ("traces", "shards.json", TraceStore, {"shards": {SHARD: {"rows": "1", "sha256": "a"}}}),
 ]
 
 
