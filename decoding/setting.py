@@ -76,7 +76,7 @@ def read_draft_temperature(
         return RAW
     try:
         temperature = float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         temperature = -1.0
     if not 0 <= temperature < float("inf"):
         raise UserError(f"{key}={value}: choose auto, match, raw, or a number of at least 0.")

@@ -22,6 +22,7 @@ from nde_talf.decoding.common.settings import (
     Count,
     Device,
     Distinct,
+    Folder,
     Place,
     Seed,
     Text,
@@ -66,7 +67,7 @@ PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 class PathsConfig:
     """Folders."""
 
-    checkpoints: Annotated[Place, Field(min_length=1)] = "checkpoints"
+    checkpoints: Folder = "checkpoints"
     """Folder that holds the runs, each in a folder of its own."""
 
 

@@ -38,6 +38,10 @@ def read_record(run: Path) -> dict[str, Any]:
     return read_json(run / COMMAND, dict[str, Any], f"give every key of run={run.name} again")
 
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Names of runs."""
+
+
 def check_name(key: str, run: str | None) -> None:
     """Check that `run` can be a run's name: that of a folder in paths.checkpoints.
 
@@ -46,7 +50,7 @@ def check_name(key: str, run: str | None) -> None:
     Raises:
         UserError: it cannot.
     """
-    if run is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run):
+    if run is not None and not NAME.fullmatch(run):
         raise UserError(
             f"{key}={run[:100]}: a run's name is that of its folder in paths.checkpoints and of"
             " what it logs: at most 100 letters (A to Z), digits, dashes, underscores and dots,"

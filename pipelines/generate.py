@@ -10,7 +10,7 @@ if __name__ == "__main__":
     leave_at_once()
 
 import sys
-from dataclasses import field
+from dataclasses import field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -465,8 +465,7 @@ def statistics(
 
 
 def _generate_given(config: GenerateConfig) -> None:
-    config.prompt = _prompts[-1] if _prompts else config.prompt
-    generate(config)
+    generate(replace(config, prompt=_prompts[-1]) if _prompts else config)
 
 
 def without_prompt(argument: str) -> str:

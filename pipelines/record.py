@@ -13,7 +13,7 @@ from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.cli import CONFIGS
-from nde_talf.pipelines.finished import COMMAND, read_record
+from nde_talf.pipelines.finished import COMMAND, NAME, read_record
 from nde_talf.pipelines.own_data import argument, in_full
 
 OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints")
@@ -65,10 +65,10 @@ def completed(arguments: Sequence[str]) -> list[str]:
     values = {key_of(each): each.partition("=")[2] for each in given}
     root = Path(values.get("paths.checkpoints", "checkpoints"))
     name = values.get("run", "default")
-    record = read_record(root / name)
+    record = read_record(root / name) if NAME.fullmatch(name) else {}  # told when it is checked
     base = values.get("base") or record.get("base")
-    of_base = read_record(root / base).get("arguments", []) if base else []
-    recorded = merged(lasting(of_base), lasting(record.get("arguments", [])))
+    of_base = read_record(root / base) if base and NAME.fullmatch(base) else {}
+    recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))
     complete = merged(recorded, given)
     if taken := [shown(each) for each in complete if each not in given]:
         console.print(f"from the record of run={name}: {' '.join(taken)}", style="dim")

@@ -83,6 +83,12 @@ def _local(place: str) -> str:
     return place
 
 
+def _folder(place: str) -> str:
+    if place.startswith("hf://"):
+        raise ValueError("it is a place on the hub: give a folder of this machine")
+    return _local(place)
+
+
 Distinct = AfterValidator(_distinct)
 Count = Annotated[int, Field(ge=1, le=MANY)]
 Natural = Annotated[int, Field(ge=0, le=MANY)]
@@ -98,7 +104,12 @@ Text = Annotated[
 """A name, or a path that a file system can hold."""
 Place = Annotated[Text, AfterValidator(_local)]
 """A file, a folder or a name on the hub."""
-LongText = Annotated[str, matching(r"[^\0]{0,1000000}", "a text without NUL, of a million letters")]
+Folder = Annotated[Text, Field(min_length=1), AfterValidator(_folder)]
+"""A folder of this machine."""
+LongText = Annotated[
+    str,
+    matching(r"[^\0\ud800-\udfff]{0,1000000}", "a text without NUL, of a million letters"),
+]
 DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 Device = Annotated[str, matching(DEVICE, "cpu, cuda or cuda:N")]
 
