@@ -72,7 +72,7 @@ def register(name: str, schema: type) -> None:
 
 def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
-    message = masked(message)
+    message = masked(message).encode(errors="replace").decode()  # it may hold half characters
     try:
         console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     except MemoryError:
