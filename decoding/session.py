@@ -18,8 +18,6 @@ from nde_talf.decoding.device import integers, upload
 
 Forward = Callable[..., Tensor]
 Tokens = list[int] | Tensor  # on the host, or on the device
-_ROWS = 64
-"""Rows of a tree that a session first has room for."""
 
 
 def new_session(
@@ -73,9 +71,8 @@ class TreeSession:
         layers: int | None = None,
     ):
         self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
-        # [n, n]: which tree rows each row sees, as far as the host knows their parents
-        self._sees = np.zeros((_ROWS, _ROWS), bool)
-        self._depths: list[int] = []
+        # By tree row, as far as the host knows their parents: bit i is 1 where it sees row i.
+        self._sees: list[int] = []
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
@@ -124,11 +121,14 @@ class TreeSession:
             self.rows += len(tokens)
             positions = parents.sum(-1) + (self.length - 1)
             return self._run(tokens[None], positions[None], parents, inputs)
-        sees, depths = self._grown(parents)
-        ids = self._uploaded(tokens, [self.length - 1 + depth for depth in depths])
-        if self.skips_masks and depths == [self.rows]:
+        sees = self._grown(parents)
+        ids = self._uploaded(tokens, [self.length - 1 + row.bit_count() for row in sees])
+        if self.skips_masks and sees == [(1 << self.rows) - 1]:
             return self._run(*ids, None, inputs)
-        return self._run(*ids, upload(torch.from_numpy(sees), self.device), inputs)
+        width = -(-self.rows // 8)  # bytes
+        packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in sees), np.uint8)
+        bits = np.unpackbits(packed.reshape(-1, width), 1, self.rows, "little")
+        return self._run(*ids, upload(torch.from_numpy(bits.view(bool)), self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -146,25 +146,20 @@ class TreeSession:
     def _keep(self, rows: list[int]) -> None:
         self.cache.commit(self.length, [self.length + row for row in rows])
 
-    def _grown(self, parents: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Add a row for each of `parents`; return which rows each sees, [n, rows], and how many."""
-        first, self.rows = self.rows, self.rows + len(parents)
-        del self._depths[first:]
-        if self.rows > len(self._sees):
-            larger = np.zeros((2 * self.rows, 2 * self.rows), bool)
-            larger[:first, :first] = self._sees[:first, :first]
-            self._sees = larger
+    def _grown(self, parents: Sequence[int]) -> list[int]:
+        """Add a row for each of `parents`; return what each sees, see `_sees`."""
+        first, sees = self.rows, self._sees
+        del sees[first:]
         for row, parent in enumerate(parents, first):
-            self._sees[row] = self._sees[parent] if parent >= 0 else False
-            self._sees[row, row] = True
-            self._depths.append(1 + (self._depths[parent] if parent >= 0 else 0))
-        return self._sees[first : self.rows, : self.rows], self._depths[first:]
+            sees.append((sees[parent] if parent >= 0 else 0) | 1 << row)
+        self.rows = len(sees)
+        return sees[first:]
 
     def _uploaded(
         self, tokens: Tokens, positions: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Put tokens and positions on the device at once, [1, n] each."""
-        both = upload(integers([[tokens], [positions]]), self.device)
+        both = upload(integers([[tokens], [positions]]), self.device).unbind()
         return both[0], both[1]
 
     def _run(
