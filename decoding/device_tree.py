@@ -1,19 +1,17 @@
 """Draft tree whose tokens stay on the device, so that a step needs one device-to-host copy.
 
 The host knows the number of nodes and how deep they may lie. Every draw is a node of its own,
-since only the device knows if a token was drawn again: `first` marks it there. In a tree
-that beam search picked, even the parents are known on the device alone.
+since only the device knows if a token was drawn again: `first` marks it there.
 """
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.masks import ancestor_mask, grown_mask
+from nde_talf.decoding.masks import grown_mask
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import RAW, feature_setting
 from nde_talf.decoding.tree import Committed, DraftTree
@@ -30,15 +28,13 @@ class DeviceTree:
         first: [N], long. The first draw of the same token under the same parent; a node that was
             drawn once is its own.
         sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
-        left: [N], float64. The mass of q that each draw was made from; None unless drawn without
-            replacement.
         q: of every node the distribution [V] that its children were drawn from, or None.
         p: [N, V]. The target's distributions, after its pass.
         logits: at temperature 0, where features look at unwarped rows: [N, V], and from `commit` on
             the row [1, V] of the last accepted node. Else None.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that one node can have.
-        starts: the first node of each depth; none where the depths are known on the device alone.
+        tips: the nodes of the last level.
         rule: the verifier that goes with this tree, where its policy chose one.
     """
 
@@ -49,29 +45,12 @@ class DeviceTree:
         self.tokens = upload(torch.tensor([root]), q.device)
         self.first = torch.zeros(1, dtype=torch.long, device=q.device)
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
-        self.left: Tensor | None = None
         self.q: list[Tensor | None] = [q]
         self.p = q.new_empty(0)
         self.logits: Tensor | None = None
         self.depth = self.max_draws = 0
-        self.starts = [0]
+        self.tips = [0]
         self.rule: Any = None
-
-    def ranked(self, tokens: Tensor, parents: Tensor, depth: int) -> "DeviceTree":
-        """Return the tree of this root with `tokens` [N] and `parents` [N] from the device."""
-        tree, count = copy(self), len(tokens)
-        tree.tokens, tree.parents, tree.depth, tree.max_draws = (
-            tokens,
-            parents,
-            min(depth, count - 1),
-            count - 1,
-        )
-        tree.first, tree.sees = (
-            torch.arange(count, device=tokens.device),
-            ancestor_mask(parents, tree.depth),
-        )
-        tree.starts, tree.q = [], [self.q[0], *[None] * (count - 1)]
-        return tree
 
     def __len__(self) -> int:
         return len(self.q)
@@ -80,64 +59,22 @@ class DeviceTree:
         """Q [n, V] at nodes that have been expanded."""
         return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
 
-    @property
-    def tips(self) -> list[int]:
-        """The nodes of the last level."""
-        return list(range(self.starts[-1], len(self)))
-
-    def draw(self, counts: int | Sequence[int], rng: Rng) -> None:
-        """Add so many i.i.d. draws at every tip; the tips' q have to be there."""
-        counts = [counts] * len(self.tips) if isinstance(counts, int) else counts
-        start, drawn_at = (
-            self.starts[-1],
-            [tip for tip, count in zip(self.tips, counts, strict=True) for _ in range(count)],
-        )
-        parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))
+    def draw(self, count: int, rng: Rng) -> None:
+        """Let every path go on with `count` i.i.d. draws; the q of the tips have to be there."""
+        start, tips = len(self), self.tips
+        drawn_at = torch.tensor([tip for tip in tips for _ in range(count)])
+        parents = self.first.index_select(0, upload(drawn_at, self.first.device))
         # Tips that are the same node draw from the same row, so that its q is exactly what its
         # children were drawn from.
-        rows = self.q_at(self.tips).index_select(0, parents - start)
-        self.add(rng.categorical(rows), parents, len(drawn_at))
-
-    def pick(
-        self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
-    ) -> None:
-        """Add different children at every tip, as many as its count.
-
-        `take` gets rows of q [m, V] and returns tokens [m, most] that differ while there is mass in
-        q, and the mass [m, most] that each was drawn from, or None for tokens that were not drawn.
-        """
-        wanted_tips, most = (
-            [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count],
-            max(counts),
-        )
-        tokens, left = take(self.q_at([tip for tip, _ in wanted_tips]), most)
-        drawn = [
-            (row * most + at, tip)
-            for row, (tip, count) in enumerate(wanted_tips)
-            for at in range(count)
-        ]
-        index, parents = upload(torch.tensor(drawn).T.contiguous(), tokens.device).unbind()
-        masses = None if left is None else left.flatten().index_select(0, index)
-        self.add(tokens.flatten().index_select(0, index), parents, most, masses)
-
-    def add(
-        self, tokens: Tensor, parents: Tensor, max_draws: int = 1, left: Tensor | None = None
-    ) -> None:
-        """A level of the draws `tokens` [n] at the nodes `parents` [n] of the level before."""
-        start = len(self)
+        tokens = rng.categorical(self.q_at(tips).index_select(0, parents - tips[0]))
         same = (parents[:, None] == parents) & (tokens[:, None] == tokens)
         first = same.to(torch.uint8).argmax(1) + start
-        self.tokens, self.parents = (
-            torch.cat([self.tokens, tokens]),
-            torch.cat([self.parents, parents]),
-        )
+        self.tokens = torch.cat([self.tokens, tokens])
+        self.parents = torch.cat([self.parents, parents])
         self.first, self.sees = torch.cat([self.first, first]), grown_mask(self.sees, parents)
-        if left is not None:
-            before = left.new_ones(start) if self.left is None else self.left
-            self.left = torch.cat([before, left])
-        self.depth, self.max_draws = self.depth + 1, max(self.max_draws, max_draws)
-        self.starts.append(start)
-        self.q += [None] * len(tokens)
+        self.depth, self.max_draws = self.depth + 1, max(self.max_draws, len(drawn_at))
+        self.q += [None] * len(drawn_at)
+        self.tips = list(range(start, len(self)))
 
     @property
     def topology(self) -> Tensor:
@@ -176,10 +113,9 @@ class DeviceTree:
     def to_host(self) -> DraftTree:
         """Copy the tree to the host, with repeated draws merged. Waits for the device."""
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        masses = [None] * len(self) if self.left is None else self.left.tolist()
         tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
-            merged.append(tree.add(merged[parents[node]], tokens[node], masses[node]))
+            merged.append(tree.add(merged[parents[node]], tokens[node]))
             if merged[-1] == len(nodes):
                 nodes.append(node)
                 tree.q[-1] = self.q[node]

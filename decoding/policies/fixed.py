@@ -5,25 +5,21 @@ measured acceptance rates.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import islice
 from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field
-from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.policies.dyspec import Rest
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
@@ -99,36 +95,6 @@ def sequoia_shape(
     return shape(nodes, len(choices) - 1)
 
 
-def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
-    """[m, count] tokens of rows of q [m, V].
-
-    Tokens of probability 0 may be among them: NSS takes them too.
-    """
-    return rows.topk(count, -1).indices, None
-
-
-def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
-    """Draw `count` tokens from each of `rows` of q [m, V] without replacement.
-
-    Where no mass is left, a token is repeated with a recorded mass of 0: a draw that no rule
-    accepts.
-
-    Returns:
-        Tokens [m, count], and the mass [m, count] (float64) that each was drawn from.
-    """
-    tokens: list[Tensor] = []
-    masses: list[Tensor] = []
-    rest = rows
-    for _ in range(count):
-        left = rest.sum(-1, dtype=torch.float64)
-        there = left >= LEAST_MASS if tokens else torch.ones_like(left, dtype=torch.bool)
-        token = rng.categorical(torch.where(there[:, None], rest, rows))
-        tokens.append(torch.where(there, token, tokens[0]) if tokens else token)
-        masses.append(torch.where(there, left, 0.0))
-        rest = rest.scatter(-1, tokens[-1][:, None], 0.0)
-    return torch.stack(tokens, 1), torch.stack(masses, 1)
-
-
 class Shaped(TreePolicy):
     """Tree of one fixed shape at every step.
 
@@ -142,22 +108,17 @@ class Shaped(TreePolicy):
         if self.trees not in KINDS:
             raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the shape, as deep as the context has room."""
-        tree, level = state.rooted(drafter), {0: self.shape}  # node -> the shapes of its children
+        tree = DraftTree.rooted(state.root, drafter.root.q)
+        level = {0: self.shape}  # node -> the shapes of its children
         for depth in range(state.room):
-            if not any(level.values()):
+            level = {node: shapes for node, shapes in level.items() if shapes}
+            if not level:
                 break
-            if not tree.on_device:  # a device runs all nodes of a level
-                level = {node: shapes for node, shapes in level.items() if shapes}
             if depth:
                 drafter.expand(tree, list(level))
-            counts = {node: len(shapes) for node, shapes in level.items()}
-            drawn = (
-                self._on_device(tree, [*counts.values()], rng)
-                if tree.on_device
-                else self._on_host(tree, counts, rng)
-            )
+            drawn = self._drawn(tree, {node: len(shapes) for node, shapes in level.items()}, rng)
             grown: dict[int, Shape] = {}
             for shapes, nodes in zip(level.values(), drawn, strict=True):
                 for child, shape in zip(nodes, shapes, strict=False):
@@ -165,24 +126,7 @@ class Shaped(TreePolicy):
             level = grown
         return tree
 
-    def _on_device(self, tree: DeviceTree, counts: list[int], rng: Rng) -> list[list[int]]:
-        """Add `counts` children to each node of the last level; return the new nodes by parent.
-
-        Of picked tokens there may be fewer.
-        """
-        start = len(tree)
-        if self.trees == "iid":
-            tree.draw(counts, rng)
-        else:
-            counts = [min(count, tree.q_at([0]).shape[-1]) for count in counts]
-            tree.pick(
-                counts,
-                most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng),
-            )
-        nodes = iter(range(start, len(tree)))
-        return [list(islice(nodes, count)) for count in counts]
-
-    def _on_host(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
+    def _drawn(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
             return [self._drawn_once(tree, node, count, rng) for node, count in counts.items()]

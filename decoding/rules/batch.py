@@ -35,7 +35,6 @@ class Trees:
             with children only.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that a node can have.
-        left: [B, N], float64, the mass of q each node was drawn from; None for i.i.d. draws.
     """
 
     tokens: Tensor
@@ -44,18 +43,15 @@ class Trees:
     q: Rows
     depth: int
     max_draws: int
-    left: Tensor | None = None
 
-    def children(self, node: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the draws at `node` [B]: tokens and `left` [B, n] in draft order, and their count.
+    def children(self, node: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the draws at `node` [B]: tokens [B, n] in draft order, and their count.
 
         The first count [B] of the n are the node's own.
         """
         under = self.parents == node[:, None]
         order = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        order = order[:, : self.max_draws]
-        left = None if self.left is None else self.left.gather(1, order)
-        return self.tokens.gather(1, order), under.sum(1), left
+        return self.tokens.gather(1, order[:, : self.max_draws]), under.sum(1)
 
     def first(self) -> Tensor:
         """Return [B, N]: the first node that is the same draw under the same parent."""
@@ -93,7 +89,6 @@ def trees_of(tree: "DeviceTree") -> Trees:
         lambda at: inner.index_select(0, at.clamp(max=len(inner) - 1)),
         tree.depth,
         tree.max_draws,
-        None if tree.left is None else tree.left[None],
     )
 
 
@@ -104,14 +99,12 @@ class Nodes:
     Attributes:
         p, q: [B, V].
         draws: [B, n] token ids in draft order, of which the first `count` [B] are the node's own.
-        left: float64 [B, n], or None for i.i.d. draws.
     """
 
     p: Tensor
     q: Tensor
     draws: Tensor
     count: Tensor
-    left: Tensor | None = None
 
     def px(self, draw: int) -> Tensor:
         """Return p [B] of a draw."""
@@ -179,12 +172,11 @@ def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
     state, laws = rule.start(node), []
     missed = torch.ones(len(node.p), dtype=torch.float64, device=node.p.device)
     for draw in range(most):
-        left = None if node.left is None else node.left[:, draw]
         real = draw < count
-        chance = rule.chance(node.px(draw), node.qx(draw), state, left) * real
+        chance = rule.chance(node.px(draw), node.qx(draw), state) * real
         laws.append(chance * missed)
         missed = missed * (1 - chance)
-        after = rule.reject(node, state, left)
+        after = rule.reject(node, state)
         state = type(state)(*(where(real, new, old) for new, old in zip(after, state, strict=True)))
     return torch.stack([*laws, missed], -1), state
 

@@ -119,7 +119,7 @@ def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
     k = torch.ones_like(node)
     nodes, tokens, parents, rows = [node], [trees.tokens[:, 0]], [torch.full_like(node, -1)], []
     for level in range(trees.depth):
-        draws, count, _ = trees.children(node)
+        draws, count = trees.children(node)
         k = torch.maximum(k, count)
         q = trees.q(node)
         key = rank_key(advantage(trees.p(node), q), exact)

@@ -34,7 +34,7 @@ class Residual(NamedTuple):
     d: Any = 1.0
 
 
-def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: Any = None) -> Any:
+def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: float | None = None) -> Any:
     """Probability that the next draw x is accepted: min(1, (w0 p(x) - c q(x))_+ / (d q(x))).
 
     left: for a draw without replacement, the mass of q that it was drawn from, which divides q(x).
@@ -43,12 +43,11 @@ def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: Any = None) -
     mass = w0 * px - state.c * qx
     if left is None:
         return ratio(mass, state.d * qx)
-    positive = left.clamp(min=LEAST_MASS) if isinstance(left, Tensor) else max(left, LEAST_MASS)
-    return where(left >= LEAST_MASS, ratio(mass, state.d * qx / positive), 0.0)
+    return ratio(mass, state.d * qx / left) if left >= LEAST_MASS else 0.0
 
 
 def reject(
-    node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bool = False
+    node: Any, state: Residual, w0: Any = 1.0, left: float | None = None, last: bool = False
 ) -> Residual:
     """Return the state after one more rejected draw, a repeated one too.
 
@@ -57,9 +56,9 @@ def reject(
     """
     step = state.d
     if left is not None:
-        if isinstance(left, float) and left < LEAST_MASS:
+        if left < LEAST_MASS:
             return state
-        step = where(left >= LEAST_MASS, step / left, 0.0)
+        step = step / left
     c = state.c + step
     if last:
         return Residual(c, None, None)

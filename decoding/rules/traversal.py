@@ -51,10 +51,9 @@ def weights_of(trees: Trees) -> Weights:
         node = Nodes(trees.p(above), trees.q(above), trees.tokens[:, draw, None], real)
         state = Residual(c[every, above], z[every, above], d[every, above])
         reached = w0[every, above]
-        left = None if trees.left is None else trees.left[:, draw]
-        weight = accept(node.px(0), node.qx(0), state, reached, left)
+        weight = accept(node.px(0), node.qx(0), state, reached)
         w0[:, draw] = z[:, draw] = torch.where(real & (first[:, draw] == draw), weight, 0.0)
-        after = reject(node, state, reached, left)
+        after = reject(node, state, reached)
         for field, value, before in zip((c, z, d), after, state, strict=True):
             field[every, above] = torch.where(real, value, before)
     return Weights(w0, c, torch.where(w0 < 1, z / d, w0))

@@ -87,13 +87,12 @@ def fresh_q(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", ["lm", "head"])
-@pytest.mark.parametrize("policy", GROWN)
+@pytest.mark.parametrize(
+    "policy,on_device", [*((name, False) for name in GROWN), ("delayed", True)]
+)
 def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, kind, on_device):
     make, rule = GROWN[policy]
-    if on_device and policy in ("dyspec", "salf"):
-        pytest.skip("drafted on the host alone")
     for setting, draft_setting in SETTINGS:
         watched, drafter = (
             Watched(make()),
