@@ -134,8 +134,8 @@ def _learning(crossed: CrossFit, traces: Path) -> str:
     points = ", ".join(f"{n:.0f} prompts {ratio:.3f}" for n, ratio, *_ in crossed.curve)
     more = "more is not known of so few"
     if math.isfinite(crossed.doubling):
-        more = f"twice the prompts would bring about {100 * crossed.doubling:+.1f} %, for"
-        more += f" {seconds / 60:.0f} min more of traces"
+        more = f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
+        more += f" would hardly bring more, for {seconds / 60:.0f} min of traces"
     return f"of the best static tree's tokens/s, held out: {points}; {more}"
 
 

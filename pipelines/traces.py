@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.filesize import decimal as size
 
 from nde_talf.data.engines.settings import EngineConfig
@@ -27,6 +28,8 @@ from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
+ALIKE = 0.97
+"""Overlap of draft and target from which on, at nearly all roots, contexts do not differ."""
 SUPER_TREE_DEPTH = 17
 """Tokens after a root that a context has to have room for."""
 
@@ -64,6 +67,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             _finish(TraceStore(where, kind), len(work) if kind == "traces" else 0)
         store = TraceStore(folder)
         _check_roots(store, len(prompts))
+        if reason := nothing_to_choose([part["l1_previous"] for part in store.batches("train")]):
+            console.print(f"! {reason}")
         metrics = {"roots": store.roots, "shards": len(work)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
@@ -157,6 +162,21 @@ def _check_roots(store: TraceStore, prompts: int) -> None:
             f"the target ended its text at once after every one of {prompts} prompts: there is no"
             " root to trace. Are these prompts complete texts already?"
         )
+
+
+def nothing_to_choose(distances: list[np.ndarray]) -> str | None:
+    """Say why one tree is best at every root, if it is; `distances` are L1, by shard."""
+    low, high = np.quantile(1 - np.concatenate(distances or [np.ones(1)]) / 2, [0.1, 0.9])
+    for alike, what, tree in (
+        (low > ALIKE, "agree nearly everywhere", "the deepest tree that pays"),
+        (high < 1 - ALIKE, "agree nearly nowhere", "drafting nothing"),
+    ):
+        if alike:
+            return (
+                f"Draft and target {what} (overlap {low:.2f} to {high:.2f} at 8 of 10 roots):"
+                f" {tree} is best at every root, so a selector has nothing to win with this pair."
+            )
+    return None
 
 
 def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineConfig:

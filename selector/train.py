@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, RichProgressBar
@@ -55,9 +54,9 @@ class CrossFit(NamedTuple):
 
     @property
     def doubling(self) -> float:
-        """Ratio that twice the prompts would add, by a line through the curve."""
-        prompts, gain = np.array(self.curve)[:, :2].T
-        return float(np.polyfit(np.log2(prompts), gain, 1)[0]) if len(gain) > 1 else math.nan
+        """Ratio that the last doubling of the prompts added: the next one adds hardly more."""
+        ratios = [ratio for _, ratio, *_ in self.curve]
+        return ratios[-1] - ratios[-2] if len(ratios) > 1 else math.nan
 
 
 def train_selector(

@@ -106,7 +106,8 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     # 100 prompts: the more of them, the better, and the last point is what decides
     assert [point[0] for point in crossed.curve] == [12.5, 25, 50, 100]
     assert crossed.curve[-1][1:] == pytest.approx(crossed.gains[0], rel=1e-6)
-    assert crossed.curve[0][1] < crossed.curve[-1][1] and 0 < crossed.doubling < 1
+    assert crossed.curve[0][1] < crossed.curve[-1][1]
+    assert crossed.doubling == crossed.curve[-1][1] - crossed.curve[-2][1]
 
 
 def test_folds_keep_a_prompt_together_and_need_prompts_enough():
