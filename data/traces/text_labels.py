@@ -23,13 +23,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from nde_talf.decoding.actions import K_MAX, TREES
+from nde_talf.decoding.actions import K_MAX, L1_MAX, L2_MAX, TREES
+from nde_talf.decoding.rules.labels import pooling
 from nde_talf.decoding.rules.residual import excess
+from nde_talf.decoding.super_tree import super_tree_layout
 
 STRIDE = 4
 """Distance between neighbouring roots; they cost next to nothing."""
-DEPTH = max(tree.depth for tree in TREES)
+DEPTH = L1_MAX + L2_MAX
 
 
 class TextRows(NamedTuple):
@@ -69,36 +72,26 @@ def text_labels(rows: TextRows, roots: Tensor) -> dict[str, Tensor]:
     After the last position of `rows` nothing is accepted.
     """
     window = roots[:, None] + torch.arange(DEPTH, device=roots.device)
-    inside = window < len(rows.repeat)
+    outside = window >= len(rows.repeat)
     window = window.clamp(max=len(rows.repeat) - 1)
-    rates, given = (x[window] * inside[..., None] for x in (rows.rates, rows.given))
-    repeat, ratio = (x[window] * inside for x in (rows.repeat, rows.ratio))
-    reach = _shifted(given[..., 0].cumprod(1))
-    path = 1 + _shifted((reach * rates[..., 0]).cumsum(1), 0.0, DEPTH + 1)
-    kept = given[..., 0].cumprod(1), ratio.cumprod(1).clamp(max=1).cummin(1).values
-    one_by_one, block = (1 + _shifted(chance.cumsum(1), 0.0, DEPTH + 1) for chance in kept)
-    moves = _moves(given, repeat)
-    columns: dict[tuple[int, int], Tensor] = {}
-    specinfer = torch.stack([_tree(tree, path, reach, rates, moves, columns) for tree in TREES], 1)
-    depth = torch.tensor([tree.depth for tree in TREES], device=roots.device)
-    traversal = specinfer * (block / one_by_one)[:, depth]
+    rates, given = (x[window].masked_fill(outside[..., None], 0) for x in (rows.rates, rows.given))
+    ratio = rows.ratio[window].masked_fill(outside, 0)
+    one_by_one = given[..., 0].cumprod(1)
+    reach = pad(one_by_one, (1, 0), value=1.0)
+    trunk = pad((reach[:, :-1] * rates[..., 0]).cumsum(1), (1, 0))
+    moves, points = _moves(given, rows.repeat[window]), torch.arange(L1_MAX + 1)
+    # [R, branch points, K, paths]: chance that of K paths so many pass through the text's token
+    passing = reach[:, points, None, None] * torch.eye(K_MAX).to(reach)
+    gains = [torch.zeros_like(passing[..., 0])]
+    for at in (points + level for level in range(L2_MAX)):
+        gains.append((passing * rates[:, at, None]).sum(-1))
+        passing = passing @ moves[:, at]
+    value = 1 + trunk[:, points, None, None] + torch.stack(gains, -1).cumsum(-1)
+    specinfer = value.transpose(1, 2).flatten(1) @ pooling(super_tree_layout()).to(value)
+    block = ratio.cumprod(1).clamp(max=1).cummin(1).values
+    kept, alone = (pad(1 + x.cumsum(1), (1, 0), value=1.0) for x in (block, one_by_one))
+    traversal = specinfer * (kept / alone)[:, [tree.depth for tree in TREES]]
     return {"specinfer": specinfer.float(), "traversal": traversal.float()}
-
-
-def _tree(tree, path, reach, rates, moves, columns) -> Tensor:
-    """Return the labels [R] of one tree; those of one branch point are made together."""
-    if tree.k == 1 or not tree.l2:
-        return path[:, tree.depth]
-    key = tree.k, tree.l1
-    if key not in columns:
-        passing = torch.zeros_like(rates[:, 0])  # [R, K]: chance that so many paths pass here
-        passing[:, tree.k - 1] = reach[:, tree.l1]
-        gains = []
-        for depth in range(tree.l1, min(tree.l1 + DEPTH // 2, DEPTH)):
-            gains.append((passing * rates[:, depth]).sum(-1))
-            passing = torch.einsum("rm,rmn->rn", passing, moves[:, depth])
-        columns[key] = path[:, tree.l1, None] + torch.stack(gains, -1).cumsum(-1)
-    return columns[key][:, tree.l2 - 1]
 
 
 def _moves(given: Tensor, repeat: Tensor) -> Tensor:
@@ -110,8 +103,3 @@ def _moves(given: Tensor, repeat: Tensor) -> Tensor:
                 chance = comb(m - j, same) * repeat**same * (1 - repeat) ** (m - j - same)
                 moves[..., m - 1, same] += given[..., j - 1] * chance
     return moves
-
-
-def _shifted(values: Tensor, first: float = 1.0, size: int = DEPTH) -> Tensor:
-    """Return `values` [R, D] with `first` before them, cut to `size`."""
-    return torch.cat([torch.full_like(values[:, :1], first), values], 1)[:, :size]

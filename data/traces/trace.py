@@ -132,43 +132,37 @@ class Positions:
         layout = super_tree_layout()
         roots = self.positions.repeat_interleave(config.samples)
         uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
-        models = self.target, self.draft
-        prefixes = self.p_prefix, self.q_prefix
 
         def labelled(part: slice) -> list[dict[str, Tensor]]:
-            trees = super_trees(
-                *prefixes, roots[part], layout, pairs[0][1], uniforms[part], self.chunk
-            )
-            return labels(trees, *models, pairs, config.verifiers, layout, self.chunk)
+            drawn = roots[part], layout, pairs[0][1], uniforms[part], self.chunk
+            trees = super_trees(self.p_prefix, self.q_prefix, *drawn)
+            rules = config.verifiers
+            return labels(trees, self.target, self.draft, pairs, rules, layout, self.chunk)
 
         batches = micro_batch.run(len(roots), labelled)
+        size = len(self.positions), config.samples, -1
         return [
-            {
-                name: torch.cat([batch[i][name] for batch in batches]).unflatten(
-                    0, (-1, config.samples)
-                )
-                for name in config.verifiers
-            }
-            for i in range(len(pairs))
+            {name: torch.cat([part[name] for part in parts]).view(size) for name in parts[0]}
+            for parts in zip(*batches, strict=True)
         ]
 
     @torch.inference_mode()
     def from_text(self, pairs: Pairs) -> list[dict[str, Tensor]]:
         """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
-        first = int(self.positions[0])
-        following = self.tokens.roll(-1)[first:]
-        states = self.p_prefix.hidden[first:], self.q_prefix.hidden[first:], following
-        made = []
+        first, made = int(self.positions[0]), []
+        states = self.p_prefix.hidden, self.q_prefix.hidden, self.tokens.roll(-1)
         for setting, draft_setting in pairs:
             parts = [
                 text_rows(
                     warp(self.target.logits(h_p).float(), setting),
                     warp(self.draft.logits(h_q).float(), draft_setting),
-                    tokens,
+                    following,
                 )
-                for h_p, h_q, tokens in zip(*(x.split(self.chunk) for x in states), strict=True)
+                for h_p, h_q, following in zip(
+                    *(x[first:].split(self.chunk) for x in states), strict=True
+                )
             ]
-            rows = TextRows(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
             rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
             estimates = text_labels(rows, self.positions - first)
             made.append({name: values[:, None] for name, values in estimates.items()})

@@ -362,11 +362,11 @@ def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout)
         1 + sampled[:, None, :, None] + torch.einsum("ks,tbsl->tkbl", mean, gains)
     )  # [T, K, L1 + 1, L2 + 1]
     value[:, :, :, 0] = 1 + trunk[:, None]
-    return value.flatten(1) @ _pooling(layout).to(value)
+    return value.flatten(1) @ pooling(layout).to(value)
 
 
 @cache
-def _pooling(layout: SuperTreeLayout) -> Tensor:
+def pooling(layout: SuperTreeLayout) -> Tensor:
     """Return [K (L1 + 1) (L2 + 1), A]: the average of the estimates of equal trees.
 
     It is weighted by the paths that each one averages.
