@@ -5,6 +5,7 @@ Answers are regenerated first if that is asked for.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -164,7 +165,8 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length = config.dialogues.length
     longest, model = min(length, config.engine.max_length or length), config.model
-    engine = chosen_engine(config.engine, model.device, longest)
+    asked = replace(config.engine, max_length=longest)
+    engine = chosen_engine(asked, model.device, longest)
     if engine.name == "vllm":
         return VLLMEngine(pair.where("target"), model.dtype, engine), longest
     target = pair.target(*model.placed)

@@ -45,7 +45,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, model, folder = config.traces, config.model, folders["traces"]
     prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config.engine, model.device, config.engine.max_length or longest)
+    engine = chosen_engine(config.engine, model.device, longest)
     work, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
@@ -183,14 +183,14 @@ def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineCo
     """Return the engine that samples, with the GPUs of each Ray actor.
 
     It is the one asked for; with "auto" it is vLLM where that is installed and the device is one
-    GPU.
+    GPU. max_length: where none is asked for.
     """
     name, on_gpu = asked.name, device != "cpu"
     if name == "auto":
         name = "vllm" if on_gpu and importlib.util.find_spec("vllm") else "transformers"
     shared = asked.tensor_parallel if name == "vllm" else 1
     gpus = shared * on_gpu if asked.gpus is None else asked.gpus
-    return replace(asked, name=name, max_length=max_length, gpus=gpus)
+    return replace(asked, name=name, max_length=asked.max_length or max_length, gpus=gpus)
 
 
 STAGE = Stage(
