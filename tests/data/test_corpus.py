@@ -44,34 +44,6 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     assert len(set(documents["name"])) == len(documents)
 
 
-BROKEN = {
-    "empty.jsonl": (b"", "the file is empty"),
-    "column.jsonl": (b'{"a": "x"}\n', "has no column 'text'"),
-    "record.jsonl": (b'{"text": {"a": 1}}\n', "row 1 has a dict in the column 'text'"),
-    "cut.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2, column 9: it is no JSON"),
-    "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000 + b"]" * 100_000, "line 2.*too deeply"),
-    "latin.txt": (b"abc\nd\xff\n", "line 2, byte 2: it is not UTF-8"),
-    "nothing.parquet": (b"PARX", "cannot be read as parquet"),
-    "wide.csv": (b"a,b\n1,2\n1,2,3\n", "line 3"),
-    "text.docx": (b"abc", "Cannot tell the format"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_named_with_the_place(tmp_path, name):
-    content, words = BROKEN[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=words) as refusal:
-        load_documents(str(tmp_path / name))
-    assert name in str(refusal.value)
-
-
-@pytest.mark.parametrize("name", ["nowhere.txt", "./nowhere", "a/b/c"])
-def test_a_missing_source_is_refused_by_name(name):
-    with pytest.raises(UserError, match=name):
-        load_documents(name)
-
-
 def test_a_split_with_an_empty_side_is_refused(standard_library):
     with pytest.raises(UserError, match="held out"):
         split_documents(standard_library.select(range(2)), 1e-9, seed=0)
