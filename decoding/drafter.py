@@ -116,7 +116,7 @@ class Drafter:
         raise NotImplementedError
 
     def rerank(self, nodes: list[int]) -> None:
-        """Take note that the tree is now `tree.subtree(nodes)`: its node i was nodes[i]."""
+        """Take note that the tree is now that of `nodes` alone: its node i was nodes[i]."""
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """Go on to the new root, with nothing drafted after it, by running `accepted.tokens`.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward import product
 from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.forward.product import NotNativeError
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 from nde_talf.decoding.windows import WINDOW_KEYS, windows

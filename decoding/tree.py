@@ -135,15 +135,6 @@ class DraftTree:
             node = self.parents[node]
         return nodes[::-1]
 
-    def subtree(self, nodes: list[int]) -> "DraftTree":
-        """The tree of these nodes alone: the root first, every parent before its children."""
-        tree = DraftTree.rooted(self.tokens[0], self.q[0])
-        numbers = {nodes[0]: 0}
-        for node in nodes[1:]:
-            numbers[node] = tree.add(numbers[self.parents[node]], self.tokens[node])
-            tree.q[-1] = self.q[node]
-        return tree
-
     @property
     def topology(self) -> list[int]:
         """Return the rows' parents, as a session asks for them."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.fusing import NotNativeError
+from nde_talf.decoding.forward.product import NotNativeError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.windows import wide_mask
 from nde_talf.draft_training import tree_attention

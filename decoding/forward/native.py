@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.fusing import NotNativeError
 from nde_talf.decoding.forward.layer import DecoderLayer, Norm
-from nde_talf.decoding.forward.product import Linear, linear
+from nde_talf.decoding.forward.product import Linear, NotNativeError, linear
 from nde_talf.decoding.readout import optional
 from nde_talf.decoding.registry import family
 

@@ -77,7 +77,11 @@ def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftT
         ),
     ]
     drafter.rerank(nodes)
-    return tree.subtree(nodes)
+    small, numbers = DraftTree.rooted(tree.tokens[0], tree.q[0]), {0: 0}
+    for node in nodes[1:]:
+        numbers[node] = small.add(numbers[tree.parents[node]], tree.tokens[node])
+        small.q[-1] = tree.q[node]
+    return small
 
 
 @policy("beam", verifier="nss")
