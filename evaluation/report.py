@@ -115,11 +115,10 @@ def _standing(data: ReportData, setting: str) -> list[str]:
     if data.verdicts[setting].clock == NOT_TRUSTED:
         return sentences
     rows = sorted(data.tables[setting], key=lambda row: -row.speedup[0])
-    methods = [row.method for row in rows if row.method not in (BASELINE, CONTROL)]
     return sentences + [
-        f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
-        f" {methods.index(row.method) + 1} of {len(methods)}."
-        for row in rows
+        f"{row.method}, learned here: {times(row.speedup)} plain decoding, place {place} of"
+        f" {len(rows)}."
+        for place, row in enumerate(rows, 1)
         if row.method in data.learned.get(setting, ())
     ]
 

@@ -32,8 +32,6 @@ from nde_talf.pipelines.generate import GenerateConfig, make_decoder
 from nde_talf.pipelines.machine import threads
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nde_talf.decoding.loop import SpeculativeDecoder
 
 BINS = 10
@@ -66,11 +64,10 @@ def check(config: CheckConfig) -> None:
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.figures import described
 
-    if config.temperature == 0:
-        raise UserError("temperature=0: greedy texts are always compared; give that of the others.")
-    if config.prompt or config.chat is not None or config.compare is not None:
+    if not config.temperature or config.prompt or config.chat or config.compare:
         raise UserError(
-            "prompt, chat, compare: texts follow the run's held-out prompts; leave out."
+            "temperature=0, prompt, chat, compare: leave them out. Greedy texts are"
+            " always compared, and all texts follow the run's held-out prompts."
         )
     with threads(config.model.threads), torch.inference_mode():
         pair = Pair(run.stage("pair"))
@@ -145,13 +142,14 @@ def sampled(
         tokens = decoder.generate(prompt, new_tokens, setting, Rng.seeded(seed + number)).tokens
         text = torch.tensor([[*prompt, *tokens]], device=decoder.target.device)
         after = slice(len(prompt) - 1, -1)
-        law = order = warp(decoder.target.module(text).logits[0, after].double(), setting).cpu()
+        law = order = warp(decoder.target.module(text).logits[0, after].double(), setting)
         if isinstance(decoder.drafter, LMDrafter):
             model, at = decoder.drafter.model, torch.arange(text.shape[1], device=text.device)
             logits = model.logits(model.hidden(text, at[None], None, None))[0, after]
-            order = warp(logits.double(), setting).cpu() / law
-        drawn = torch.rand(len(tokens), 1, generator=generator, dtype=torch.float64)
-        places = _places(law, order.nan_to_num(), torch.tensor(tokens)[:, None], drawn)
+            order = (warp(logits.double(), setting) / law).nan_to_num()
+        level = order.gather(-1, text[0, len(prompt) :, None])
+        before, beside = ((law * part).sum(-1).cpu() for part in (order > level, order == level))
+        places = before + beside * torch.rand(len(tokens), generator=generator)
         counts.update((BINS * places).long().clamp(max=BINS - 1).tolist())
     total, uniform = counts.total(), dict.fromkeys(range(BINS), 1 / BINS)
     p = p_value(counts, uniform)
@@ -163,19 +161,6 @@ def sampled(
         f" {smallest_bias(total, uniform):.1%} of the probability between them is found in 99 of"
         " 100 runs."
     )
-
-
-def _places(law: "Tensor", order: "Tensor", tokens: "Tensor", drawn: "Tensor") -> "Tensor":
-    """Return the mass before each token, and the `drawn` fraction of what is level with it.
-
-    Args:
-        law: probabilities [n, V].
-        order: [n, V]; the highest come first.
-        tokens: [n, 1].
-        drawn: uniform numbers [n, 1].
-    """
-    level = order.gather(-1, tokens)
-    return (law * (order > level)).sum(-1) + drawn[:, 0] * (law * (order == level)).sum(-1)
 
 
 def main() -> None:
