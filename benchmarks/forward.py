@@ -163,13 +163,13 @@ def wide(folder: Path, layers: int, dtype: str) -> Path:
     return where
 
 
-def loaded(where: Path | str, dtype: str) -> dict[str, CausalModel]:
-    """The model in each way to run it."""
-    models = {
-        way: CausalModel.load(where, dtype=dtype, products=way) for way in (*PRODUCTS[1:], "auto")
-    }
-    first = models["plain"]
-    return {"transformers": CausalModel(first.module, first.name, "transformers"), **models}
+def loaded(where: Path | str, dtype: str, ways: Sequence[str]) -> dict[str, CausalModel]:
+    """The model in each way to run it, the fastest last."""
+    models = {}
+    for way in (*ways, "auto"):
+        forward, products = ("transformers", "auto") if way == "transformers" else ("native", way)
+        models[way] = CausalModel.load(where, dtype=dtype, forward=forward, products=products)
+    return models
 
 
 def reading(model: CausalModel) -> Callable[[], Tensor]:
@@ -179,9 +179,10 @@ def reading(model: CausalModel) -> Callable[[], Tensor]:
     return much.sum
 
 
-def chain(model: CausalModel, context: int, count: int, logits: bool) -> Callable[[], Tensor]:
+def chain(
+    model: CausalModel, session: TreeSession, count: int, logits: bool
+) -> Callable[[], Tensor]:
     """A pass over a path of so many rows."""
-    session = session_after(model, context, count)
 
     def run() -> Tensor:
         hidden = session.grow(list(range(count)), list(range(-1, count - 1)))
@@ -197,9 +198,12 @@ def by_rows(
     """Rows of a table and its notes: passes by context and number of rows."""
     table, notes, read = [], [], reading(models["plain"])
     for context in contexts:
-        one = {}
+        one: dict[str, float] = {}
+        sessions = {way: session_after(model, context, 32) for way, model in models.items()}
         for rows in (1, 4, 8, 16, 32):
-            tasks = {way: chain(model, context, rows, logits) for way, model in models.items()}
+            tasks = {
+                way: chain(model, sessions[way], rows, logits) for way, model in models.items()
+            }
             times = interleaved({**tasks, "reading": read}, repeats)
             one = one or times.seconds
             auto, plain = times.seconds["auto"], times.seconds["plain"]
@@ -217,11 +221,14 @@ def passes_by_rows(options: argparse.Namespace, logits: bool = True) -> None:
             place = Path(folder) if options.cache is None else options.cache
             where = options.model or wide(place, 24 if logits else 4, dtype)
             contexts = (128,) if logits else options.far
-            more, said = by_rows(dtype, loaded(where, dtype), contexts, logits, options.repeats)
+            models = loaded(
+                where, dtype, ("transformers", "plain", "onednn") if logits else ("plain",)
+            )
+            more, said = by_rows(dtype, models, contexts, logits, options.repeats)
             table += more
             notes += said
     notes.append(f"Peak resident memory {getrusage(RUSAGE_SELF).ru_maxrss >> 10} MiB, all models.")
-    ways = [f"{way}, ms" for way in ("transformers", *PRODUCTS[1:], "auto", "reading")]
+    ways = [f"{way}, ms" for way in (*models, "reading")]
     ratios = ["auto over plain", "over its one row", "over reading"]
     columns = ["type", "tokens of context", "rows", *ways, *ratios]
     report("rows" if logits else "contexts", columns, table, notes)

@@ -15,7 +15,7 @@ from pydantic import Field
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
-from nde_talf.data.text.shipped import shipped
+from nde_talf.data.text.shipped import HEAD, shipped, with_shipped
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -321,5 +321,8 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     return path
 
 
-OmegaConf.register_new_resolver("shipped", shipped, replace=True)  # for configs/model/small.yaml
+# For configs/model/small.yaml and configs/draft/shipped.yaml.
+OmegaConf.register_new_resolver("shipped", shipped, replace=True)
+OmegaConf.register_new_resolver("with_shipped", with_shipped, replace=True)
+OmegaConf.register_new_resolver("shipped_head", lambda: str(HEAD), replace=True)
 register("schema", Config)
