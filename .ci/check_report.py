@@ -26,9 +26,8 @@ for setting, rows in tables.items():
         sys.exit(f"{setting}: {missing} is not in the table")
     verdict = results["verdicts"][setting]
     low, high = verdict["control"][1:]
-    if (verdict["clock"] == "trusted") != (low <= 1 <= high) or verdict["sentence"] not in results[
-        "summary"
-    ]:
+    told = any(line.startswith(verdict["sentence"]) for line in results["summary"])
+    if (verdict["clock"] == "trusted") != (low <= 1 <= high) or not told:
         sys.exit(
             f"{setting}: the verdict does not follow from the A/A control {verdict['control']}"
         )

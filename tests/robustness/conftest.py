@@ -8,11 +8,13 @@ import pytest
 
 from tests.pipelines import micro
 
-WORDS = 300
+WORDS = 250
 FRAME = re.compile(r"^.*[─-] error [─-]+|[╭╮╰╯─]+")
 """Everything before a sentence, and the lines around it."""
 KIND = re.compile(r"[^ ]*[=/0-9][^ ]*")
 """Words of a sentence that differ from case to case: keys with values, paths, numbers."""
+PLACE = re.compile(r"/\S*/pytest-\d+/[^/\s]+")
+"""The folder of a test."""
 HEAD = """# What bad inputs are told
 
 One sentence of each kind, by group, made by
@@ -55,7 +57,11 @@ def sentences_page(told: list[tuple[str, str, str]]) -> str:
     """A table by group of sentences that differ in more than their numbers, up to WORDS a group."""
     lines = [HEAD]
     for group in dict.fromkeys(group for group, _, _ in told):
-        plain = [(case, FRAME.sub(" ", text).strip()) for at, case, text in told if at == group]
+        plain = [
+            (case, PLACE.sub("RUNS", FRAME.sub(" ", text)).strip())
+            for at, case, text in told
+            if at == group
+        ]
         rows = {KIND.sub("", text): (case, text) for case, text in plain}
         count = sum(at == group for at, _, _ in told)
         lines += [
