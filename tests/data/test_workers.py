@@ -28,7 +28,7 @@ from nde_talf.decoding.common.parallel import Workers
 with Workers(dict, 2, None, 0) as workers:
     assert sorted(workers.map(lambda worker, x: x, [(1,), (2,)])) == [(0, 1), (1, 2)]
     ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
-    print(*(c.laddr.ip for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN))
+    print("listens", *(c.laddr.ip for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN))
 """
 
 
@@ -118,7 +118,8 @@ class TestRay:
         done = subprocess.run(
             [sys.executable, "-c", LISTEN], capture_output=True, text=True, timeout=120
         )
-        addresses = done.stdout.split()
+        lines = done.stdout.splitlines()  # Ray prints some of its own among them
+        addresses = next(line.split()[1:] for line in lines if line.startswith("listens "))
         assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {
             "127.0.0.1"
         }, done
