@@ -2,8 +2,8 @@
 
 Target and draft, folders that the recipe made (`pipelines/small.py`) or a checkpoint of its stable
 phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
-checksums. `--run FOLDER` alone adds what a run with model=small made: latency table, selectors and
-head.
+checksums. `--head FOLDER` adds an exported head, and `--run FOLDER` what a run with model=small
+made: latency table and selectors.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import ast
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -77,17 +78,22 @@ def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
 
 def add(out: Path, run: Path) -> None:
     """Copy what a run made of the shipped pair: latency table, selectors, head and its tree."""
-    made = [run / "latency" / TABLE, run / "selector" / "export", run / "draft" / "export"]
+    made = [run / "latency" / TABLE, run / "selector" / "export"]
     for path in [*made, *(run / "report").glob("head-*.json")]:
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        write_atomically(out / path.relative_to(run), partial(copy, path))
 
-        def copy(temporary: Path, path: Path = path) -> None:
-            (shutil.copytree if path.is_dir() else shutil.copy)(path, temporary)
-            if path.parent.name == "draft":
-                file = temporary / "model.safetensors"
-                save_file({k: v.bfloat16() for k, v in load_file(file).items()}, file)
-                write_checksums(temporary)
 
-        write_atomically(out / path.relative_to(run), copy)
+def add_head(out: Path, export: Path) -> None:
+    """Copy an exported head, its weights in bfloat16."""
+
+    def copy(temporary: Path) -> None:
+        shutil.copytree(export, temporary)
+        file = temporary / "model.safetensors"
+        save_file({k: v.bfloat16() for k, v in load_file(file).items()}, file)
+        write_checksums(temporary)
+
+    write_atomically(out / "draft" / "export", copy)
 
 
 def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
@@ -172,12 +178,15 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=state)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
     models = {TARGET: options.target, DRAFT: options.draft}
     if given := {role: path for role, path in models.items() if path}:
         ship(options.out, options.state, given)
+    if options.head:
+        add_head(options.out, options.head)
     if options.run:
         add(options.out, options.run)
     write_checksums(options.out)

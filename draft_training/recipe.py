@@ -29,6 +29,7 @@ from nde_talf.decoding.common.settings import Count, Natural, settings
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.precision import native_bfloat16
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama
 from nde_talf.draft_training.trainer import train_rows
 
@@ -113,13 +114,57 @@ class RecipeModel(LanguageModel):
         super().on_load_checkpoint(checkpoint)
 
 
-class Leg(pl.Callback):
-    """Evaluates on held-out text by domain, waits while paused, and ends a training in time.
+class Pausable(pl.Callback):
+    """Waits while paused, and ends a training in time.
 
     Args:
-        state: folder of the checkpoint and of the curves, `held_out.jsonl`.
+        state: folder of the checkpoint.
         pause: while this file exists, the training waits.
         hours: after so many the training ends, pauses included.
+    """
+
+    def __init__(self, state: Path, pause: Path, hours: float) -> None:
+        self.state, self.pause = state, pause
+        self.ends, self.seconds, self.since, self.ended = (
+            time.time() + 3600 * hours,
+            0.0,
+            0.0,
+            False,
+        )
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Wait while paused; the state is written first."""
+        if self.pause.exists():
+            save(trainer, self.state / CHECKPOINT)
+            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
+            while self.pause.exists() and time.time() < self.ends:
+                time.sleep(1)
+        self.since = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Count the time, and end the leg where that is due."""
+        self.seconds += time.perf_counter() - self.since
+        if time.time() >= self.ends and trainer.global_step < trainer.max_steps:
+            self.ended = True
+            save(trainer, self.state / CHECKPOINT)
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the time that was trained."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting it."""
+        self.seconds = state_dict["seconds"]
+
+
+class Leg(Pausable):
+    """Evaluates on held-out text by domain, into `held_out.jsonl` beside the checkpoint.
+
+    Args:
+        state: see `Pausable`, as `pause` and `hours`.
+        pause: the same.
+        hours: the same.
         every: seconds from one evaluation to the next.
         held_out: rows by domain.
         bits: a function from nats a token to bits a byte, by domain.
@@ -134,31 +179,15 @@ class Leg(pl.Callback):
         held_out: Mapping[str, Tensor],
         bits: Callable[[dict[str, float]], dict[str, float]],
     ) -> None:
-        self.state, self.pause, self.every = state, pause, every
-        self.held_out, self.bits = held_out, bits
-        self.ends, self.evaluated = time.time() + 3600 * hours, 0.0
-        self.seconds, self.since, self.ended = 0.0, 0.0, False
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Wait while paused; the state is written first."""
-        if self.pause.exists():
-            save(trainer, self.state / CHECKPOINT)
-            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
-            while self.pause.exists() and time.time() < self.ends:
-                time.sleep(1)
-        self.since = time.perf_counter()
+        super().__init__(state, pause, hours)
+        self.every, self.held_out, self.bits, self.evaluated = every, held_out, bits, 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Count the time; evaluate, or end the leg, where that is due."""
-        self.seconds += time.perf_counter() - self.since
-        now, last = time.time(), trainer.global_step == trainer.max_steps
-        over = now >= self.ends
-        if over or last or now > self.evaluated + self.every:
+        """Evaluate where that is due, and at the end."""
+        super().on_train_batch_end(trainer, module)
+        last = trainer.global_step == trainer.max_steps
+        if self.ended or last or time.time() > self.evaluated + self.every:
             self._evaluate(trainer, module)
-        if over and not last:
-            self.ended = True
-            save(trainer, self.state / CHECKPOINT)
-            trainer.should_stop = True
 
     def _evaluate(self, trainer: pl.Trainer, module: RecipeModel) -> None:
         with trainer.precision_plugin.forward_context():
@@ -176,14 +205,6 @@ class Leg(pl.Callback):
         console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), soft_wrap=True)
         self.evaluated = time.time()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Keep the time that was trained."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting it."""
-        self.seconds = state_dict["seconds"]
-
 
 def reached(checkpoint: Path) -> int:
     """Return the step of a checkpoint."""
@@ -198,14 +219,15 @@ def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaFor
     return module.model.eval()
 
 
-def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 64) -> Tensor:
+def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128) -> Tensor:
     """Read rows of the target's own texts in `path`, which are written if the file isn't there.
 
     `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
     `rows`, are laid end to end and cut into rows.
     """
     if not path.exists():
-        engine = TransformersEngine(CausalModel.load(str(target)))
+        dtype = "bfloat16" if native_bfloat16() else "float32"
+        engine = TransformersEngine(CausalModel.load(str(target), dtype=dtype))
         end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
         length = rows.shape[1]
         written: list[int] = []

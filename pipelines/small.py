@@ -24,15 +24,21 @@ from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import Count, Seed, Text, one_of, settings
+from nde_talf.decoding.common.settings import Count, Natural, Seed, Text, one_of, settings
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TrackingConfig
 
 if TYPE_CHECKING:
+    from pytorch_lightning.loggers import Logger
+
     from nde_talf.data.text.recipe import Text as Rows
     from nde_talf.draft_training.recipe import RecipeConfig, RecipeModel
 
-STEPS = ("train", "anneal", "draft")
+TEXT_ROWS = 12_288
+"""Rows of text that draft and head learn."""
+HELD_OUT_ROWS = 32
+"""Held-out rows that a head is evaluated on."""
+STEPS = ("train", "anneal", "draft", "head")
 
 
 @settings()
@@ -41,7 +47,8 @@ class SmallConfig:
 
     step: Annotated[str, one_of(STEPS)] = "train"
     """train: one leg of the stable phase; anneal: a decay from its last state, in a copy; draft:
-    distil a draft of the newest annealed target, on text and on its own samples.
+    distil a draft of the newest annealed target, on text and on its own samples; head: train a
+    TALF head of it on the same rows.
     """
     state: Text = "~/.local/state/nde-talf/small"
     """Folder of the text and of all states, outside the checkout.
@@ -49,7 +56,7 @@ class SmallConfig:
     While there is a file `pause` in it, a training waits.
     """
     weights: Text | None = None
-    """Folder of a target whose weights a new stable phase begins with; null: random ones."""
+    """Folder of a target, draft or head whose weights this step begins with; null: random ones."""
     hours: Annotated[float, Field(gt=0, le=100)] = 2.5
     """A leg ends after so many hours; the state is written every ten minutes."""
     decay_steps: Count = 1000
@@ -58,8 +65,12 @@ class SmallConfig:
     """Numbers of a hidden state of the draft, 64 to a head."""
     draft_steps: Count = 1500
     """Steps of the distillation; the last two fifths decay."""
-    samples: Count = 4096
-    """Rows that the target writes for its draft, beside three times as many of text."""
+    head_steps: Count = 1500
+    """Steps of the head."""
+    samples: Natural = 768
+    """Texts that the target writes for draft and head: a quarter of what they learn, repeated; 0:
+    they learn text alone.
+    """
     batch: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rows of 512 tokens in a step."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 2
@@ -100,18 +111,14 @@ def run(config: SmallConfig) -> None:
 
     torch.set_num_threads(config.threads)
     text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
-    {"train": _train, "anneal": _anneal, "draft": _draft}[config.step](config, text)
+    {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}[config.step](config, text)
 
 
 def _train(config: SmallConfig, text: "Rows") -> None:
-    from transformers import AutoModelForCausalLM
-
     from nde_talf.draft_training.recipe import RecipeModel
 
     module = RecipeModel(config.recipe(), len(text.tokenizer))
-    if config.weights:
-        begun = AutoModelForCausalLM.from_pretrained(config.weights, trust_remote_code=False)
-        module.model.load_state_dict(begun.state_dict())
+    _begin_with(config.weights, module)
     _leg(config, text, module, config.folder / TARGET)
 
 
@@ -134,21 +141,45 @@ def _anneal(config: SmallConfig, text: "Rows") -> None:
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
 
 
+def _begin_with(weights: str | None, module: "RecipeModel") -> None:
+    """Load the weights of the model in a folder."""
+    from transformers import AutoModelForCausalLM
+
+    if weights:
+        begun = AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
+        module.model.load_state_dict(begun.state_dict())
+
+
+def _annealed(config: SmallConfig, text: "Rows") -> "tuple[Path, Rows]":
+    """Return the folder of the newest annealed target, and rows of text and of its own samples.
+
+    Raises:
+        UserError: no anneal is finished.
+    """
+    import torch
+
+    from nde_talf.draft_training.recipe import samples
+
+    finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
+    if not finished:
+        raise UserError("There is no finished anneal yet: run step=anneal first.")
+    folder, read = finished[-1], text.train[-TEXT_ROWS:]
+    if not config.samples:
+        return folder, replace(text, train=read)
+    path = folder / "samples.safetensors"
+    written = samples(folder / TARGET, path, text.train, config.samples)
+    times = max(1, len(read) // (3 * len(written)))
+    return folder, replace(text, train=torch.cat([written] * times + [read]))
+
+
 def _draft(config: SmallConfig, text: "Rows") -> None:
     """Distil a draft from the newest annealed target, on its own samples and on text."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    from nde_talf.draft_training.recipe import RecipeModel, samples
+    from nde_talf.draft_training.recipe import RecipeModel
 
-    finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
-    if not finished:
-        raise UserError("There is no finished anneal yet: run step=anneal first.")
-    folder = finished[-1]
-    sampled_rows = samples(
-        folder / TARGET, folder / "samples.safetensors", text.train, config.samples
-    )
-    rows = torch.cat([sampled_rows, text.train[-3 * config.samples :]])
+    folder, text = _annealed(config, text)
     teacher: Any = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
     )
@@ -156,7 +187,44 @@ def _draft(config: SmallConfig, text: "Rows") -> None:
     shape = {"hidden": hidden, "layers": 1, "heads": hidden // 64, "intermediate": 2 * hidden}
     settings = config.recipe(**shape, warm_up=50, steps=steps, decay_from=steps * 3 // 5)
     module = RecipeModel(settings, len(text.tokenizer), teacher)
-    _leg(config, replace(text, train=rows), module, folder / f"draft-{hidden}", DRAFT, 180)
+    _begin_with(config.weights, module)
+    _leg(config, text, module, folder / f"draft-{hidden}", DRAFT, 180)
+
+
+def _head(config: SmallConfig, text: "Rows") -> None:
+    """Train a TALF head of the newest annealed target on the rows of its draft."""
+    import torch
+
+    from nde_talf.data.dialogues.token_rows import TokenRows
+    from nde_talf.data.text.pair import spread
+    from nde_talf.decoding.model import CausalModel
+    from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
+    from nde_talf.draft_training.export import save_head
+    from nde_talf.draft_training.recipe import PAUSE, Pausable
+    from nde_talf.draft_training.settings import HeadConfig
+    from nde_talf.draft_training.train_head import fit_head
+
+    above, text = _annealed(config, text)
+    folder, target = above / "head", CausalModel.load(str(above / TARGET))
+    folder.mkdir(exist_ok=True)
+    length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
+    rows = TokenRows.plain(text.train[:, :length].long())
+    held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]).long())
+    some, warm = spread(held_out.cut(length), HELD_OUT_ROWS), {"warm_start": config.weights}
+    steps = config.head_steps
+    settings = HeadConfig(
+        steps=steps,
+        batch=config.batch,
+        warm_up=50,
+        evaluate_every=max(1, steps // 12),
+        seed=config.seed,
+        **warm,
+    )
+    leg = Pausable(folder, config.folder / PAUSE, config.hours)
+    head = fit_head(target, rows, settings, folder, _loggers(config, folder), [leg], some)
+    if not leg.ended:
+        write_atomically(folder / "export", lambda path: save_head(head, path))
+        console.print_json(data=held_out_report(head, target, some))
 
 
 def _leg(
@@ -168,8 +236,6 @@ def _leg(
     every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
-    from pytorch_lightning.loggers import CSVLogger, WandbLogger
-
     from nde_talf.draft_training.recipe import PAUSE, Leg, train_leg
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -185,13 +251,20 @@ def _leg(
     pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, every, held_out, text.bits_a_byte)
+    model = train_leg(module, rows, leg, _loggers(config, folder))
+    if model is not None:
+        write_atomically(folder / name, model.save_pretrained)
+
+
+def _loggers(config: SmallConfig, folder: Path) -> "list[Logger]":
+    """Return W&B's logger and one of a file, `curves`, in the folder."""
+    from pytorch_lightning.loggers import CSVLogger, WandbLogger
+
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_MODE", config.tracking.mode)
     project, title = config.tracking.project, f"small/{folder.name}"
     tracker = WandbLogger(name=title, save_dir=str(folder), group="small", project=project)
-    model = train_leg(module, rows, leg, [tracker, CSVLogger(folder, "curves", "")])
-    if model is not None:
-        write_atomically(folder / name, model.save_pretrained)
+    return [tracker, CSVLogger(folder, "curves", "")]
 
 
 def main() -> None:

@@ -5,9 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nde_talf.data.text.recipe import Text
 from nde_talf.data.text.shipped import is_shipped, shipped
 from nde_talf.data.text.shipped_text import shipped_pair
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.recipe import RecipeConfig
+from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate, open_run
 from nde_talf.pipelines.small import SmallConfig, run
@@ -28,12 +33,33 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
     assert not is_shipped(str(tmp_path)) and not is_shipped(None)
 
 
-@pytest.mark.parametrize(("step", "first"), [("anneal", "step=train"), ("draft", "step=anneal")])
+@pytest.mark.parametrize(
+    ("step", "first"),
+    [("anneal", "step=train"), ("draft", "step=anneal"), ("head", "step=anneal")],
+)
 def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
     """Without a state there is nothing to decay, and without a target nothing to distil."""
     monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: None)
     with pytest.raises(UserError, match=f"run {first} first"):
         run(SmallConfig(step=step, state=str(tmp_path)))
+
+
+def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
+    """It is exported for the newest annealed target, with weights that it can begin with."""
+    target = RecipeConfig(hidden=16, layers=2, heads=2, intermediate=16, max_length=12)
+    build_llama(target, 40).save_pretrained(tmp_path / "anneal-1" / "target")
+    rows = (torch.arange(144).view(12, 12) * 7 % 40).to(torch.int16)
+    text = Text(None, rows, {"code": rows[:4]}, {"code": 3.0})
+    monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: text)
+    config = SmallConfig(step="head", state=str(tmp_path), samples=0, head_steps=2, batch=2)
+    run(config)
+    export = tmp_path / "anneal-1" / "head" / "export"
+    model = CausalModel.load(str(tmp_path / "anneal-1" / "target"))
+    first = load_head(export, model)
+    (tmp_path / "anneal-1" / "head").rename(tmp_path / "before")
+    run(replace(config, weights=str(tmp_path / "before" / "export"), head_steps=1))
+    second = load_head(export, model)
+    assert not torch.equal(first.fc.weight, second.fc.weight)
 
 
 def test_the_first_minute(tmp_path, monkeypatch, capsys):
