@@ -17,26 +17,23 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.fitness import (
     FAULTS,
     HALF,
     SAME,
     check_readout,
-    first_line,
     tree_difference,
 )
-from nde_talf.decoding.forward.original import TransformersForward
-from nde_talf.decoding.readout import optional
+from nde_talf.decoding.forward.original import FULL, TransformersForward, layer_kinds, optional
 from nde_talf.decoding.session import Forward, Tokens, TreeSession
-from nde_talf.decoding.windows import FULL, layer_kinds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from nde_talf.decoding.forward.original import Window
     from nde_talf.decoding.model import CausalModel
-    from nde_talf.decoding.windows import Window
 
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}

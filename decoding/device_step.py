@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
-from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.streams import Step, Stopwatch, record_of
-from nde_talf.decoding.verifier import Verifier
 
 if TYPE_CHECKING:
     from nde_talf.decoding.loop import SpeculativeDecoder
 
 
-def step_on_device(
+def rest_of_step(
     decoder: SpeculativeDecoder,
+    tree: DeviceTree,
+    watch: Stopwatch,
     state: DecodingState,
     rng: Rng,
     session: TreeSession,
     drafter: Drafter | None,
 ) -> tuple[Step, DecodingState]:
-    """Run a step that asks the device for numbers once.
+    """Finish a step whose `tree` was drafted on the device, which is asked for numbers once.
 
     The draft goes on to the new root before the host knows it.
     """
-    watch = Stopwatch(decoder.tick)
-    tree: Any = decoder.policy.draft(state, drafter, rng)
-    if not tree.on_device:  # a policy that looks at every draw
-        check_policys_tree(decoder.policy, tree, state, decoder.target.vocab_size)
     watch.charge("draft", policy=decoder.policy.seconds)
 
     hidden, features, raw = decoder.score(tree, state, session)
@@ -45,7 +42,10 @@ def step_on_device(
         watch.charge("draft")
     read = accepted.read()
     if read.tokens[-1] < 0:
-        raise no_token(decoder.verify, tree, rng)
+        decoder.verify(tree.to_host(), rng)  # which says better what is wrong
+        raise ValueError(
+            "weights: a distribution of the target or the draft has no positive, finite sum."
+        )
     session.commit(read.rows)
     watch.charge("verify")
 
@@ -57,12 +57,3 @@ def step_on_device(
     recorded = record_of(rows, read.tokens, decoder.record)
     watch.charge("other")
     return Step(read.tokens, read.nodes, watch.seconds, recorded), state
-
-
-def no_token(verify: Verifier, tree: Any, rng: Rng) -> Exception:
-    """Return why the rule found no token on the device; on the host it says it better."""
-    if tree.on_device and len(tree.p):
-        verify(tree.to_host(), rng)
-    return ValueError(
-        "weights: a distribution of the target or the draft has no positive, finite sum."
-    )

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.masks import grown_mask
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import RAW, feature_setting
-from nde_talf.decoding.tree import Committed, DraftTree
+from nde_talf.decoding.tree import DraftTree
 
 
 class DeviceTree:
@@ -71,9 +71,12 @@ class DeviceTree:
         first = same.to(torch.uint8).argmax(1) + start
         self.tokens = torch.cat([self.tokens, tokens])
         self.parents = torch.cat([self.parents, parents])
-        self.first, self.sees = torch.cat([self.first, first]), grown_mask(self.sees, parents)
-        self.depth, self.max_draws = self.depth + 1, max(self.max_draws, len(drawn_at))
-        self.q += [None] * len(drawn_at)
+        self.first, count = torch.cat([self.first, first]), len(drawn_at)
+        itself = torch.eye(count, dtype=torch.bool, device=first.device)
+        fresh = torch.cat([self.sees.index_select(0, parents), itself], 1)
+        self.sees = torch.cat([F.pad(self.sees, (0, count)), fresh])
+        self.depth, self.max_draws = self.depth + 1, max(self.max_draws, count)
+        self.q += [None] * count
         self.tips = list(range(start, len(self)))
 
     @property
@@ -107,8 +110,14 @@ class DeviceTree:
         """
         if self.logits is not None:
             self.logits = self.logits.index_select(0, end)
-        nodes, tokens, root = path_of(self.tokens[None], self.sees[None], self.depth, end, token)
-        return DeviceAccepted(self, end, token, nodes[0], tokens[0], root)
+        path = self.sees.index_select(0, end)
+        order = path.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        nodes, root = order[0, : self.depth + 1], path.sum(1) - 1
+        drawn = torch.cat([self.tokens.index_select(0, nodes[1:]), token])
+        at = torch.arange(len(nodes), device=nodes.device)
+        # No model takes a token that says that there is none.
+        tokens = torch.where(at < root, drawn, token.clamp(min=0))
+        return DeviceAccepted(self, end, token, nodes, tokens, root)
 
     def to_host(self) -> DraftTree:
         """Copy the tree to the host, with repeated draws merged. Waits for the device."""
@@ -123,22 +132,16 @@ class DeviceTree:
         return tree
 
 
-def path_of(
-    tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Read the paths to `end` [B] from trees with `tokens` [B, N] and ancestors `sees` [B, N, N].
+class Read(NamedTuple):
+    """Numbers on the host that a step has committed.
 
-    Returns:
-        `nodes`, `tokens` and `root` of `DeviceAccepted`, of every tree; the last of `tokens` is
-        `token` [B].
+    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
+    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
     """
-    path = sees[torch.arange(len(end), device=end.device), end]
-    nodes = path.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : depth + 1]
-    root = path.sum(1) - 1
-    drawn = torch.cat([tokens.gather(1, nodes[:, 1:]), token[:, None]], 1)
-    at = torch.arange(nodes.shape[1], device=nodes.device)
-    # No model takes a token that says that there is none.
-    return nodes, torch.where(at < root[:, None], drawn, token.clamp(min=0)[:, None]), root
+
+    rows: list[int]
+    tokens: list[int]
+    nodes: int
 
 
 class DeviceAccepted(NamedTuple):
@@ -184,8 +187,8 @@ class DeviceAccepted(NamedTuple):
         )
         return cut if room else None
 
-    def read(self) -> Committed:
-        """Wait for the device, once; see `Accepted.read`."""
+    def read(self) -> Read:
+        """Wait for the device, once."""
         tree = self.tree
         nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(
             0, keepdim=True
@@ -193,4 +196,4 @@ class DeviceAccepted(NamedTuple):
         numbers = torch.cat([self.nodes, self.tokens, self.root, self.token, nodes]).tolist()
         deep = len(self.nodes)
         tau, token, count = numbers[2 * deep :]
-        return Committed(numbers[: tau + 1], [*numbers[deep : deep + tau], token], count)
+        return Read(numbers[: tau + 1], [*numbers[deep : deep + tau], token], count)

@@ -21,10 +21,9 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import feature_setting
-from nde_talf.decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.tree import Committed, Tree
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
     from nde_talf.decoding.processing import Processed
 
 NewSession = Callable[[], TreeSession]
@@ -108,7 +107,7 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+    def expand(self, tree: Tree, nodes: list[int]) -> None:
         """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is).
 
         Of a `DeviceTree` they are all nodes of its last level.
@@ -118,7 +117,7 @@ class Drafter:
     def rerank(self, nodes: list[int]) -> None:
         """Take note that the tree is now that of `nodes` alone: its node i was nodes[i]."""
 
-    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+    def advance(self, accepted: Committed, features: Tensor) -> None:
         """Go on to the new root, with nothing drafted after it, by running `accepted.tokens`.
 
         The new root is at index `accepted.root`; later tokens do not count. For a `DeviceTree` this
@@ -162,7 +161,7 @@ class SessionDrafter(Drafter):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
 
-    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+    def expand(self, tree: Tree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         first, (tokens, above) = self.session.rows, tree.rows(nodes, self._rows)
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
@@ -194,7 +193,7 @@ class SessionDrafter(Drafter):
         )
         return rows[0], rows[1]
 
-    def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
+    def _inputs(self, tree: Tree, nodes: list[int]) -> dict[str, Tensor]:
         """Return the model's inputs at `nodes` besides their tokens."""
         return {}
 
@@ -264,7 +263,7 @@ class LMDrafter(SessionDrafter):
         self._begin(setting)
         self._go_on([*prompt, token], len(prompt), None)
 
-    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+    def advance(self, accepted: Committed, features: Tensor) -> None:
         """See `Drafter.advance`.
 
         Accepted nodes that were expanded lie in the cache already. A node of the last level was

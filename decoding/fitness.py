@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward import product
+from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.original import TransformersForward
-from nde_talf.decoding.forward.product import NotNativeError
-from nde_talf.decoding.readout import optional
+from nde_talf.decoding.forward.layer import NotNativeError
+from nde_talf.decoding.forward.original import WINDOW_KEYS, TransformersForward, optional, windows
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
-from nde_talf.decoding.windows import WINDOW_KEYS, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -66,7 +64,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     if asked != "transformers":
         try:
             way = "plain"
-            if max(weight.numel() for weight in model.module.parameters()) >= product.LARGE:
+            if max(weight.numel() for weight in model.module.parameters()) >= layer.LARGE:
                 from nde_talf.decoding.forward.fastest import fastest
 
                 way = fastest(model.module, model.products, model.packs)
@@ -156,7 +154,7 @@ def _head_difference(model: "CausalModel") -> float:
 
 def is_sound(numbers: Tensor) -> bool:
     """Return whether all are finite and none is beyond what a trained model gives."""
-    return float(numbers.abs().max()) <= LARGEST  # False for NaN
+    return float(torch.stack(torch.aminmax(numbers)).abs().max()) <= LARGEST  # False for NaN
 
 
 def tree_difference(model: "CausalModel") -> float:
@@ -217,11 +215,6 @@ def _alone(model: "CausalModel", tokens: list[int]) -> Tensor:
 def _apart(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference of logits, as a fraction of the largest; NaN where one is no number."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def longest_context(config: "PretrainedConfig") -> int:

@@ -4,9 +4,9 @@ No weight is missing, of another shape, or not a number. transformers fills miss
 random numbers, other ones at every load. Here they are an error that names them.
 """
 
-import importlib.util
 import math
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -17,12 +17,12 @@ from torch import nn
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
 from nde_talf.decoding.common.settings import one_of
-from nde_talf.decoding.fitness import LARGEST, first_line, is_sound
+from nde_talf.decoding.fitness import LARGEST, is_sound
+from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.names import DTYPES
-from nde_talf.decoding.readout import optional
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -103,7 +103,7 @@ def load_module(
 
 def _not_loaded(error: Exception, where: str, device_map: str | None, quantised: bool) -> UserError:
     """Say why a model could not be loaded, and what to do."""
-    if device_map and isinstance(error, (ImportError, ValueError)) and not _has_accelerate():
+    if device_map and isinstance(error, (ImportError, ValueError)) and not find_spec("accelerate"):
         return UserError(
             f"{where}: model.device_map={device_map} needs accelerate: pip install accelerate."
         )
@@ -164,26 +164,21 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
         with safe_open(file, "pt") as opened:
             tensors += len(opened.keys())
     numbers = _NUMBERS_IN_A_BYTE * sum(file.stat().st_size for file in files)
-    text, claimed = config.get_text_config(), {"num_hidden_layers": tensors}
-    width = max(1, _size(text, "hidden_size"))
-    heads = max(_size(text, "num_attention_heads"), _size(text, "num_key_value_heads"))
-    claimed |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size"), numbers // width)
-    claimed |= {
-        "head_dim": numbers // width // max(1, heads),
-        "num_experts": numbers,
-        "num_local_experts": numbers,
-    }
-    claimed |= {"num_attention_heads": numbers // width, "num_key_value_heads": numbers // width}
+    text, heads = config.get_text_config(), ("num_attention_heads", "num_key_value_heads")
+
+    def size(name: str) -> int:
+        value = optional(text, name)
+        return value if isinstance(value, int) else 0
+
+    rows = numbers // max(1, size("hidden_size"))
+    claimed = {"num_hidden_layers": tensors, "num_experts": numbers, "num_local_experts": numbers}
+    claimed |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size", *heads), rows)
+    claimed["head_dim"] = rows // max(1, *map(size, heads))
     for name, largest in claimed.items():
-        if _size(text, name) > largest:
+        if size(name) > largest:
             raise ValueError(
-                f"its config.json claims {name}={_size(text, name)}, more than its weights hold"
+                f"its config.json claims {name}={size(name)}, more than its weights hold"
             )
-
-
-def _size(config: "PretrainedConfig", name: str) -> int:
-    value = optional(config, name)
-    return value if isinstance(value, int) else 0
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
@@ -252,8 +247,7 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
         if weight.is_floating_point()
         and weight.itemsize > 1  # numbers of 8 bits have no infinity to find
         and weight.numel()
-        and not float(torch.stack(torch.aminmax(weight)).abs().max())
-        <= LARGEST  # NaN shows in both
+        and not is_sound(weight)
     ]
     if broken:
         raise UserError(
@@ -294,7 +288,3 @@ def unsound(model: "CausalModel", tokens: torch.Tensor) -> UserError:
 def _listed(what: str, names: list[str]) -> str:
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return f"{', '.join(names[:MOST])}{more} {what}"
-
-
-def _has_accelerate() -> bool:
-    return importlib.util.find_spec("accelerate") is not None

@@ -8,7 +8,6 @@ distribution.
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ from nde_talf.decoding.setting import (
 )
 from nde_talf.decoding.streams import (
     TREE_SLOTS,
-    First,
     Generation,
     Record,
     Step,
@@ -41,7 +39,6 @@ from nde_talf.decoding.streams import (
     Stopwatch,
     Stream,
     TokenIds,
-    blocks_of,
     checked_prompt,
     record_of,
 )
@@ -105,6 +102,10 @@ class SpeculativeDecoder:
             self._clock_of_device if self.timed and asynchronous(target.device) else self.clock
         )
         self.device = self._drafts_on_device()
+        if self.device:
+            from nde_talf.decoding.device_step import rest_of_step
+
+            self._on_device = rest_of_step
         if torch.get_num_threads() > 1:
             from nde_talf.decoding.threads import choose_threads
 
@@ -171,34 +172,30 @@ class SpeculativeDecoder:
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         steps = self.stream(tokens, setting, rng, len(tokens) + max_new_tokens + TREE_SLOTS)
-        return blocks_of(steps, max_new_tokens, stop_tokens, self.target.device)
+        return Stream(steps, max_new_tokens, stop_tokens, self.target.device)
 
     @checked
     def stream(
         self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
-    ) -> Iterator[First | Step]:
-        """Yield the `First` token, of the prefill, then a `Step` for every target pass.
+    ) -> Iterator[Step]:
+        """Yield the prefill with the first token, then a step for every later target pass.
 
         It ends when the context is full. expected: slots of the target's cache made at the start.
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
-        step: Any = self._step
-        if self.device:
-            from nde_talf.decoding.device_step import step_on_device
-
-            step = partial(step_on_device, self)
-        watch, session = Stopwatch(self.tick), self._new_session()
+        watch = Stopwatch(self.tick)
+        session = self.target.session(self._layers, self.static)
         session.reset(min(expected, self.max_context + TREE_SLOTS))
         drafter = None if self.drafter is None else self.drafter.fork()
         self.session, self.drafting = session, drafter  # of the sequence begun last
         with torch.inference_mode():
             state, recorded = self._prefill(tokens, setting, rng, session, drafter)
         watch.charge("other")
-        yield First(state.root, watch.seconds["other"], recorded)
+        yield Step([state.root], 1, watch.seconds, recorded)
         while state.room >= 0:
             with torch.inference_mode():
-                made, state = step(state, rng, session, drafter)
-            yield made
+                step, state = self._step(state, rng, session, drafter)
+            yield step
 
     def _prefill(
         self,
@@ -238,6 +235,8 @@ class SpeculativeDecoder:
     ) -> tuple[Step, DecodingState]:
         watch = Stopwatch(self.tick)
         tree: Any = self.policy.draft(state, drafter, rng)
+        if tree.on_device:
+            return self._on_device(self, tree, watch, state, rng, session, drafter)
         check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
@@ -269,9 +268,6 @@ class SpeculativeDecoder:
         raw = self.target.logits(hidden)
         tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
         return hidden, features, raw
-
-    def _new_session(self) -> TreeSession:
-        return self.target.session(self._layers, self.static)
 
     def _clock_of_device(self) -> float:
         """Return seconds, once the device has done what was asked."""

@@ -7,7 +7,7 @@ drawn. So each step is lossless by the proof of its own rule.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,8 @@ from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.tree import Accepted, DraftTree, Verdict
+from nde_talf.decoding.tree import Accepted, Committed, Tree, Verdict
 from nde_talf.decoding.verifier import Verifier, check_compatible
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
 
 _BEHIND = 32
 """Tokens that the other draft may not have seen before it has to catch up: what one of its passes
@@ -82,7 +79,7 @@ class MixedDrafter(Drafter):
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
         return getattr(self._drafting, name)
 
-    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+    def expand(self, tree: Tree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         self._drafting.expand(tree, nodes)
 
@@ -90,7 +87,7 @@ class MixedDrafter(Drafter):
         """See `Drafter.rerank`."""
         self._drafting.rerank(nodes)
 
-    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+    def advance(self, accepted: Committed, features: Tensor) -> None:
         """See `Drafter.advance`."""
         assert isinstance(accepted, Accepted)  # see `on_device`
         if self.matched:
@@ -176,9 +173,7 @@ class Mixed(TreePolicy):
             )
         self.elsewhere.check_decoder(target, drafter.draft, draft_setting)
 
-    def draft(
-        self, state: DecodingState, drafter: MixedDrafter, rng: Rng
-    ) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> Tree:
         """Draft with the n-grams if they match, else with the policy `elsewhere`."""
         self.seconds = 0.0
         if drafter.matched:
@@ -192,6 +187,6 @@ class Mixed(TreePolicy):
 class RuleOfTree(Verifier):
     """Applies the verifier that a tree came with, or else its own rule."""
 
-    def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
+    def __call__(self, tree: Tree, rng: Rng) -> Verdict:
         """Verify with the tree's rule; a tree without one goes to the default rule."""
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)

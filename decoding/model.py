@@ -4,6 +4,7 @@ It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import instance
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.readout import Readout, optional
+from nde_talf.decoding.forward.original import optional, windows
 from nde_talf.decoding.session import TreeSession, new_session
 
 if TYPE_CHECKING:
@@ -23,6 +24,41 @@ if TYPE_CHECKING:
 
     from nde_talf.decoding.forward.native import NativeForward
     from nde_talf.decoding.forward.original import TransformersForward
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Logits of hidden states: c tanh(s (W h + b) / c), or s (W h + b) without a cap.
+
+    Llama, Qwen:  W h
+    Granite:      W h / 8            logits_scaling = 8 in its configuration
+    Cohere:       W h * 0.0625       logit_scale = 0.0625
+    Gemma 2:      30 tanh(W h / 30)  final_logit_softcapping = 30
+
+    Attributes:
+        weight: W, [V, H].
+        bias: b, [V]; None in nearly all models.
+        scale: s.
+        cap: c; None: logits are not capped.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H]."""
+        return self.finish(F.linear(hidden, self.weight, self.bias))
+
+    def finish(self, products: Tensor) -> Tensor:
+        """Logits of the products W h + b [..., V], which are overwritten."""
+        factor = self.scale / (self.cap or 1.0)
+        logits = products if factor == 1 else products.mul_(factor)
+        if self.cap is None:
+            return logits
+        logits = logits.tanh_()
+        return torch.mul(logits, self.cap, out=None if logits.requires_grad else logits)
 
 
 class CausalModel:
@@ -64,7 +100,6 @@ class CausalModel:
             longest_context,
             scale_and_cap,
         )
-        from nde_talf.decoding.windows import windows
 
         instance("model", model, nn.Module)
         config = model.config.get_text_config()

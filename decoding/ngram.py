@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,7 @@ from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.tree import Accepted, DraftTree
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.tree import Accepted, Committed, DraftTree, Tree
 
 
 class Match(NamedTuple):
@@ -189,7 +186,7 @@ class NgramDrafter(Drafter):
             self._matches[node] = match
         return match
 
-    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+    def expand(self, tree: Tree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         assert isinstance(tree, DraftTree)  # see `on_device`
         for node in nodes:
@@ -201,7 +198,7 @@ class NgramDrafter(Drafter):
             i: self._matches[node] for i, node in enumerate(nodes) if node in self._matches
         }
 
-    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+    def advance(self, accepted: Committed, features: Tensor) -> None:
         """See `Drafter.advance`."""
         assert isinstance(accepted, Accepted)
         self._learn(accepted)

@@ -8,7 +8,7 @@ all outcomes and obtains the exact law of the code the decode loop runs.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -81,12 +81,7 @@ class Rng:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
         return self._uniforms.pop()
 
-    @overload
-    def bernoulli(self, probability: float) -> bool: ...
-    @overload
-    def bernoulli(self, probability: Tensor) -> Tensor: ...
-
-    def bernoulli(self, probability: float | Tensor) -> bool | Tensor:
+    def bernoulli(self, probability: float | Tensor) -> Any:
         """True with `probability`: never at 0, always at 1 or above.
 
         For a tensor [n] a tensor of bool [n] on its device, without waiting for it.

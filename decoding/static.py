@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
@@ -43,11 +43,6 @@ def cuda_graphs(function: Callable) -> Callable:
         )  # the next replay writes to the same memory
 
     return replayed
-
-
-def uncompiled(function: Callable) -> Callable:
-    """Return `function` as it is."""
-    return function
 
 
 class FixedLayer(CacheLayerMixin):
@@ -203,9 +198,7 @@ class StaticShapes(Shapes):
         """Make a session whose passes have these shapes."""
         with self._lock:
             if forward not in self._passes:
-                compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
-                cache = FixedCache(layers or 0, self.capacity)
-                self._passes[forward] = FixedPasses(forward, device, dtype, cache, compile, self)
+                self._passes[forward] = FixedPasses(forward, device, dtype, layers or 0, self)
         return StaticSession(self._passes[forward])
 
 
@@ -221,14 +214,17 @@ class FixedPasses:
         forward: Forward,
         device: torch.device,
         dtype: torch.dtype,
-        cache: FixedCache,
-        compile: Compile,
+        layers: int,
         shapes: StaticShapes,
     ):
         self.forward, self.device, self.dtype = forward, device, dtype
-        self.cache, self.shapes, self.nowhere = cache, shapes, shapes.capacity - 1
-        self.compiled, self.move = compile(forward), compile(cache.move)
-        self.warm = compile is uncompiled
+        self.shapes, self.nowhere = shapes, shapes.capacity - 1
+        self.cache = FixedCache(layers, shapes.capacity)
+        self.compiled, self.move = forward, self.cache.move
+        compile = shapes.compile or (cuda_graphs if device.type == "cuda" else None)
+        self.warm = compile is None
+        if compile is not None:
+            self.compiled, self.move = compile(forward), compile(self.cache.move)
         self.user: StaticSession | None = None
         self.lock = RLock()
 
@@ -287,7 +283,7 @@ class FixedPasses:
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UserError(
                 "static shapes: a forward pass cannot be captured as one graph"
-                f" ({str(error).strip().splitlines()[0]}). Switch static shapes off for this model."
+                f" ({first_line(error)}). Switch static shapes off for this model."
             ) from error
 
 
@@ -321,20 +317,13 @@ class StaticSession(TreeSession):
         padded = {name: F.pad(x, (0, 0, 0, padding)) for name, x in inputs.items()}
         ids = F.pad(torch.stack([tokens, positions]), (0, padding))
         with passes.turn(self):
-            mask = self._wide(sees, count + padding)
+            # All rows see the prefix, none what is after the tree. Padded rows see what there is,
+            # so that they stay finite.
+            shape = 1, 1, count + padding, passes.cache.capacity
+            mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            mask[..., :count, self.length : end] = self._additive(sees)
+            mask[..., end:] = torch.finfo(self.dtype).min
             return passes.run(upload(slots, self.device), ids, mask, padded)[0, :count]
-
-    def _wide(self, sees: Tensor, size: int) -> Tensor:
-        """Widen the mask to the cache's capacity, [1, 1, size, capacity].
-
-        All rows see the prefix, none what is after the tree. Padded rows see what there is, so that
-        they stay finite.
-        """
-        end = self.length + self.rows
-        wide = torch.zeros(size, self.passes.cache.capacity, dtype=self.dtype, device=self.device)
-        wide[: len(sees), self.length : end] = self._additive(sees)
-        wide[:, end:] = torch.finfo(self.dtype).min
-        return wide[None, None]
 
     def _keep(self, rows: list[int]) -> None:
         passes, length = self.passes, self.length

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -53,19 +53,12 @@ def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
     return list(logits.clone()) if record else []  # a view would hold the rows of the full tree
 
 
-class First(NamedTuple):
-    """Prefill's result: a token, the seconds until it, and what was recorded of it."""
-
-    token: int
-    seconds: float
-    recorded: list[Any]
-
-
 @dataclass
 class Step:
     """One target pass: committed tokens, nodes of the tree, seconds a phase, records of each token.
 
-    It commits tau accepted tokens and one more; the nodes include the root.
+    It commits tau accepted tokens and one more; the nodes include the root. The prefill is one too,
+    of the root alone, with all its seconds as "other".
     """
 
     tokens: list[int]
@@ -137,17 +130,29 @@ class Block:
     accepted: int
 
 
-@dataclass
 class Stream:
     """Iterate for the blocks of a generation, which `generation` holds as far as it has come.
 
     Each stream has its own cache and its own fork of the drafter, so that several can be read in
     turn; see `nde_talf.decoding.loop.SpeculativeDecoder`. One thread at a time reads a stream.
+
+    Args:
+        steps: of a decoder, cut into blocks that end at a stop token or at `max_new_tokens`.
+        max_new_tokens: the most tokens of the generation.
+        stop_tokens: each of them ends it.
+        device: the target's.
     """
 
-    blocks: Iterator[Block]
-    generation: Generation
-    _reading: Lock = field(default_factory=Lock, repr=False)
+    def __init__(
+        self,
+        steps: Iterator[Step],
+        max_new_tokens: int,
+        stop_tokens: Collection[int],
+        device: torch.device,
+    ):
+        self.steps, self.device, self.generation = steps, device, Generation()
+        self.max_new_tokens, self.stop_tokens = max_new_tokens, stop_tokens
+        self._blocks, self._reading = self._cut(), Lock()
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -159,49 +164,31 @@ class Stream:
                 " read it in one."
             )
         try:
-            return next(self.blocks)
+            return next(self._blocks)
         finally:
             self._reading.release()
 
-
-def blocks_of(
-    steps: Iterator[First | Step],
-    max_new_tokens: int,
-    stop_tokens: Collection[int],
-    device: torch.device,
-) -> Stream:
-    """Cut the steps of a decoder into blocks that end at a stop token or at `max_new_tokens`."""
-    generation = Generation()
-    return Stream(_cut(steps, max_new_tokens, stop_tokens, device, generation), generation)
-
-
-def _cut(
-    steps: Iterator[First | Step],
-    max_new_tokens: int,
-    stop_tokens: Collection[int],
-    device: torch.device,
-    generation: Generation,
-) -> Iterator[Block]:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        for step in steps:
-            if isinstance(step, Step):
-                generation.steps.append(step)
-                tokens, accepted = step.tokens, step.tau
-            else:
-                tokens, accepted, generation.prefill_seconds = [step.token], 0, step.seconds
-                generation.peak_bytes = peak_bytes(device)
-            generation.recorded += step.recorded
-            tokens = tokens[: max_new_tokens - len(generation.tokens)]
-            stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
-            tokens = tokens[: stops[0] + 1] if stops else tokens
-            generation.tokens += tokens
-            yield Block(tokens, min(accepted, len(tokens)))
-            if stops or len(generation.tokens) == max_new_tokens:
-                return
-    finally:  # asking takes as long as a small pass of a model
-        generation.peak_bytes = peak_bytes(device)
+    def _cut(self) -> Iterator[Block]:
+        generation, device = self.generation, self.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        try:
+            for step in self.steps:
+                if generation.tokens:
+                    generation.steps.append(step)
+                else:
+                    generation.prefill_seconds = step.seconds["other"]
+                    generation.peak_bytes = peak_bytes(device)
+                generation.recorded += step.recorded
+                tokens = step.tokens[: self.max_new_tokens - len(generation.tokens)]
+                stops = [index for index, token in enumerate(tokens) if token in self.stop_tokens]
+                tokens = tokens[: stops[0] + 1] if stops else tokens
+                generation.tokens += tokens
+                yield Block(tokens, min(step.tau, len(tokens)))
+                if stops or len(generation.tokens) == self.max_new_tokens:
+                    return
+        finally:  # asking takes as long as a small pass of a model
+            generation.peak_bytes = peak_bytes(device)
 
 
 def token_ids(prompt: "TokenIds") -> list[int]:

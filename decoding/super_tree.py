@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import K_MAX, L1_MAX, L2_MAX
-from nde_talf.decoding.masks import ancestor_mask
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ def super_tree_layout(k: int = K_MAX, l1: int = L1_MAX, l2: int = L2_MAX) -> Sup
     parents[paths[:, :, 1:]] = paths[:, :, :-1]
     if l2:
         parents[paths[:, :, 0]] = torch.arange(points)[:, None].expand(points, k)
-    ancestors = ancestor_mask(parents, l1 + l2)
+    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    for row, parent in enumerate(parents[1:].tolist(), 1):
+        ancestors[row] |= ancestors[parent]
     depth = ancestors.sum(1) - 1
     return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths, int(parents.max()) + 1)

@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from nde_talf.decoding.forward import product
+from nde_talf.decoding.forward import layer
 from nde_talf.decoding.model import CausalModel
 
 _first = torch.get_num_threads()
@@ -19,7 +19,7 @@ _chosen = _first
 def choose_threads(target: CausalModel) -> None:
     """Let torch use one thread for a small target on a CPU, and its own number for others.
 
-    Small means that no matrix of its layers is large (`product.LARGE`). A number that the user set
+    Small means that no matrix of its layers is large (`layer.LARGE`). A number that the user set
     stays: by OMP_NUM_THREADS, or by `torch.set_num_threads`, where it is not torch's own.
     """
     global _chosen
@@ -27,7 +27,7 @@ def choose_threads(target: CausalModel) -> None:
     if target.device.type != "cpu" or not ours or "OMP_NUM_THREADS" in os.environ:
         return
     layers = (each.numel() for each in target.body.parameters() if len(each) != target.vocab_size)
-    _chosen = _first if max(layers, default=0) >= product.LARGE else 1
+    _chosen = _first if max(layers, default=0) >= layer.LARGE else 1
     torch.set_num_threads(_chosen)
 
 

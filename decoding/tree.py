@@ -3,12 +3,12 @@
 Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds
 it on the host; `nde_talf.decoding.device_tree.DeviceTree` holds one whose tokens stay on the device
 until the step ends. The decode loop uses what both have: `tokens`, `score`, `commit`, and
-`Accepted.of`, `within` and `read` of what was committed.
+`Accepted.of` and `last` of what was committed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from torch import Tensor
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+
+Tree: TypeAlias = "DraftTree | DeviceTree"
+Committed: TypeAlias = "Accepted | DeviceAccepted"
 
 _FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
 
@@ -170,18 +176,6 @@ class DraftTree:
         return Accepted(self, path, [*(self.tokens[node] for node in path), token])
 
 
-class Committed(NamedTuple):
-    """Numbers on the host that a step has committed.
-
-    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
-    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
-    """
-
-    rows: list[int]
-    tokens: list[int]
-    nodes: int
-
-
 class Accepted(NamedTuple):
     """Result of a verdict on a `DraftTree`: accepted nodes below the root, and committed tokens.
 
@@ -210,23 +204,12 @@ class Accepted(NamedTuple):
         end, p = self.path[-1] if self.path else 0, self.tree.p
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
-    def within(self, room: int) -> "Accepted | None":
-        """Return itself if a drafter with `room` for so many tokens can take it, else None.
-
-        None means that the next root has no position left.
-        """
-        return self if len(self.tokens) <= room else None
-
-    def read(self) -> Committed:
-        """Return the numbers of the step."""
-        return Committed([0, *self.path], self.tokens, len(self.tree))
-
 
 class Verdict(NamedTuple):
     """Outcome of a verification: the last accepted node, 0 for the root, and the token after it.
 
-    Numbers on the host; for B trees on a device tensors [B], where a negative token says that a row
-    had no positive, finite sum.
+    Numbers on the host; on a device tensors [1], where a negative token says that a row had no
+    positive, finite sum.
     """
 
     end: Any

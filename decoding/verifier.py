@@ -9,11 +9,10 @@ from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import EVERY, VERIFIERS
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.tree import DraftTree, Tree, Verdict
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceTree
-    from nde_talf.decoding.rules.batch import Trees
+    from nde_talf.decoding.rules.batch import RowTree
     from nde_talf.decoding.rules.walk import Rule
 
 
@@ -29,7 +28,7 @@ class Verifier:
         trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used:
             PATHS, DELAYED, IID, DISTINCT or EVERY of `nde_talf.decoding.registry`; greedy only at
             temperature 0.
-        on_device: the rule for B trees on a device; None where there is none.
+        on_device: the rule for a tree on a device; None where there is none.
         labels: what estimates E[tau + 1] for it (`rules.labels.labels_of`); None: nothing does.
 
     Raises:
@@ -39,7 +38,7 @@ class Verifier:
     name: str
     rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
-    on_device: "Callable[[Trees, Rng], Verdict] | None" = None
+    on_device: "Callable[[RowTree, Rng], Verdict] | None" = None
     labels: Any = None
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class Verifier:
         device = None if rule.host_only else partial(_walk_on_device, rule)
         return cls(name, host, trees, device, rule if labels else None)
 
-    def __call__(self, tree: "DraftTree | DeviceTree", rng: Rng) -> Verdict:
+    def __call__(self, tree: Tree, rng: Rng) -> Verdict:
         """Verify one tree, on the host or on the device."""
         if isinstance(tree, DraftTree):
             return self.rule(tree, rng)
@@ -73,17 +72,16 @@ class Verifier:
             raise UserError(
                 f"verifier={self.name}: it takes trees on the host only. Switch on_device off."
             )
-        from nde_talf.decoding.rules.batch import trees_of
+        from nde_talf.decoding.rules.batch import rows_of
 
-        end, token = self.on_device(trees_of(tree), rng)
-        return Verdict(end, token)
+        return self.on_device(rows_of(tree), rng)
 
 
-def _walk_on_device(rule: "Rule", trees: "Trees", rng: Rng) -> Verdict:
-    """Walk B trees on a device; what that needs is imported by the first."""
-    from nde_talf.decoding.rules.batch import walk_trees
+def _walk_on_device(rule: "Rule", tree: "RowTree", rng: Rng) -> Verdict:
+    """Walk a tree on a device; what that needs is imported by the first."""
+    from nde_talf.decoding.rules.batch import walk_rows
 
-    return walk_trees(rule, trees, rng)
+    return walk_rows(rule, tree, rng)
 
 
 def check_compatible(trees: str, rule: Verifier) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.product import NotNativeError
+from nde_talf.decoding.forward.layer import NotNativeError
+from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.windows import wide_mask
 from nde_talf.draft_training import tree_attention
 from nde_talf.draft_training.families import family_of, layer_config, rotary_of
 from nde_talf.draft_training.head_forward import HeadForward

@@ -8,8 +8,8 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
 from nde_talf.decoding.forward.layer import DecoderLayer
 from nde_talf.decoding.forward.native import FusedPass
+from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
-from nde_talf.decoding.windows import FULL
 
 if TYPE_CHECKING:
     from nde_talf.draft_training.head import EagleHead

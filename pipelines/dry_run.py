@@ -15,10 +15,10 @@ from rich.table import Table
 
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.actions import TREES
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
-from nde_talf.decoding.fitness import first_line, longest_context
+from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.checks import check_config, faults_of
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config

@@ -10,8 +10,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.fitness import first_line
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.loading import check_files
 
 SECONDS = 5.0

@@ -18,7 +18,7 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import (
     content_digest,
     memory_is_short,
@@ -180,7 +180,7 @@ def damage(path: Path) -> str | None:
     except Exception as error:  # whatever a flipped bit makes of an archive
         if memory_is_short(error):
             raise unreadable(path, error, "") from error
-        return str(error).strip().split("\n")[0][:200] or type(error).__name__
+        return first_line(error)[:200]
     if not isinstance(content, dict) or not {"state_dict", "global_step", "loops"} <= set(content):
         raise UserError(
             f"{path}: it is no checkpoint of a training. Put the right one in its place, or delete"

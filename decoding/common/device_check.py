@@ -2,7 +2,7 @@
 
 import re
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.settings import DEVICE
 
 
@@ -28,7 +28,7 @@ def check_device(device: str, key: str = "model.device") -> None:
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"{key}={device}: torch, built for CUDA {torch.version.cuda}, cannot use a GPU"
-            f" ({str(error).splitlines()[0]}). Or use {key}=cpu."
+            f" ({first_line(error)}). Or use {key}=cpu."
         ) from error
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(

@@ -21,6 +21,11 @@ def masked(text: str) -> str:
     return text
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class UserError(Exception):
     """Bad input or a bad environment, described for who can change it; secrets are masked."""
 

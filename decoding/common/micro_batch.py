@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import lacks_memory
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class MicroBatch:
                     raise
                 if self.size == 1:
                     raise UserError(
-                        f"memory runs out on a single super-tree ({str(error).splitlines()[0]})."
+                        f"memory runs out on a single super-tree ({first_line(error)})."
                         " Use a smaller traces.dtype, or a device with more memory."
                     ) from error
             # Outside the handler, which would keep the tensors of the failed attempt.

@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
 
 DEATHS = 4
@@ -109,7 +109,7 @@ class Workers:
             except self._ray.exceptions.RayActorError as error:
                 raise UserError(
                     f"{DEATHS} workers died over unit {i} of {work.__name__}, one after the other"
-                    f" ({_first_line(error)}). If memory ran out, lower traces.micro_batch, or"
+                    f" ({first_line(error)}). If memory ran out, lower traces.micro_batch, or"
                     " start fewer workers."
                 ) from error
             self._free.append(actor)
@@ -208,10 +208,10 @@ def _connect(ray: ModuleType, address: str | None) -> None:
     except Exception as error:  # Ray has no class of its own for a cluster that does not start
         if address:
             raise UserError(
-                f"ray.address={address}: no Ray cluster answers there ({_first_line(error)})."
+                f"ray.address={address}: no Ray cluster answers there ({first_line(error)})."
             ) from error
         raise UserError(
-            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run"
+            f"engine.workers: no Ray cluster started on this machine ({first_line(error)}). Run"
             " the same command again when it is less busy, or set engine.workers=1."
         ) from error
 
@@ -250,7 +250,3 @@ def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
 
 def _shown(resources: dict[str, float]) -> str:
     return f"{resources.get('GPU', 0):g} GPUs and {resources.get('CPU', 0):g} CPUs"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -16,7 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field as dataclass_field
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
-from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -209,9 +218,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[str]:
         hint, key = hints[each.name], prefix + each.name
         yield key
         for inner in _settings_in(hint):
-            named = (
-                f".{NAME}" if dict in _origins(hint) else "[0]" if list in _origins(hint) else ""
-            )
+            named = {dict: f".{NAME}", list: "[0]"}.get(get_origin(hint), "")
             yield from keys(inner, f"{key}{named}.")
 
 
@@ -220,10 +227,6 @@ def _settings_in(hint: Any) -> Iterator[type]:
         yield hint
     for part in get_args(hint):
         yield from _settings_in(part)
-
-
-def _origins(hint: Any) -> set[Any]:
-    return {getattr(hint, "__origin__", None)}
 
 
 def no_such_key(key: str, known: Iterable[str]) -> str:

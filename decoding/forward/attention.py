@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.windows import Window
+    from nde_talf.decoding.forward.original import Window
 
 
 OPEN_FROM = {"cpu": 4096}
@@ -85,7 +85,9 @@ def seen_in(
     if mask is None:
         if not cached and not capped and (window is None or count <= window.size):
             return Seen(causal=True)
-        mask = _causal(count, dtype, rows.device)
+        if count > 1:
+            shape, blocked = (1, 1, count, count), torch.finfo(dtype).min
+            mask = torch.full(shape, blocked, dtype=dtype, device=rows.device).triu_(1)
     width = count if mask is None else mask.shape[-1]
     tree = cached + count - width
     first, open = (0, 0) if window is None else window.edges(tree, width)
@@ -97,24 +99,11 @@ def seen_in(
         mask = window.masked(mask, rows, columns, (first, open, tree))
     else:
         mask = F.pad(mask, (open, 0))
-    return Seen(first, open, tree, _repeated(mask, groups))
-
-
-def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Return the mask of rows that see those up to themselves; one row needs none."""
-    if count == 1:
-        return None
-    blocked = torch.finfo(dtype).min
-    return torch.full((1, 1, count, count), blocked, dtype=dtype, device=device).triu_(1)
-
-
-def _repeated(mask: Tensor, groups: int) -> Tensor:
-    """Repeat the rows of a mask for every group of heads, in lines that CUDA's kernels take."""
     mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
     slots = mask.shape[-1]
     if mask.is_cuda and slots % ALIGNED:  # else every layer would copy it
         mask = F.pad(mask, (0, -slots % ALIGNED))[..., :slots]
-    return mask
+    return Seen(first, open, tree, mask)
 
 
 def attend(

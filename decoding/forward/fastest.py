@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from torch.nn import functional as F
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, read_json, user_cache, write_json
 from nde_talf.decoding.common.processor import cpu_model
+from nde_talf.decoding.forward.layer import LARGE
 from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
-from nde_talf.decoding.forward.product import LARGE
 from nde_talf.decoding.registry import PRODUCTS
 
 ROWS = (1, 4, 8, 16, 32)
@@ -106,30 +105,21 @@ def _room(module: nn.Module) -> bool:
 def _times(matrices: list[Tensor], packs: bool) -> dict[str, float]:
     """Sum the logarithms of the times of each way over ROWS."""
     matrices = matrices[: max(1, BYTES // matrices[0].nbytes)]
-    forms = {"onednn": matrices}
+    ways: dict[str, tuple[Callable[..., object], list[Tensor]]]
+    ways = {"plain": (F.linear, matrices), "onednn": (in_blocks, matrices)}
     if packs:
-        forms["packed"] = [packed(each) for each in matrices]
-    ways: dict[str, Callable[[Tensor], object]] = {
-        "plain": lambda states: [F.linear(states, each) for each in matrices]
-    }
-    ways |= {name: partial(_each, form) for name, form in forms.items()}
+        ways["packed"] = in_blocks, [packed(each) for each in matrices]
     totals, end = dict.fromkeys(ways, 0.0), time.perf_counter() + SECONDS
     for count in ROWS:
         states = matrices[0].new_ones(count, matrices[0].shape[1])
-        for way, multiply in ways.items():
-            multiply(states)
-            totals[way] += math.log(min(_seconds(multiply, states) for _ in range(2)))
+        for way, (multiply, weights) in ways.items():
+            seconds = []
+            for _ in range(3):  # the first one warms up
+                begun = time.perf_counter()
+                for weight in weights:
+                    multiply(states, weight, None)
+                seconds.append(time.perf_counter() - begun)
+            totals[way] += math.log(min(seconds[1:]))
         if time.perf_counter() > end:
             break
     return totals
-
-
-def _each(matrices: list[Tensor], states: Tensor) -> None:
-    for weight in matrices:
-        in_blocks(states, weight, None)
-
-
-def _seconds(multiply: Callable[[Tensor], object], states: Tensor) -> float:
-    begun = time.perf_counter()
-    multiply(states)
-    return time.perf_counter() - begun

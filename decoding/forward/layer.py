@@ -1,6 +1,7 @@
 """Mathematics of a decoder layer over fused weights.
 
-One matrix makes queries, keys and values, and one makes gate and up.
+Products of rows with several matrices over one input become one product, torch's or oneDNN's: one
+matrix makes queries, keys and values, and one makes gate and up.
 
 Llama:    x += O attention(norm(x));  x += down(silu(gate) up), gate and up of norm(x)
 Qwen 2:   with biases in queries, keys and values
@@ -19,8 +20,96 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
-from nde_talf.decoding.forward.product import linear
-from nde_talf.decoding.readout import optional
+from nde_talf.decoding.forward.original import optional
+
+LARGE = 1 << 19
+"""Numbers in a matrix from which on it may be multiplied by oneDNN.
+
+Smaller ones lie in the caches, where torch's own way is as fast.
+"""
+
+
+class NotNativeError(Exception):
+    """A model has no native forward pass; the message says why."""
+
+
+def plain_linears(parts: Sequence[nn.Module]) -> "Sequence[nn.Linear]":
+    """Return `parts`. Raises NotNativeError for all but plain linear layers of floating point.
+
+    All of them have a bias, or none has.
+    """
+    for part in parts:
+        if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
+            raise NotNativeError(f"a linear layer is of type {type(part).__name__}")
+        weight = part.weight.data
+        if type(weight) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
+            raise NotNativeError(
+                f"the weights of a linear layer are {type(weight).__name__}s of {weight.dtype}"
+            )
+    linears = cast("Sequence[nn.Linear]", parts)
+    if len({part.bias is None for part in linears}) > 1:
+        raise NotNativeError("of linear layers over one input, some have a bias and some have none")
+    return linears
+
+
+def fused(parts: Sequence[Tensor]) -> Tensor:
+    """Parameters [rows, ...] one below the other, of which they become views."""
+    first, sizes = parts[0], [len(part) for part in parts]
+    if _in_line(parts):  # they are views of one already
+        return first.detach().as_strided((sum(sizes), *first.shape[1:]), first.stride())
+    with torch.inference_mode(first.is_inference()), torch.no_grad():
+        together = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, together.split(sizes), strict=True):
+            part.data = view
+    return together
+
+
+def _in_line(parts: Sequence[Tensor]) -> bool:
+    """Return True if each part begins where the one before it ends, in one piece of memory."""
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    return (
+        [part.data_ptr() for part in parts[1:]] == ends[:-1]
+        and all(part.is_contiguous() for part in parts)
+        and len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    )
+
+
+class Linear:
+    """One product for several linear layers over the same input.
+
+    Raises NotNativeError for layers that are not plain.
+
+    Their weights become views of the fused one, so that there is no second copy, and a change in
+    place is seen here.
+
+    Attributes:
+        tensors: what is multiplied, as far as torch can read it.
+        samples: a few numbers of each matrix that was packed, as views of the layers' own.
+        copies: as a norm's; there are none.
+    """
+
+    samples: Sequence[Tensor] = ()
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        linears = plain_linears(parts)
+        biases = [part.bias for part in linears if part.bias is not None]
+        self.weight = fused([part.weight for part in linears])
+        self.bias = fused(biases) if biases else None
+        self.tensors = [each for each in (self.weight, self.bias) if each is not None]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
+        return F.linear(states, self.weight, self.bias)
+
+
+def linear(parts: Sequence[nn.Module], way: str = "plain") -> Linear:
+    """Make the product for linear layers, in one of the ways of `onednn`."""
+    if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LARGE:
+        return Linear(parts)
+    from nde_talf.decoding.forward.onednn import OneDNNLinear, PackedLinear
+
+    return PackedLinear(parts) if way == "packed" else OneDNNLinear(parts)
 
 
 class Norm:
@@ -90,7 +179,11 @@ class DecoderLayer:
             both = Norm(queries, added), Norm(attention.k_norm, added)
             self.head_norms = HeadNorms(*both, heads, shared)
         modules = dict(block.named_children())
-        norms = {name: Norm(modules[name], added) for name in _NORMS if _normalises(modules, name)}
+        norms = {
+            name: Norm(modules[name], added)
+            for name in _NORMS
+            if optional(modules.get(name), "weight") is not None
+        }
         self.before_attention = norms.get("input_layernorm")
         # Norms before and after the MLP: the one called "post" then follows attention
         before, after = norms.get("pre_feedforward_layernorm"), norms["post_attention_layernorm"]
@@ -167,10 +260,6 @@ _NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-
-
-def _normalises(modules: dict[str, nn.Module], name: str) -> bool:
-    return optional(modules.get(name), "weight") is not None
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, Norm
-from nde_talf.decoding.forward.product import Linear, NotNativeError, linear
-from nde_talf.decoding.readout import optional
+from nde_talf.decoding.forward.layer import DecoderLayer, Linear, Norm, NotNativeError, linear
+from nde_talf.decoding.forward.original import layer_kinds, optional
 from nde_talf.decoding.registry import family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from nde_talf.decoding.windows import Window
+    from nde_talf.decoding.forward.original import Window
 
 
 FusedPart = DecoderLayer | Norm | Linear
@@ -67,14 +66,6 @@ class FusedPass:
         self._modules = list(self._module.modules())
         self._where = self._addresses()
 
-    def _changed(self) -> bool:
-        """Return True if weights were replaced or moved, or others packed than there are now."""
-        if self._addresses() != self._where:
-            return True
-        return self._sampled is not None and not torch.equal(
-            self._sampled, torch.cat(self._samples)
-        )
-
     def _addresses(self) -> list[int]:
         """List which modules there are, and where their parameters lie in memory."""
         addresses: list[int] = []
@@ -94,7 +85,10 @@ class FusedPass:
         stay where they are: CUDA graphs copy all else.
         """
         with self._lock, torch.inference_mode():  # which may write to any tensor
-            if self._changed():
+            packed_others = self._sampled is not None and not torch.equal(
+                self._sampled, torch.cat(self._samples)
+            )
+            if packed_others or self._addresses() != self._where:
                 try:
                     self._fuse()
                 except NotNativeError as error:
@@ -149,8 +143,6 @@ class NativeForward(FusedPass):
         super().__init__(body)
 
     def _parts(self) -> Sequence[FusedPart]:
-        from nde_talf.decoding.windows import layer_kinds
-
         body, config = self.body, self.config
         self.embedding: Tensor = body.embed_tokens.weight.detach()
         scale = optional(body.embed_tokens, "embed_scale")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.product import Linear, plain_linears
+from nde_talf.decoding.forward.layer import Linear, plain_linears
 
 BLOCK = 64
 """Rows that oneDNN multiplies at once.

@@ -1,16 +1,13 @@
 """The base class of policies, and the state of a generation that a policy may look at."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.tree import DraftTree
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.tree import DraftTree, Tree
 
 
 @dataclass
@@ -44,7 +41,7 @@ class DecodingState:
     memory: dict[Any, Any] = field(default_factory=dict)
     processed: Any = None
 
-    def rooted(self, drafter: Any) -> "DraftTree | DeviceTree":
+    def rooted(self, drafter: Any) -> Tree:
         """Return the tree of the root alone, on the device where the decoder takes that."""
         if self.device:
             from nde_talf.decoding.device_tree import DeviceTree
@@ -86,6 +83,6 @@ class TreePolicy:
     def check_decoder(self, target: Any, drafter: Any, draft_setting: Any) -> None:
         """Raise UserError, or warn, where a decoder's models do not fit the policy."""
 
-    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> "DraftTree | DeviceTree":
+    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> Tree:
         """Build the tree of one step, with the root as its node 0."""
         raise NotImplementedError

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.tree import DraftTree, Tree
 
 
-def draft_delayed(
-    action: Action, state: DecodingState, drafter: Drafter, rng: Rng
-) -> DraftTree | DeviceTree:
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
     """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
 
     For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that
@@ -54,7 +47,7 @@ class Delayed(TreePolicy):
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
         """Draft the fixed action's tree."""
         return draft_delayed(self.action, state, drafter, rng)
 

@@ -6,14 +6,13 @@ measured acceptance rates.
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field
 
 from nde_talf.decoding.common.arguments import Positive, checked
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
@@ -23,7 +22,7 @@ from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
-KINDS = ("top_k", "iid", "without_replacement")
+Kind = Literal["top_k", "iid", "without_replacement"]
 
 
 @checked
@@ -103,10 +102,9 @@ class Shaped(TreePolicy):
     draws that coincide are one node.
     """
 
-    def __init__(self, shape: Shape, children: str = "without_replacement"):
+    @checked
+    def __init__(self, shape: Any, children: Kind = "without_replacement"):
         self.shape, self.trees = shape, children
-        if self.trees not in KINDS:
-            raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the shape, as deep as the context has room."""
@@ -154,7 +152,7 @@ class Shaped(TreePolicy):
 
 @policy("fixed", verifier="without_replacement")
 def fixed(
-    depth: int = 4, branching: int = 2, nodes: int = 16, children: str = "without_replacement"
+    depth: int = 4, branching: int = 2, nodes: int = 16, children: Kind = "without_replacement"
 ) -> Shaped:
     """Draft the first `nodes` of a full tree of `branching` children a node."""
     return Shaped(fixed_shape(depth, branching, nodes), children)

@@ -10,22 +10,19 @@ the last one or not whatever would be drawn after it. That is all that the rules
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Literal, get_args
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.tree import DraftTree, Tree
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceTree
-
-LARGEST, DRAWN, PATH = CRITERIA = "largest", "drawn", "path"
+Criterion = Literal["largest", "drawn", "path"]
+CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 
 
 @policy("confidence_stop", verifier="traversal")
@@ -48,10 +45,12 @@ class ConfidenceStop(TreePolicy):
 
     @checked
     def __init__(
-        self, threshold: Proper = 0.4, longest: Positive = 20, by: str = LARGEST, pick: bool = False
+        self,
+        threshold: Proper = 0.4,
+        longest: Positive = 20,
+        by: Criterion = "largest",
+        pick: bool = False,
     ):
-        if by not in CRITERIA:
-            raise UserError(f"by={by}: it is one of {', '.join(CRITERIA)}.")
         self.threshold, self.longest, self.by, self.pick = threshold, longest, by, pick
         self.trees = "top_k" if pick else "path"
 
@@ -62,12 +61,12 @@ class ConfidenceStop(TreePolicy):
             if end:
                 drafter.expand(tree, [end])
             q = tree.q_at(end)
-            if self.by == LARGEST and float(q.max()) < self.threshold:
+            if self.by == "largest" and float(q.max()) < self.threshold:
                 break
             token = int(q.argmax()) if self.pick else rng.categorical(q)
             tree.add(end, token)
-            confidence = float(q[token]) * (confidence if self.by == PATH else 1.0)
-            if self.by != LARGEST and confidence < self.threshold:
+            confidence = float(q[token]) * (confidence if self.by == "path" else 1.0)
+            if self.by != "largest" and confidence < self.threshold:
                 break
         return tree
 
@@ -86,7 +85,7 @@ class FollowMean(TreePolicy):
     def __init__(self, window: Positive = 4, plus: Natural = 1, longest: Positive = 8):
         self.window, self.plus, self.longest = window, plus, longest
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
         """Draft a path of the mean accepted length, `plus` added."""
         accepted = state.memory.setdefault(self, deque(maxlen=self.window))
         if state.tau is not None:
@@ -96,6 +95,7 @@ class FollowMean(TreePolicy):
         return draft_delayed(Action(1, 0, length), state, drafter, rng)
 
 
+@policy("follow_tau", verifier="traversal")
 class FollowTau(TreePolicy):
     """History rule L1 = previous tau - 1, with K and L2 fixed.
 
@@ -105,16 +105,10 @@ class FollowTau(TreePolicy):
     trees = "delayed"
 
     @checked
-    def __init__(self, k: Positive, l2: Positive, l1_max: Positive):
+    def __init__(self, k: Positive = 2, l2: Positive = 2, l1_max: Positive = 8):
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
         """Draft a trunk one token shorter than the last acceptance length, then the branches."""
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
         return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)
-
-
-@policy("follow_tau", verifier="traversal")
-def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
-    """Let the trunk follow the last acceptance length."""
-    return FollowTau(k, l2, l1_max)

@@ -1,92 +1,80 @@
-"""Draft trees on a device, many at once, walked without a look at the numbers by the host.
+"""A draft tree on a device, walked without a look at the numbers by the host.
 
 Node 0 is the root, and parents precede their children. The host does not know where a walk ends, so
-it goes down all levels with a pointer to the current node of each tree: depth + 1 nodes are solved.
+it goes down all levels with a pointer [1] to the current node: depth + 1 nodes are solved.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.masks import ancestor_mask
-from nde_talf.decoding.rules.residual import EMPTY, excess, where
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.rules.walk import EMPTY, Rule, excess, where
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceTree
-
 Rows = Callable[[Tensor], Tensor]
-"""Node numbers [B] -> rows [B, V] of a distribution there."""
+"""Node numbers [n] -> rows [n, V] of a distribution there."""
 
 
 @dataclass
-class Trees:
-    """B draft trees, padded to one number of nodes.
+class RowTree:
+    """A draft tree of N nodes whose distributions are rows, looked up by tensors of node numbers.
 
     Attributes:
-        tokens: [B, N] token ids.
-        parents: [B, N]. The first node of the parent's token; -1 for the root, -2 for padding.
-        p, q: rows of the target and of the draft at one node of each tree. q is asked for at nodes
-            with children only.
+        tokens: [N] token ids.
+        parents: [N]. The first node of the parent's token; -1 for the root, -2 for padding.
+        first: [N]. The first node that is the same draw under the same parent.
+        sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
+        p, q: rows of the target and of the draft. q is asked for at nodes with children only.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that a node can have.
     """
 
     tokens: Tensor
     parents: Tensor
+    first: Tensor
+    sees: Tensor
     p: Rows
     q: Rows
     depth: int
     max_draws: int
 
     def children(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the draws at `node` [B]: tokens [B, n] in draft order, and their count.
+        """Return the draws at `node` [1]: tokens [1, n] in draft order, and their count.
 
-        The first count [B] of the n are the node's own.
+        The first count [1] of the n are the node's own.
         """
-        under = self.parents == node[:, None]
-        order = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        return self.tokens.gather(1, order[:, : self.max_draws]), under.sum(1)
-
-    def first(self) -> Tensor:
-        """Return [B, N]: the first node that is the same draw under the same parent."""
-        same = (self.parents[:, :, None] == self.parents[:, None]) & (
-            self.tokens[:, :, None] == self.tokens[:, None]
-        )
-        return same.to(torch.uint8).argmax(-1)
-
-    def ancestors(self) -> Tensor:
-        """Return [B, N, N]: whether node a is node n or above it, at [b, n, a]."""
-        return ancestor_mask(self.parents, self.depth)
+        under = self.parents == node
+        order = under.to(torch.uint8).argsort(descending=True, stable=True)
+        return self.tokens[order[: self.max_draws]][None], under.sum(0, keepdim=True)
 
     def before(self) -> Tensor:
-        """Return [B, N, N]: whether node m comes before node n, at [b, n, m].
+        """Return [N, N]: whether node m comes before node n, at [n, m].
 
         Children come before their parent, and siblings in draft order.
         """
-        sees = self.ancestors().float()
-        nodes = torch.arange(self.parents.shape[1], device=self.parents.device)
-        siblings = self.parents[:, :, None] == self.parents[:, None]
-        siblings = siblings & (nodes[:, None] > nodes)  # [b, later, earlier]
-        apart = sees @ siblings.float() @ sees.mT > 0  # below the later one, below the earlier one
-        return apart | ((sees.mT > 0) & (nodes != nodes[:, None]))
+        sees, nodes = self.sees.float(), torch.arange(len(self.parents), device=self.parents.device)
+        siblings = self.parents[:, None] == self.parents
+        siblings = siblings & (nodes[:, None] > nodes)  # [later, earlier]
+        apart = sees @ siblings.float() @ sees.T > 0  # below the later one, below the earlier one
+        return apart | (self.sees.T & (nodes != nodes[:, None]))
 
 
-def trees_of(tree: "DeviceTree") -> Trees:
-    """Return one tree as a batch of one."""
-    inner = torch.stack(
-        [q for q in tree.q if q is not None] or [tree.p[0]]
-    )  # a root alone needs none
-    return Trees(
-        tree.tokens[None],
-        tree.parents[None],
+def rows_of(tree: DeviceTree) -> RowTree:
+    """Return the rows of a tree."""
+    inner = [q for q in tree.q if q is not None] or [tree.p[0]]  # a root alone needs none
+    q = torch.stack(inner)
+    return RowTree(
+        tree.tokens,
+        tree.parents,
+        tree.first,
+        tree.sees,
         lambda at: tree.p.index_select(0, at),
-        lambda at: inner.index_select(0, at.clamp(max=len(inner) - 1)),
+        lambda at: q.index_select(0, at.clamp(max=len(q) - 1)),
         tree.depth,
         tree.max_draws,
     )
@@ -94,17 +82,17 @@ def trees_of(tree: "DeviceTree") -> Trees:
 
 @dataclass
 class Nodes:
-    """A node in each of B trees.
+    """B nodes at once.
 
     Attributes:
-        p, q: [B, V].
+        p, q: [B, V]; for labels numbers p(x), q(x) of single tokens.
         draws: [B, n] token ids in draft order, of which the first `count` [B] are the node's own.
     """
 
     p: Tensor
     q: Tensor
-    draws: Tensor
-    count: Tensor
+    draws: Any = None
+    count: Any = None
 
     def px(self, draw: int) -> Tensor:
         """Return p [B] of a draw."""
@@ -123,21 +111,21 @@ class Nodes:
         return excess(self.p, self.q, c)
 
 
-def walk_trees(rule: Rule, trees: Trees, rng: Rng) -> Verdict:
-    """Walk B trees as `walk.walk` does one: end, token [B]."""
-    end = torch.zeros_like(trees.tokens[:, 0])
+def walk_rows(rule: Rule, tree: RowTree, rng: Rng) -> Verdict:
+    """Walk a tree as `walk.walk` does one on the host: end, token [1]."""
+    end = torch.zeros_like(tree.tokens[:1])
     alive = torch.ones_like(end, dtype=torch.bool)
     token = torch.full_like(end, -1)
-    for level in range(trees.depth + 1):
-        p = trees.p(end)
-        if level == trees.depth:
+    for level in range(tree.depth + 1):
+        p = tree.p(end)
+        if level == tree.depth:
             drawn = correction(rule.target(p), alive, rng)
         else:
-            drawn = solve_rows(rule, Nodes(p, trees.q(end), *trees.children(end)), alive, rng)
+            drawn = solve_rows(rule, Nodes(p, tree.q(end), *tree.children(end)), alive, rng)
         token = torch.where(alive, drawn, token)
-        match = (trees.parents == end[:, None]) & (trees.tokens == drawn[:, None]) & alive[:, None]
-        alive = match.any(1)
-        end = torch.where(alive, match.to(torch.uint8).argmax(1), end)
+        match = (tree.parents == end) & (tree.tokens == drawn) & alive
+        alive = match.any(0, keepdim=True)
+        end = torch.where(alive, match.to(torch.uint8).argmax(0, keepdim=True), end)
     return Verdict(end, token)
 
 

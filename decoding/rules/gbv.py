@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DELAYED, rule
-from nde_talf.decoding.rules.batch import Trees
+from nde_talf.decoding.rules.batch import RowTree
 from nde_talf.decoding.rules.ranking import (
     advantage,
     bracket,
@@ -20,9 +20,9 @@ from nde_talf.decoding.rules.ranking import (
     place,
     rank_key,
 )
-from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import in_place, row_chunks
-from nde_talf.decoding.rules.traversal import traversal, traversal_trees
+from nde_talf.decoding.rules.traversal import traversal, traversal_rows
+from nde_talf.decoding.rules.walk import ratio, where
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
@@ -111,45 +111,45 @@ def tilted_rows(
     return torch.empty_like(q).scatter_(-1, order, tilted), order, g, f
 
 
-def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
-    """Verify B trees on a device: the selected branches are paths, verified with q~ for q."""
-    node = torch.zeros_like(trees.tokens[:, 0])
-    every = torch.arange(len(node), device=node.device)
-    lower = torch.zeros(len(node), 1, dtype=torch.float64, device=node.device)
+def gbv_rows(tree: RowTree, rng: Rng, exact: bool = False) -> Verdict:
+    """Verify a tree on a device: the selected branch is a path, verified with q~ for q."""
+    node = torch.zeros_like(tree.tokens[:1])
+    lower = torch.zeros(1, 1, dtype=torch.float64, device=node.device)
     k = torch.ones_like(node)
-    nodes, tokens, parents, rows = [node], [trees.tokens[:, 0]], [torch.full_like(node, -1)], []
-    for level in range(trees.depth):
-        draws, count = trees.children(node)
+    nodes, tokens, parents, rows = [node], [tree.tokens[:1]], [torch.full_like(node, -1)], []
+    for level in range(tree.depth):
+        draws, count = tree.children(node)
         k = torch.maximum(k, count)
-        q = trees.q(node)
-        key = rank_key(advantage(trees.p(node), q), exact)
-        drawn = torch.arange(draws.shape[1], device=draws.device) < count[:, None]
+        q = tree.q(node)
+        key = rank_key(advantage(tree.p(node), q), exact)
+        drawn = torch.arange(draws.shape[1], device=draws.device) < count
         rank = torch.where(drawn, place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
-        row, order, g, f = tilted_rows(q, key, lower, k[:, None], trees.max_draws)
+        row, order, g, f = tilted_rows(q, key, lower, k[:, None], tree.max_draws)
         at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
         upto, below = g.gather(-1, at), f.gather(-1, at)
         after = torch.where(upto > 0, below / upto, 0.0)
-        lower = torch.where(k[:, None] > 1, after, lower)  # on the trunk all are still level
-        child = (trees.parents == node[:, None]) & (trees.tokens == token)
+        lower = torch.where(k > 1, after, lower)  # on the trunk all are still level
+        child = (tree.parents == node) & (tree.tokens == token[0])
         alive = (count > 0) & (parents[-1] >= -1)
         parents.append(torch.where(alive, level, -2))
-        node = torch.where(alive, child.to(torch.uint8).argmax(1), node)
+        node = torch.where(alive, child.to(torch.uint8).argmax(0, keepdim=True), node)
         nodes.append(node)
-        tokens.append(token[:, 0])
+        tokens.append(token[0])
         rows.append(row)
-    selected = torch.stack(nodes, 1)
-    tilted = torch.stack(rows or [trees.q(node)])
-
-    def p(at: Tensor) -> Tensor:
-        return trees.p(selected[every, at])
-
-    def q_tilted(at: Tensor) -> Tensor:
-        return tilted[at.clamp(max=len(tilted) - 1), every]
-
-    path = Trees(torch.stack(tokens, 1), torch.stack(parents, 1), p, q_tilted, trees.depth, 1)
-    end, last = traversal_trees(path, rng)
-    return Verdict(selected[every, end], last)
+    selected, tilted = torch.cat(nodes), torch.cat(rows or [tree.q(node)])
+    path = RowTree(
+        torch.cat(tokens),
+        torch.cat(parents),
+        torch.arange(len(nodes), device=node.device),
+        torch.ones(len(nodes), len(nodes), dtype=torch.bool, device=node.device).tril(),
+        lambda at: tree.p(selected[at]),
+        lambda at: tilted[at.clamp(max=len(tilted) - 1)],
+        tree.depth,
+        1,
+    )
+    end, last = traversal_rows(path, rng)
+    return Verdict(selected[end], last)
 
 
 def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ def _ranks(levels: "list[Level]") -> tuple[Tensor, Tensor]:
     return places, masses.clamp_(max=1)
 
 
-@rule("gbv", DELAYED, on_device=gbv_trees, labels=gbv_gains)
-@rule("gbv_exact", DELAYED, on_device=gbv_trees, exact=True)
+@rule("gbv", DELAYED, on_device=gbv_rows, labels=gbv_gains)
+@rule("gbv_exact", DELAYED, on_device=gbv_rows, exact=True)
 def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     """Verify the selected branch of a delayed tree as a path.
 

@@ -23,11 +23,11 @@ from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, c
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.residual import excess
+from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.sums import positive_sums
 from nde_talf.decoding.rules.traversal import path_weights
 from nde_talf.decoding.rules.walk import Rule
-from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
+from nde_talf.decoding.super_tree import SuperTreeLayout
 
 
 @dataclass
@@ -129,14 +129,6 @@ def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
         same = same_next
 
 
-def _joined(levels: list[Level]) -> Level:
-    """Return all levels as one of L * B bundles: for what does not depend on the levels above."""
-    names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
-    return replace(
-        levels[0], **{name: torch.cat([getattr(level, name) for level in levels]) for name in names}
-    )
-
-
 def draws_by_row(levels: list[Level]) -> Tensor:
     """Return [R]: the number of draws at the node of each row of p; 0 for a row without a node."""
     counts = torch.zeros(len(levels[0].p), dtype=torch.long, device=levels[0].p.device)
@@ -202,62 +194,14 @@ class Branching:
             added = accept * level.none_before(accept)
         if rule.can_hit_draft or rule.offered is not None:
             state = level.states(self.states, level.draws)
-            hit = rule.residual(_Points(level.px, level.qx), state) / state.z.clamp(min=1e-30)
+            at_token = Nodes(level.px, level.qx)
+            hit = rule.residual(at_token, state) / state.z.clamp(min=1e-30)
             hit = hit.clamp(max=1) * level.fresh
             if rule.offered != 0:
                 drawn = level.same & level.member[None, :, None, :]
                 hit *= torch.where(drawn, 1 - accept[:, :, None, :], 1.0).prod(-1)
             added = added + hit
         return added * level.member, level.at_first(self.alpha)
-
-
-@dataclass
-class _Points:
-    """Numbers p(x), q(x) of single tokens in place of a node's rows."""
-
-    p: Tensor
-    q: Tensor
-
-    def rest(self, c: Tensor) -> Tensor:
-        return excess(self.p, self.q, c)
-
-
-def expected_block_efficiency(
-    p: Tensor,
-    q: Tensor,
-    tokens: Tensor,
-    verifier: str,
-    layout: SuperTreeLayout | None = None,
-) -> Tensor:
-    """Estimate E[tau + 1] of all A trees of the action space, one super-tree a row: [T, A].
-
-    The estimates are unbiased. Single paths are pooled over the ways to split them. Where the rows
-    don't fit into memory at once, `trunk_reach`, `branch_gains` and `pooled` do the same in parts.
-
-    Args:
-        p: [T, N_inner, V], the target's distributions at the super-trees' inner rows.
-        q: the draft's there.
-        tokens: [T, N]; the root's is not looked at.
-        verifier: a rule with labels.
-        layout: the columns are `nde_talf.decoding.actions.TREES` for the default one,
-            `action_space` gives them in general.
-
-    Raises UserError for a verifier without an estimator.
-    """
-    layout = layout or super_tree_layout()
-    count, rows, _ = p.shape
-    tree = torch.arange(count, device=p.device)[:, None, None, None]
-
-    def bundle(paths: Tensor) -> Bundle:
-        """Turn paths [P, K, L] of row numbers into bundles of all super-trees, [T * P, K, L]."""
-        nodes = (layout.parents.to(p.device)[paths] + tree * rows).flatten(0, 1)
-        return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
-
-    # The trunk as bundles of one draw: its levels are independent until they are multiplied up.
-    trunk = torch.arange(1, layout.l1 + 1, device=p.device).view(-1, 1, 1)
-    reach, exact = trunk_reach(bundle(trunk), count, verifier)
-    gains = branch_gains(bundle(layout.paths.to(p.device)), reach.flatten(), verifier)
-    return pooled(reach, exact, gains, layout)
 
 
 def labels_of(verifier: str) -> Any:
@@ -330,7 +274,10 @@ def top_down_gains(branching: Any, levels: list[Level], start: Tensor) -> Tensor
     reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     before = torch.zeros_like(reach[..., 0])
     expected = [before]
-    parts = branching.parts(_joined(levels))
+    # All levels as one of L * B bundles: their parts do not depend on the levels above.
+    names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
+    joined = {name: torch.cat([getattr(level, name) for level in levels]) for name in names}
+    parts = branching.parts(replace(levels[0], **joined))
     each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in parts)
     for level, contributions, rates in zip(levels, each, last, strict=True):
         expected.append(before + (reach * rates).sum(-1))

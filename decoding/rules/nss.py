@@ -8,8 +8,7 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import EVERY, rule
-from nde_talf.decoding.rules.residual import Residual
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.rules.walk import Residual, Rule
 
 
 @rule("nss", EVERY, labels=True)

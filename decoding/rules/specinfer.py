@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DISTINCT, IID, rule
-from nde_talf.decoding.rules.residual import Residual, accept, excess, reject
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.rules.walk import Residual, Rule, accept, excess, reject
 
 
 @rule("specinfer", IID, labels=True)

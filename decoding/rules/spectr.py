@@ -11,9 +11,8 @@ from torch import Tensor
 
 from nde_talf.decoding.registry import IID, rule
 from nde_talf.decoding.rules.batch import Nodes
-from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import rows_at_once
-from nde_talf.decoding.rules.walk import Node, Rule
+from nde_talf.decoding.rules.walk import Node, Rule, ratio, where
 
 TURNS = 12
 """Steps of the search on a device, which cannot stop early; any valid rho is lossless."""

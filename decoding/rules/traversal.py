@@ -6,18 +6,16 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DISTINCT, IID, PATHS, rule
-from nde_talf.decoding.rules.batch import Nodes, Trees, correction, or_target
-from nde_talf.decoding.rules.residual import Residual, accept, excess, ratio, reject
+from nde_talf.decoding.rules.batch import Nodes, RowTree, correction, or_target
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.rules.walk import Node
+from nde_talf.decoding.rules.walk import Node, Residual, accept, excess, ratio, reject
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
     from nde_talf.decoding.rules.labels import Level
 
 
-@dataclass
-class Weights:
-    """Weights of all nodes [B, N] of B trees, float64.
+class Weights(NamedTuple):
+    """Weights of all nodes [N] of a tree, float64.
 
     Attributes:
         w0: the weight that a node is reached with.
@@ -40,39 +37,36 @@ class Weights:
     keep: Tensor
 
 
-def weights_of(trees: Trees) -> Weights:
-    """Compute all weights, one draw of every tree at a time: none depends on what is accepted."""
-    first, count = trees.first(), trees.tokens.shape[1]
-    w0 = torch.ones_like(trees.tokens, dtype=torch.float64)
+def weights_of(tree: RowTree) -> Weights:
+    """Compute all weights, one draw at a time: none depends on what is accepted."""
+    w0 = torch.ones_like(tree.tokens, dtype=torch.float64)
     c, z, d = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
-    every = torch.arange(len(w0), device=w0.device)
-    for draw in range(1, count):
-        above, real = trees.parents[:, draw].clamp(min=0), trees.parents[:, draw] >= 0
-        node = Nodes(trees.p(above), trees.q(above), trees.tokens[:, draw, None], real)
-        state = Residual(c[every, above], z[every, above], d[every, above])
-        reached = w0[every, above]
+    for number in range(1, len(w0)):
+        draw = slice(number, number + 1)
+        above, real = tree.parents[draw].clamp(min=0), tree.parents[draw] >= 0
+        node = Nodes(tree.p(above), tree.q(above), tree.tokens[draw, None], real)
+        state, reached = Residual(c[above], z[above], d[above]), w0[above]
         weight = accept(node.px(0), node.qx(0), state, reached)
-        w0[:, draw] = z[:, draw] = torch.where(real & (first[:, draw] == draw), weight, 0.0)
+        w0[draw] = z[draw] = torch.where(real & (tree.first[draw] == number), weight, 0.0)
         after = reject(node, state, reached)
         for field, value, before in zip((c, z, d), after, state, strict=True):
-            field[every, above] = torch.where(real, value, before)
+            field[above] = torch.where(real, value, before)
     return Weights(w0, c, torch.where(w0 < 1, z / d, w0))
 
 
-def traversal_trees(trees: Trees, rng: Rng) -> Verdict:
-    """Verify B trees on a device.
+def traversal_rows(tree: RowTree, rng: Rng) -> Verdict:
+    """Verify a tree on a device.
 
     The accepted node is the first that is kept in the order of the visits, children before parents.
     Its law over the nodes is one categorical draw.
     """
-    weights = weights_of(trees)
-    law = weights.keep * torch.where(trees.before(), 1 - weights.keep[:, None, :], 1.0).prod(-1)
-    end = rng.categorical(law)
-    w0, c = (x.gather(1, end[:, None])[:, 0] for x in (weights.w0, weights.c))
-    p = trees.p(end)
-    left = or_target(excess(p, trees.q(end), c, w0), p, c == 0)
+    weights = weights_of(tree)
+    law = weights.keep * torch.where(tree.before(), 1 - weights.keep, 1.0).prod(-1)
+    end = rng.categorical(law[None])
+    w0, c, p = weights.w0[end], weights.c[end], tree.p(end)
+    left = or_target(excess(p, tree.q(end), c, w0), p, c == 0)
     token = correction(left, torch.ones_like(end, dtype=torch.bool), rng)
-    return Verdict(end, torch.where(law.isfinite().all(-1), token, -1))
+    return Verdict(end, torch.where(law.isfinite().all(), token, -1))
 
 
 def traversal_gains(levels: "list[Level]", start: Tensor) -> Tensor:
@@ -128,9 +122,9 @@ def path_weights(px: Tensor, qx: Tensor) -> Tensor:
 
 # Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that
 # block verification has.
-@rule("tv", PATHS, on_device=traversal_trees)
-@rule("bv", PATHS, on_device=traversal_trees)
-@rule("traversal", IID, on_device=traversal_trees, labels=traversal_gains)
+@rule("tv", PATHS, on_device=traversal_rows)
+@rule("bv", PATHS, on_device=traversal_rows)
+@rule("traversal", IID, on_device=traversal_rows, labels=traversal_gains)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
     verdict = _visit(tree, 0, 1.0, rng, without_replacement)
@@ -138,7 +132,7 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
     return verdict
 
 
-rule("traversal_without_replacement", DISTINCT, on_device=traversal_trees)(
+rule("traversal_without_replacement", DISTINCT, on_device=traversal_rows)(
     partial(traversal, without_replacement=True)
 )
 

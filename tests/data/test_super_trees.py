@@ -18,12 +18,12 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import WarpedRows
 from tests.data.padded import padded_pair
+from tests.decoding.laws import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from nde_talf import CausalModel
 from nde_talf.decoding.loading import architecture
-from nde_talf.decoding.model import CausalModel
 
 V, CONTEXT, WINDOW = 50, 96, 16
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}

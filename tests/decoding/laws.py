@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf import SamplingSetting
+from nde_talf.decoding.rules.labels import Bundle, branch_gains, pooled, trunk_reach
+from nde_talf.decoding.sampling import RAW, warp
+from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.tables import Tables, emitted, scored
 
@@ -46,6 +49,25 @@ def continued(law: Law, tables, length: int) -> Law:
 
 def _shares(row: Tensor) -> list[float]:
     return (row.double() / row.double().sum()).tolist()
+
+
+def expected_block_efficiency(
+    p: Tensor, q: Tensor, tokens: Tensor, verifier: str, layout: SuperTreeLayout | None = None
+) -> Tensor:
+    """Labels [T, A] of super-trees with `tokens` [T, N], from all rows p, q [T, N_inner, V] at once."""
+    layout = layout or super_tree_layout()
+    tree = torch.arange(len(p))[:, None, None, None]
+    rows = p.flatten(0, 1), q.flatten(0, 1)
+
+    def bundle(paths: Tensor) -> Bundle:
+        nodes = (layout.parents[paths] + tree * p.shape[1]).flatten(0, 1)
+        return Bundle(*rows, tokens[tree, paths].flatten(0, 1), nodes)
+
+    # The trunk as bundles of one draw: its levels are independent until they are multiplied up.
+    trunk = torch.arange(1, layout.l1 + 1).view(-1, 1, 1)
+    reach, exact = trunk_reach(bundle(trunk), len(p), verifier)
+    gains = branch_gains(bundle(layout.paths), reach.flatten(), verifier)
+    return pooled(reach, exact, gains, layout)
 
 
 GAPS = (10, 14, 16, 17, 18, 25, 40, 80)

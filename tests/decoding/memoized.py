@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nde_talf import CausalModel
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.static import FixedCache
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering

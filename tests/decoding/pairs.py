@@ -5,7 +5,7 @@ are accepted.
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel
 
 
 def tiny_model(

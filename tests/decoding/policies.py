@@ -1,12 +1,16 @@
 """Every policy, small, and a rule that takes its trees."""
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree
-from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.policies.salf import Salf
+from nde_talf import (
+    Action,
+    Beam,
+    Delayed,
+    DynaTree,
+    DySpec,
+    DySpecThreshold,
+    Salf,
+    Shaped,
+    fixed_shape,
+)
 
 EVERY_POLICY = {
     "delayed": (lambda: Delayed(Action(3, 4, 4)), "specinfer"),

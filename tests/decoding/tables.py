@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
+from nde_talf import DecodingState, Drafter, DraftTree
 from nde_talf.decoding.device_tree import DeviceTree
-from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.sampling import RAW
-from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.tree import Verdict
 
 V = 3
 KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "close")
@@ -98,4 +97,5 @@ def scored(
 
 def emitted(tree: DraftTree | DeviceTree, rule, rng) -> tuple[int, ...]:
     """The tokens that a step commits: those of the accepted nodes, then the target's own."""
-    return tuple(tree.commit(*rule(tree, rng)).read().tokens)
+    committed = tree.commit(*rule(tree, rng))
+    return tuple((committed.read() if tree.on_device else committed).tokens)

@@ -11,20 +11,26 @@ from itertools import islice
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState, TreePolicy
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf import (
+    Action,
+    Beam,
+    DecodingState,
+    Delayed,
+    DynaTree,
+    DySpec,
+    DySpecThreshold,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    Salf,
+    SamplingSetting,
+    Shaped,
+    SpeculativeDecoder,
+    TreePolicy,
+)
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig
+from nde_talf.decoding.sampling import RAW, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of
 from tests.draft_training.heads import random_head
@@ -99,14 +105,14 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
             LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD),
         )
         decoder = SpeculativeDecoder(
-            PAIR[0], drafter, watched, VERIFIERS[rule], draft_setting, device=on_device
+            PAIR[0], drafter, watched, rule, draft_setting, device=on_device
         )
         stream, text, taus = (
             decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)),
             [3, 1, 4, 1, 5],
             set(),
         )
-        text.append(next(stream)[0])
+        text.append(next(stream).tokens[0])
         for step in islice(stream, 8):
             tree = watched.tree
             assert tree.on_device == on_device

@@ -16,15 +16,18 @@ import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.fitness import first_line
+from nde_talf import (
+    Action,
+    CausalModel,
+    Delayed,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    UserError,
+)
+from nde_talf.decoding.common.errors import first_line
 from nde_talf.decoding.loading import architecture
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 
 SMALL = json.loads(Path(__file__).with_name("small_sizes.json").read_text())
 """Sizes by key, for all families; and what a family needs besides (null: not that key)."""

@@ -7,18 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Delayed,
+    DraftTree,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    UserError,
+    Verifier,
+)
 from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.rules.labels import labels_of
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.tree import DraftTree
-from nde_talf.decoding.verifier import Verifier, check_compatible
+from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.pairs import tiny_pair
 
 V = 5
@@ -121,7 +125,7 @@ def test_the_loop_checks_every_tree():
 
     target, draft = tiny_pair(16)
     policy = Broken(Action(1, 0, 3))
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS["specinfer"])
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, "specinfer")
     with pytest.raises(UserError, match=r"policy Broken drafted .*node 0 lists "):
         decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0))
     assert policy.drafted == 4

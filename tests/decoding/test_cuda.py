@@ -8,18 +8,22 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf import (
+    Action,
+    Autoregressive,
+    Beam,
+    CausalModel,
+    Delayed,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Shaped,
+    SpeculativeDecoder,
+    StaticShapes,
+    fixed_shape,
+)
 from nde_talf.decoding.forward.attention import Seen, attend, seen_in
 from nde_talf.decoding.forward.parts import has_flash
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import StaticShapes
 from tests.decoding.pairs import tiny_pair
 
 pytestmark = [
@@ -49,11 +53,9 @@ METHODS = [
 def test_a_step_waits_once_and_writes_what_the_target_does(pair, name, policy, graphs):
     target, draft = pair
     static = StaticShapes(256, rows=32) if graphs else None
-    decoder = SpeculativeDecoder(
-        target, LMDrafter(draft, static), policy, VERIFIERS[name], static=static
-    )
+    decoder = SpeculativeDecoder(target, LMDrafter(draft, static), policy, name, static=static)
     one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
-    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"])
+    plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
     greedy = SamplingSetting(0.0)
     expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
     assert decoder.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens == expected

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Autoregressive
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.testing import exact_law
-from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law
+from nde_talf import VERIFIERS, Autoregressive, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
+from tests.decoding.laws import distance
+from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET, law_of, target_law
 
 DOCS = Path(__file__).parents[2] / "docs"
 PYTHON = re.compile(r"```python\n(.*?)```", re.S)
@@ -36,16 +32,13 @@ def test_the_examples_policy_samples_the_target(verifier):
     decoder = SpeculativeDecoder(
         TARGET, LMDrafter(DRAFT), own_policy(min_probability=0.4, depth=2), VERIFIERS[verifier]
     )
-    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
-    assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
+    assert distance(law_of(decoder, 2), target_law(2)) < 1e-5
 
 
 def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
     greedy = SamplingSetting(0.0)
-    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["naive"])
-    fast = SpeculativeDecoder(
-        TARGET, LMDrafter(DRAFT), own_policy(), VERIFIERS["naive"], SamplingSetting(1.0)
-    )
+    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
+    fast = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(), "naive", SamplingSetting(1.0))
     generation = fast.generate(PROMPT, 40, greedy, Rng.seeded(0))
     assert generation.tokens == plain.generate(PROMPT, 40, greedy, Rng.seeded(0)).tokens
     assert len(generation.stats.nodes) > 1  # trees of several sizes

@@ -5,16 +5,21 @@ target's.
 import pytest
 import torch
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf import (
+    VERIFIERS,
+    Autoregressive,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    TreePolicy,
+    UserError,
+)
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import TreePolicy
-from nde_talf.decoding.policies.delayed import Autoregressive
-from nde_talf.decoding.registry import POLICIES, VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.registry import POLICIES
+from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.pipelines.policy_table import make_policy
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import SETTING

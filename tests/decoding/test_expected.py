@@ -7,14 +7,12 @@ from functools import cache
 import pytest
 import torch
 
-from nde_talf.decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
+from nde_talf import VERIFIERS, Action, Delayed, Rng
+from nde_talf.decoding.actions import ACTIONS, TREES, action_space, tree_index
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.labels import expected_block_efficiency
-from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import expectation
+from tests.decoding.laws import expected_block_efficiency
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 

@@ -10,24 +10,27 @@ from itertools import product
 import pytest
 import torch
 
+from nde_talf import (
+    Action,
+    Beam,
+    CausalModel,
+    Delayed,
+    EagleDrafter,
+    LMDrafter,
+    NgramDrafter,
+    NgramTree,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    StaticShapes,
+    UserError,
+)
 from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.super_trees import Prefix, sampled_super_trees
-from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, module
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
@@ -269,7 +272,7 @@ def test_a_context_that_fills_up_in_the_middle_of_a_tree_makes_it_smaller(name):
     """OPT's table of positions ends with its context: a tree that reached beyond would be an error."""
     target, draft = family("opt"), family("opt", noise=0.01)
     make, rule = EVERY_POLICY[name]
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), VERIFIERS[rule])
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), rule)
     prompt = [5] * 80
     generation = decoder.generate(prompt, 1000, SamplingSetting(), Rng.seeded(0))
     assert len(prompt) + len(generation.tokens) == CONTEXT + 1  # the last token needs no position

@@ -10,20 +10,18 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nde_talf import CausalModel, EagleDrafter, UserError
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward import attention
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
     attend,
     seen_in,
 )
+from nde_talf.decoding.forward.original import Window
 from nde_talf.decoding.forward.parts import weighed, weighed_in_steps
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.windows import Window
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import FAMILIES, V, family, module
 from tests.draft_training.heads import FAMILIES as HEADS
 from tests.draft_training.heads import family_target, random_head

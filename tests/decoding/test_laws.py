@@ -7,20 +7,25 @@ have zeros, ones, ties and hardly any difference between p and q.
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.policies.stopping import FollowTau
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.residual import Residual, accept
-from nde_talf.decoding.sampling import Rng
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Beam,
+    Delayed,
+    DraftTree,
+    DynaTree,
+    DySpec,
+    DySpecThreshold,
+    FollowTau,
+    Rng,
+    Salf,
+    Shaped,
+    UserError,
+)
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig
+from nde_talf.decoding.registry import EVERY
+from nde_talf.decoding.rules.walk import Residual, accept
 from nde_talf.decoding.testing import exact_law, expectation
-from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.laws import PEAKED, PeakedTables, distance, step_error
 from tests.decoding.tables import KINDS, Tables, context_of, emitted, one_step, scored, tau
@@ -176,10 +181,10 @@ def test_a_child_that_could_not_be_drawn_is_never_accepted(name, left):
     assert [law[token] for token in range(3)] == pytest.approx(p.tolist(), abs=1e-7)
 
 
-@pytest.mark.parametrize("trees", ["delayed", "without_replacement"])
+@pytest.mark.parametrize("trees", sorted(EVERY))
 def test_rules_refuse_trees_on_which_they_are_biased(trees):
     refused = {name for name, rule in VERIFIERS.items() if trees not in rule.trees}
-    assert {"naive", "bv", "tv"} <= refused or trees != "delayed"
+    assert {"naive", "bv", "tv"} <= refused or trees in ("none", "path")
     for name in refused:
         with pytest.raises(UserError, match=f"verifier={name} .*'{trees}'"):
             check_compatible(trees, VERIFIERS[name])

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from nde_talf import CausalModel, UserError
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.loading import foreign_names
-from nde_talf.decoding.model import CausalModel
 from tests.decoding.families import FAMILIES, family, module
 
 

@@ -8,15 +8,18 @@ from itertools import product
 
 import pytest
 
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import StaticShapes
+from nde_talf import (
+    VERIFIERS,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    StaticShapes,
+)
 from nde_talf.decoding.testing import exact_law
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, law_of, target_law
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
 COLD = SamplingSetting(
@@ -52,18 +55,14 @@ def decoder_of(
     shapes = StaticShapes(24, rows=8) if static else None
     drafting = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
     return SpeculativeDecoder(
-        TARGET, drafting, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device
+        TARGET, drafting, SMALL[policy](), name, draft, static=shapes, device=device
     )
-
-
-def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
-    return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng, stop).tokens))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_the_law_is_the_targets_behind_a_peaked_draft(case):
-    assert distance(loop_law(decoder_of(*case), 2), target_law(2)) < CLOSE
+    assert distance(law_of(decoder_of(*case), 2), target_law(2)) < CLOSE
 
 
 @pytest.mark.law
@@ -72,20 +71,20 @@ def test_the_law_is_the_targets_behind_a_peaked_draft(case):
 )
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_law_of_the_loop_is_the_targets(case, draft):
-    assert distance(loop_law(decoder_of(*case, draft), 2), target_law(2)) < CLOSE
+    assert distance(law_of(decoder_of(*case, draft), 2), target_law(2)) < CLOSE
 
 
 @pytest.mark.parametrize("case", [SOME[0], SOME[3], SOME[4], SOME[5], SOME[7]], ids=str)
 def test_a_context_that_ends_inside_a_tree_keeps_the_law(case):
     decoder = decoder_of(*case)
     decoder.max_context = len(PROMPT) + 1  # one token of room, and the last needs none
-    assert distance(loop_law(decoder, 10), target_law(2)) < CLOSE
+    assert distance(law_of(decoder, 10), target_law(2)) < CLOSE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[1], SOME[4], SOME[6]], ids=str)
 def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
-    law = loop_law(decoder_of(*case), 2, stop=(2,))
+    law = law_of(decoder_of(*case), 2, stop=(2,))
     assert any(len(text) == 1 for text in law) and distance(law, target_law(2, stop=2)) < CLOSE
 
 

@@ -7,27 +7,33 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.mixed import Mixed, MixedDrafter
-from nde_talf.decoding.ngram import Match, NgramDrafter, NgramIndex, statistics
-from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.policies.base import DecodingState
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
-from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.testing import exact_law
-from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Autoregressive,
+    Beam,
+    DecodingState,
+    Delayed,
+    DySpec,
+    EagleDrafter,
+    LMDrafter,
+    Mixed,
+    MixedDrafter,
+    NgramConfig,
+    NgramDrafter,
+    NgramTree,
+    Rng,
+    SamplingSetting,
+    Shaped,
+    SpeculativeDecoder,
+    StaticShapes,
+    UserError,
+)
+from nde_talf.decoding.ngram import Match, NgramIndex, statistics
+from nde_talf.decoding.sampling import RAW
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, target_law
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY, law_of, target_law
 from tests.draft_training.heads import random_head
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
@@ -81,14 +87,6 @@ def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
                 )
             ]
             assert index.match(path) == (searched or [Match(0, [])])[0]
-
-
-def test_continuations_share_the_matches_and_follow_their_tokens():
-    index = NgramIndex(NgramConfig(max_size=2))
-    index.extend(REPEATS)
-    match = Match(2, [5, 3])
-    assert index.match([]) == match and index.continuations(match) == [(0, 0.5), (3, 0.5)]
-    assert index.follow(match, 3) == Match(3, [4]) and index.follow(match, 1) is None
 
 
 def test_several_matches_are_one_tree_within_its_budget():
@@ -172,12 +170,6 @@ DRAWN = {
 DRAWN_CASES = [(kind, rule) for kind, (_, rules) in DRAWN.items() for rule in rules]
 
 
-def law_of(
-    decoder: SpeculativeDecoder, tokens: int, prompt: list[int], setting: SamplingSetting = SETTING
-) -> dict:
-    return exact_law(lambda rng: tuple(decoder.generate(prompt, tokens, setting, rng).tokens))
-
-
 def drawn(kind: str, rule: str, config: NgramConfig, device: bool = False) -> SpeculativeDecoder:
     return SpeculativeDecoder(
         TARGET, NgramDrafter(VOCABULARY, config), DRAWN[kind][0](), rule, device=device
@@ -221,7 +213,7 @@ def test_every_law_of_drafts_from_the_text_is_the_targets(kind, rule, drafter, c
     else:
         decoder = mixed(drafter, rule, config) if drafter else drawn(kind, rule, config)
     tokens = 2 if kind in ("iid", "dyspec") else 3
-    assert distance(law_of(decoder, tokens, PROMPT), target_law(tokens)) < CLOSE
+    assert distance(law_of(decoder, tokens), target_law(tokens)) < CLOSE
 
 
 def features(target, text: list[int]) -> torch.Tensor:
@@ -281,19 +273,6 @@ def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(sta
         for each in (decoder, plain)
     ]
     assert texts[0] == texts[1] and decoder.drafting.draft.session.length > 200
-
-
-@pytest.mark.parametrize(
-    "given,said",
-    [
-        ({"min_size": 0}, "ngram.min_size=0: it should be greater than or equal to 1"),
-        ({"min_size": 3, "max_size": 2}, "ngram.min_size=3 is larger than ngram.max_size=2"),
-        ({"threshold": float("nan")}, "ngram.threshold=nan"),
-    ],
-)
-def test_settings_out_of_range_are_refused(given, said):
-    with pytest.raises(UserError, match=said):
-        NgramConfig(**given)
 
 
 def test_a_policy_with_another_drafter_is_refused():

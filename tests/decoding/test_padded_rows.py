@@ -4,12 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf import CausalModel, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder, UserError
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from tests.decoding.families import ROTARY
 from tests.decoding.policies import EVERY_POLICY
 

@@ -8,22 +8,29 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
-from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
-from nde_talf.decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
-from nde_talf.decoding.policies.salf import Optimal, Salf
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
-from nde_talf.decoding.verifier import check_compatible
+from nde_talf import (
+    Action,
+    Beam,
+    DecodingState,
+    Delayed,
+    DynaTree,
+    DySpec,
+    DySpecThreshold,
+    LMDrafter,
+    NgramConfig,
+    Optimal,
+    Rng,
+    Salf,
+    SamplingSetting,
+    Shaped,
+    UserError,
+    fixed_shape,
+    sequoia_shape,
+)
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
+from nde_talf.decoding.policies.stopping import ConfidenceStop, FollowMean
+from nde_talf.decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.tiny_loop import DRAFT, TARGET
 
 NEGLIGIBLE = 1e-4
 BIG = tiny_pair(30, noise=0.3, seed=5)
@@ -38,23 +45,6 @@ SMALL = {
     "fixed-iid": lambda: Shaped(fixed_shape(2, 2, 3), "iid"),
     "sequoia": lambda: Shaped(sequoia_shape([0.6, 0.3], 3, 2), "without_replacement"),
 }
-PAIRS = [
-    (policy, verifier)
-    for policy, make in SMALL.items()
-    for verifier, rule in VERIFIERS.items()
-    if make().trees in rule.trees and verifier != "greedy"
-]
-
-
-def test_pairs_that_would_not_be_lossless_are_refused():
-    for policy, make in SMALL.items():
-        kind = make().trees
-        for name, rule in VERIFIERS.items():
-            if (policy, name) in PAIRS or name == "greedy":
-                check_compatible(kind, rule)
-            else:
-                with pytest.raises(UserError, match=name):
-                    SpeculativeDecoder(TARGET, LMDrafter(DRAFT), make(), rule)
 
 
 def drafted(policy, seed: int = 0, room: int = 100):
@@ -215,6 +205,11 @@ def test_a_full_context_leaves_the_root_alone(make):
         (lambda: sequoia_shape([], 4, 4), "rates="),
         (lambda: Shaped((), "magic"), "magic"),
         (lambda: Delayed(Action(0, 2, 2)), "k=0"),
+        (lambda: ConfidenceStop(1.0), "threshold=1.0"),
+        (lambda: ConfidenceStop(by="mode"), "by=mode"),
+        (lambda: FollowMean(window=0), "window=0"),
+        (lambda: NgramConfig(min_size=0), r"ngram\.min_size=0: it should be greater than or equal"),
+        (lambda: NgramConfig(3, 2), r"ngram\.min_size=3 is larger than ngram\.max_size=2"),
     ],
 )
 def test_settings_that_cannot_work_are_named(make, words):

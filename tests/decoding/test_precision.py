@@ -7,9 +7,9 @@ from nde_talf.decoding.actions import action_space
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
-from nde_talf.decoding.rules.labels import expected_block_efficiency
 from nde_talf.decoding.rules.sums import positive_sums
 from nde_talf.decoding.super_tree import super_tree_layout
+from tests.decoding.laws import expected_block_efficiency
 from tests.decoding.wide_rows import rows
 
 SIZE = (2, 1, 2)

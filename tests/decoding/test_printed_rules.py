@@ -7,9 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf import VERIFIERS, Action, Delayed
 from nde_talf.decoding.rules.acceptance import acceptance, branching
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.tournament import CORE, play_program

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward import fastest, onednn, product
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel, UserError
+from nde_talf.decoding.forward import fastest, layer, onednn
 from tests.decoding.families import FAMILIES, module
 
 needs_onednn = pytest.mark.skipif(not onednn.has_onednn(), reason="this torch has no oneDNN")
@@ -19,7 +18,7 @@ WAYS = ("plain", "onednn", "packed")
 @pytest.fixture
 def all_are_large(monkeypatch, tmp_path):
     """Take matrices of any size for large ones, and keep the answers in a folder of the test."""
-    monkeypatch.setattr(product, "LARGE", 1)
+    monkeypatch.setattr(layer, "LARGE", 1)
     monkeypatch.setattr(fastest, "LARGE", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -35,7 +34,7 @@ def linears(count: int, bias: bool) -> list[nn.Linear]:
 @pytest.mark.parametrize("count,bias", [(1, False), (3, True)])
 def test_every_way_is_the_product_of_torch(all_are_large, way, dtype, count, bias):
     parts = [part.to(dtype) for part in linears(count, bias)]
-    multiply = product.linear(parts, way)
+    multiply = layer.linear(parts, way)
     bound = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for rows in (1, 2, 4, 5, 8, 9, 63, 64, 65, 130):
         states = torch.randn(rows, 24).to(dtype)
@@ -48,7 +47,7 @@ def test_every_way_is_the_product_of_torch(all_are_large, way, dtype, count, bia
 @needs_onednn
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_and_autocast_pass_by_onednn(all_are_large, way):
-    multiply, states = product.linear(linears(2, True), way), torch.randn(3, 24, requires_grad=True)
+    multiply, states = layer.linear(linears(2, True), way), torch.randn(3, 24, requires_grad=True)
     multiply(states).sum().backward()
     assert states.grad is not None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -3,12 +3,16 @@
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.streams import Generation, Step
+from nde_talf import (
+    Action,
+    Delayed,
+    Generation,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    Step,
+)
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 

@@ -5,15 +5,8 @@ import sys
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.registry import (
-    FAMILIES,
-    HEADS,
-    LOSSES,
-    POLICIES,
-    VERIFIERS,
-    Registry,
-)
+from nde_talf import VERIFIERS, UserError
+from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, Registry
 
 
 @pytest.mark.parametrize(

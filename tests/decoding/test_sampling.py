@@ -10,17 +10,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import VERIFIERS, DraftTree, Rng, SamplingSetting, UserError
 from nde_talf.decoding.device_sampling import search_on_device
 from nde_talf.decoding.nucleus import nucleus, nucleus_sorted
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import (
-    Rng,
-    SamplingSetting,
-    search,
-    warp,
-)
-from nde_talf.decoding.tree import DraftTree, WarpedRows
+from nde_talf.decoding.sampling import search, warp
+from nde_talf.decoding.tree import WarpedRows
 
 
 @pytest.mark.parametrize(

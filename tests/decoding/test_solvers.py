@@ -10,16 +10,13 @@ import torch
 from hypothesis import given, settings
 from scipy.optimize import linprog
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf import VERIFIERS, Action, Delayed, DraftTree
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
 from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.testing import exact_law, expectation
-from nde_talf.decoding.tree import DraftTree
 from tests.decoding.laws import distance
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 

@@ -3,18 +3,20 @@
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.stopping import FollowTau
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import StaticShapes
-from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf import (
+    Action,
+    Beam,
+    CausalModel,
+    Delayed,
+    EagleDrafter,
+    FollowTau,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    StaticShapes,
+    UserError,
+)
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
@@ -30,7 +32,7 @@ def decoder(
     target, draft, policy, rule: str, static: StaticShapes | None, head=None
 ) -> SpeculativeDecoder:
     drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
-    return SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], static=static)
+    return SpeculativeDecoder(target, drafter, policy, rule, static=static)
 
 
 class Graphs:
@@ -118,7 +120,7 @@ def test_features_of_inner_layers_are_refused_where_hooks_collect_them():
     drafter.feature_layers = (0, 1, 2)
     with pytest.raises(UserError, match="layers 0, 1, 2"):
         SpeculativeDecoder(
-            target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100)
+            target, drafter, Delayed(Action(1, 0, 2)), "naive", static=StaticShapes(100)
         )
 
 

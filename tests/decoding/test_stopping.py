@@ -4,16 +4,18 @@ stop.
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf import (
+    VERIFIERS,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.registry import PATHS, VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.testing import exact_law
-from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.decoding.registry import PATHS
 from tests.decoding.laws import distance
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, target_law
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, law_of, target_law
 
 CLOSE = 1e-6
 # Thresholds at which some paths of the tiny pair stop and others go on.
@@ -26,10 +28,6 @@ RULES = [name for name, rule in VERIFIERS.items() if rule.trees >= PATHS and nam
 
 def decoder_of(policy: str, rule: str, drafter=None) -> SpeculativeDecoder:
     return SpeculativeDecoder(TARGET, drafter or LMDrafter(DRAFT), POLICIES[policy](), rule)
-
-
-def law_of(decoder: SpeculativeDecoder, tokens: int):
-    return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng).tokens))
 
 
 @pytest.mark.parametrize(
@@ -99,16 +97,3 @@ def test_the_mean_acceptance_is_followed():
     for at in range(1, len(taus) - 1):
         last = taus[max(0, at - 2) : at]
         assert lengths[at] == min(max(round(sum(last) / len(last)) + 1, 1), 5)
-
-
-@pytest.mark.parametrize(
-    "make,message",
-    [
-        (lambda: ConfidenceStop(1.0), "threshold=1.0"),
-        (lambda: ConfidenceStop(by="mode"), "by=mode"),
-        (lambda: FollowMean(window=0), "window=0"),
-    ],
-)
-def test_bad_options_are_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()

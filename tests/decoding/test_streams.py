@@ -11,24 +11,32 @@ from threading import Barrier
 import pytest
 import torch
 
-from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.policies.stopping import FollowTau
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.streams import First, blocks_of
-from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Autoregressive,
+    Beam,
+    Delayed,
+    DynaTree,
+    DySpec,
+    EagleDrafter,
+    FollowTau,
+    LMDrafter,
+    NeuralPolicy,
+    Rng,
+    Salf,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+    StaticShapes,
+    Step,
+    Stream,
+    UserError,
+)
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.selector.entropy import EntropyRule
-from nde_talf.selector.network import Selector, SelectorSchema
-from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.network import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
 from tests.selector.examples import TABLE
@@ -197,9 +205,9 @@ def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, dra
 def test_a_stream_that_is_being_read_refuses_another_reader():
     def steps():
         next(stream)
-        yield First(1, 0.0, [])
+        yield Step([1], 1, {"other": 0.0})
 
-    stream = blocks_of(steps(), 4, (), torch.device("cpu"))
+    stream = Stream(steps(), 4, (), torch.device("cpu"))
     with pytest.raises(UserError, match="thread"):
         next(stream)
 

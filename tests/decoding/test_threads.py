@@ -10,7 +10,7 @@ USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 SCRIPT = """
 import torch
 {before}
-from nde_talf.decoding.forward import product
+from nde_talf.decoding.forward import layer
 from nde_talf import Autoregressive, SpeculativeDecoder
 from tests.decoding.families import family
 {after}
@@ -24,7 +24,7 @@ print(torch.get_num_threads())
     "before,after,expected",
     [
         ("", "", "1"),
-        ("", "product.LARGE = 1", "all"),
+        ("", "layer.LARGE = 1", "all"),
         ("torch.set_num_threads(31)", "", "31"),
         ("", "torch.set_num_threads(31)", "31"),
     ],

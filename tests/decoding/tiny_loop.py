@@ -8,15 +8,20 @@ from itertools import product
 import torch
 from scipy import stats
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.policies.fixed import Shaped
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf import (
+    Action,
+    Beam,
+    Delayed,
+    DySpec,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Shaped,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.testing import exact_law
 from tests.decoding.memoized import memoized, memoized_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -54,6 +59,17 @@ def target_law(
         text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
         law[text] = law.get(text, 0.0) + chance
     return law
+
+
+def law_of(
+    decoder: SpeculativeDecoder,
+    tokens: int,
+    stop: tuple[int, ...] = (),
+    prompt: list[int] = PROMPT,
+    setting: SamplingSetting = SETTING,
+) -> dict[tuple[int, ...], float]:
+    """The exact law of the first tokens of a decoder's text."""
+    return exact_law(lambda rng: tuple(decoder.generate(prompt, tokens, setting, rng, stop).tokens))
 
 
 def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:

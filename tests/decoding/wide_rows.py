@@ -2,7 +2,8 @@
 
 import torch
 
-from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
+from nde_talf import SamplingSetting
+from nde_talf.decoding.sampling import RAW, warp
 
 V = 150_000
 
