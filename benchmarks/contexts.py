@@ -71,7 +71,7 @@ def drawn(
 ) -> dict[str, Roots]:
     """Return the roots after `prompts` under each sampling setting."""
     layout = super_tree_layout()
-    chunk, found = chunk_rows(target.vocab_size, 0, layout), {}
+    chunk, found = chunk_rows(target.vocab_size, layout), {}
     for name in options.settings:
         setting, parts = SETTINGS[name], []
         for number, prompt in enumerate(prompts):

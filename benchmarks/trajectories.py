@@ -15,9 +15,8 @@ from nde_talf.data.traces.super_trees import (
     Prefix,
     SuperTrees,
     draft_prefix,
-    sampled_super_trees,
+    super_trees,
 )
-from nde_talf.data.traces.trace import root_positions
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.sampling import SamplingSetting
@@ -48,11 +47,13 @@ def trajectory_trees(
     trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, 0)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
-        at = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)
-        if len(at):
-            drawn = at, samples, layout, draft_setting, generator, len(at) * samples
+        roots = torch.arange(len(prompt), len(trajectory), stride, device=target.device)
+        roots = roots.repeat_interleave(samples)
+        uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+        if len(roots):
             prefix = Prefix(target, tokens)
-            yield from sampled_super_trees(prefix, draft_prefix(draft, prefix), *drawn)
+            both = prefix, draft_prefix(draft, prefix)
+            yield super_trees(*both, roots, layout, draft_setting, uniforms, 1 << 30)
 
 
 def draft_paths(

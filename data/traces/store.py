@@ -14,7 +14,6 @@ grows. `finish` gathers the entries in `shards.json`:
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,13 +26,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    SEAL,
-    content_digest,
-    opened,
-    reading,
-    write_atomically,
-)
+from nde_talf.decoding.common.files import opened, reading, write_atomically, write_sealed
 from nde_talf.decoding.common.formats import Format
 
 INDEX = "shards.json"
@@ -106,14 +99,15 @@ class TraceStore:
 
         A shard without columns gets only the entry.
         """
-        table, file = arrow_table(columns), io.BytesIO()
+        table = pa.table({key: _array(value) for key, value in columns.items()})
+        file = io.BytesIO()
         entry = Shard(rows=table.num_rows, sha256=None, split=None)
         if columns:
             # A dictionary of numbers triples the time.
             text = [name for name, column in columns.items() if isinstance(column, list)]
             pq.write_table(table, file, compression="zstd", use_dictionary=text)
             entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
-            self._put(name, file.getvalue())
+            write_atomically(self.folder / name, lambda path: path.write_bytes(file.getbuffer()))
         if "split" in columns:
             entry["split"] = cast("Any", columns["split"])[0]  # a shard is of one split
         self._put_index(_entry_name(name), {name: entry})
@@ -183,21 +177,11 @@ class TraceStore:
         return entries
 
     def _put_index(self, name: str, shards: dict[str, Shard]) -> None:
-        content = {"format": FORMAT.number, "shards": shards}
-        sealed = {**content, SEAL: content_digest(content)}
-        self._put(name, (json.dumps(sealed, indent=2) + "\n").encode())
-
-    def _put(self, name: str, data: bytes) -> None:
-        write_atomically(self.folder / name, lambda temporary: temporary.write_bytes(data))
+        write_sealed(self.folder / name, {"format": FORMAT.number, "shards": shards})
 
 
 def _entry_name(name: str) -> str:
     return name.removesuffix(".parquet") + ".json"
-
-
-def arrow_table(columns: Mapping[str, list | Tensor]) -> pa.Table:
-    """Make a table of lists, and of tensors [R, ...]."""
-    return pa.table({key: _array(value) for key, value in columns.items()})
 
 
 def _array(column: list | Tensor) -> pa.Array:

@@ -6,7 +6,6 @@ rows, the draft one pass a level. Only hidden states are stored; distributions a
 them, a chunk at a time.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -179,11 +178,8 @@ def draw_super_trees(
     Returns:
         Tokens [T, N] and hidden states [T, N_inner, H].
     """
-    rows, uniforms = draft.rows(roots, layout), uniforms.to(draft.model.device)
-    model, tokens = (
-        draft.model,
-        torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device),
-    )
+    model, rows, uniforms = draft.model, draft.rows(roots, layout), uniforms.to(draft.model.device)
+    tokens = torch.empty(len(roots), len(layout), dtype=torch.long, device=model.device)
     hidden = torch.empty(
         len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype
     )
@@ -199,11 +195,9 @@ def draw_super_trees(
         above = None
         if group.start:
             parents = layout.parents[group].to(model.device)
-            above, parents = (
-                hidden[:, parents],
-                parents.unique_consecutive(),
-            )  # each with equally many children
-            states = hidden[:, parents].flatten(0, 1)
+            above = hidden[:, parents]
+            # Each parent has equally many children.
+            states = hidden[:, parents.unique_consecutive()].flatten(0, 1)
             levels = uniforms[:, group].reshape(len(states), -1)
             parts = zip(states.split(chunk), levels.split(chunk), strict=True)
             drawn = [inverse_cdf(warp(model.logits(some), setting), u) for some, u in parts]
@@ -221,25 +215,8 @@ def super_trees(
     layout: SuperTreeLayout,
     draft_setting: SamplingSetting,
     uniforms: Tensor,
-    chunk: int = 1 << 30,
+    chunk: int,
 ) -> SuperTrees:
     """Draw super-trees at the positions `roots` [T] with `uniforms` [T, N], and run the target."""
     tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
     return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), h_q)
-
-
-def sampled_super_trees(
-    target: Prefix,
-    draft: Prefix,
-    positions: Tensor,
-    samples: int,
-    layout: SuperTreeLayout,
-    draft_setting: SamplingSetting,
-    generator: torch.Generator,
-    micro_batch: int,
-) -> Iterator[SuperTrees]:
-    """Draw `samples` super-trees at each root position [R], `micro_batch` trees at a time."""
-    roots = positions.repeat_interleave(samples)
-    uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
-    for part, u in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
-        yield super_trees(target, draft, part, layout, draft_setting, u)

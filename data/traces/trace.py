@@ -27,16 +27,6 @@ Pairs = list[tuple[SamplingSetting, SamplingSetting]]
 """The target's and the draft's sampling settings that labels are computed for."""
 
 
-def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
-    """Return the draft's sampling setting where the target's is `setting`."""
-    return setting if config.draft_temperature == "match" else RAW
-
-
-def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> list[int]:
-    """List the roots' positions: the first generated token, and every `stride`-th after it."""
-    return list(range(len(prompt), len(trajectory), stride))
-
-
 def trace_trajectories(
     target: CausalModel,
     draft: CausalModel | Draft,
@@ -69,28 +59,25 @@ def trace_trajectories(
         233].
     """
     generator = torch.Generator().manual_seed(seed)
-    pairs = [(setting, draft_setting(setting, config)) for setting in settings]
+    raw = config.draft_temperature == "raw"
+    pairs = [(setting, RAW if raw else setting) for setting in settings]
     parts: list[dict[str, list | Tensor]] = []
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         text = config.labels == "text" and prompt.split == "train"
-        roots = root_positions(prompt.tokens, trajectory, STRIDE if text else config.stride)
-        if text and len(trajectory) == len(prompt.tokens) + config.new_tokens:  # it was cut off
-            roots = [root for root in roots if root < len(trajectory) - DEPTH]
+        cut = text and len(trajectory) == len(prompt.tokens) + config.new_tokens
+        # The first generated token, and one every stride after it.
+        first, end = len(prompt.tokens), len(trajectory) - cut * DEPTH
+        roots = list(range(first, end, STRIDE if text else config.stride))
         if roots:  # else the target ended its text at once
-            named = {
-                name: [value] * len(roots)
-                for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
-            }
+            named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
+            texts = {name: [value] * len(roots) for name, value in named}
             made = Positions(target, draft, trajectory, roots)
-            labelled = (
-                made.from_text(pairs)
-                if text
-                else made.from_trees(pairs, config, micro_batch, generator)
-            )
-            tables = made.tables(
-                pairs, [{name: each[name] for name in config.verifiers} for each in labelled]
-            )
-            parts += [named | columns for columns in tables]
+            if text:
+                labelled = made.from_text(pairs)
+            else:
+                labelled = made.from_trees(pairs, config, micro_batch, generator)
+            kept = [{name: each[name] for name in config.verifiers} for each in labelled]
+            parts += [texts | columns for columns in made.tables(pairs, kept)]
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
         name: list(chain(*each)) if name in NAMES else torch.cat(cast("list[Tensor]", each))
@@ -172,11 +159,8 @@ class Positions:
     def tables(self, pairs: Pairs, labelled: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Return the columns of numbers for each pair of target's and draft's setting."""
         at = self.positions
-        states = (
-            self.p_prefix.hidden[at - 1],
-            self.q_prefix.hidden[at - 1],
-            self.q_prefix.hidden[at],
-        )
+        p_hidden, q_hidden = self.p_prefix.hidden, self.q_prefix.hidden
+        states = p_hidden[at - 1], q_hidden[at - 1], q_hidden[at]
         tables = []
         for (p_setting, q_setting), estimates in zip(pairs, labelled, strict=True):
             p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)

@@ -7,7 +7,6 @@ another machine. It writes its shards itself, to a store that every worker reach
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import mul
 from pathlib import Path
 
 import torch
@@ -141,26 +140,22 @@ class Tracer:
         each = -(-self.config.new_tokens // stride)
         states = 2 * (target.hidden_size + 2 * draft.hidden_size)  # bytes in half precision
         labels = 4 * len(TREES) * len(self.config.verifiers)
-        roots = [each * len(unit.prompts) * len(unit.settings) for unit in work]
-        per_root = [states + unit.samples * labels for unit in work]
-        return sum(roots), sum(map(mul, roots, per_root))
+        roots = size = 0
+        for unit in work:
+            count = each * len(unit.prompts) * len(unit.settings)
+            roots, size = roots + count, size + count * (states + unit.samples * labels)
+        return roots, size
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """Sample the target's text after every prompt: columns prompt_id and tokens [P]."""
-        engine = self._engine()
-        tokens: dict[int, list[int]] = {}
+        engine, length = self._engine(), self.config.new_tokens
+        tokens = [prompt.tokens for prompt in unit.prompts]
         for name in dict.fromkeys(unit.sampled):
             at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
-            prompts = [unit.prompts[i].tokens for i in at]
-            tokens |= zip(
-                at,
-                engine.sample(prompts, SETTINGS[name], self.config.new_tokens, unit.seed),
-                strict=True,
-            )
-        return {
-            "prompt_id": [p.id for p in unit.prompts],
-            "tokens": [tokens[i] for i in range(len(unit.prompts))],
-        }
+            texts = engine.sample([tokens[i] for i in at], SETTINGS[name], length, unit.seed)
+            for i, text in zip(at, texts, strict=True):
+                tokens[i] = text
+        return {"prompt_id": [prompt.id for prompt in unit.prompts], "tokens": tokens}
 
     def trace(
         self, unit: Unit, trajectories: list[list[int]] | None = None

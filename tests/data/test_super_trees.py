@@ -8,9 +8,7 @@ import torch
 from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.super_trees import (
     Prefix,
-    SuperTreeRows,
-    draw_super_trees,
-    sampled_super_trees,
+    super_trees,
 )
 from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.drafter import LMDrafter
@@ -20,7 +18,7 @@ from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 from nde_talf.decoding.tree import WarpedRows
 from tests.data.padded import padded_pair
 from tests.decoding.laws import expected_block_efficiency
@@ -37,18 +35,19 @@ ACTIONS = [
 ]
 
 
+def uniform(count: int, layout: SuperTreeLayout, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, len(layout), generator=generator, dtype=torch.float64)
+
+
 def test_every_row_is_its_path_run_alone():
     target, draft = tiny_pair(11, hidden=32, layers=2)
     layout, trajectory = super_tree_layout(2, 2, 2), torch.tensor([1, 2, 3, 4, 5, 6])
     roots = torch.tensor([2, 5])
     with torch.inference_mode():
         prefixes = [Prefix(model, trajectory) for model in (target, draft)]
-        uniforms = torch.rand(
-            2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        )
-        tokens, h_q = draw_super_trees(prefixes[1], roots, layout, SETTING, uniforms, 3)
-        q = warp(draft.logits(h_q), SETTING)
-        hidden = SuperTreeRows(prefixes[0], roots, layout).run(tokens[:, : layout.inner])
+        trees = super_trees(*prefixes, roots, layout, SETTING, uniform(2, layout, 0), 3)
+        tokens, hidden, q = trees.tokens, trees.h_p, warp(draft.logits(trees.h_q), SETTING)
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner):
                 path = tokens[tree][layout.ancestors[row]].tolist()
@@ -75,13 +74,10 @@ def labelled(request):
     with torch.inference_mode():
         trajectory = torch.tensor(CONTEXT)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
-        root, generator = torch.tensor([len(CONTEXT) - 1]), torch.Generator().manual_seed(1)
-        drawn = sampled_super_trees(*prefixes, root, SAMPLES, LAYOUT, SETTING, generator, 40)
-        parts = [
-            labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)[0]
-            for trees in drawn
-        ]
-    return target, draft, {name: torch.cat([part[name] for part in parts]) for name in LABELLED}
+        roots = torch.full((SAMPLES,), len(CONTEXT) - 1)
+        trees = super_trees(*prefixes, roots, LAYOUT, SETTING, uniform(SAMPLES, LAYOUT, 1), 300)
+        (made,) = labels(trees, target, draft, [(SETTING, SETTING)], LABELLED, LAYOUT, 300)
+    return target, draft, made
 
 
 def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tensor]:
@@ -134,8 +130,8 @@ def test_labels_in_chunks_are_labels_of_all_rows_at_once():
     )
     with torch.inference_mode():
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
-        roots, generator = torch.tensor([4, 7]), torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(*prefixes, roots, 2, LAYOUT, SETTING, generator, 4)
+        roots = torch.tensor([4, 4, 7, 7])
+        trees = super_trees(*prefixes, roots, LAYOUT, SETTING, uniform(4, LAYOUT, 0), 100)
         for chunk in (29, 100, 5000):
             chunked = labels(
                 trees,

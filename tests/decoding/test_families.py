@@ -26,7 +26,7 @@ from nde_talf import (
     UserError,
 )
 from nde_talf.data.traces.label_chunks import labels
-from nde_talf.data.traces.super_trees import Prefix, sampled_super_trees
+from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -148,7 +148,8 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
         target, draft = padded_pair(name, rows)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
         generator = torch.Generator().manual_seed(0)
-        (trees,) = sampled_super_trees(*prefixes, roots, 1, layout, setting, generator, 9)
+        uniforms = torch.rand(2, len(layout), generator=generator, dtype=torch.float64)
+        trees = super_trees(*prefixes, roots, layout, setting, uniforms, 9)
         rows_of = trees.distributions(target, draft, setting, setting)
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner - 6, layout.inner):
