@@ -6,7 +6,6 @@ the token that ends a turn. Nothing is found by looking for words in the text. T
 tokenizer, but not where dialogues come from or how documents are packed.
 """
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,6 @@ from nde_talf.data.text.templates import SECONDS, render, within
 from nde_talf.decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
-_GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 
 class UnsuitedError(ValueError):
@@ -57,8 +55,6 @@ class ChatEncoder:
             )
         self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()
-        self.marked = bool(_GENERATION.search(self.template))
-        """The template itself says what is generated."""
         probe = [{"role": USER, "content": _PROBE}]
         render(tokenizer, probe, f"{KEY}.chat_template", chat_template=template, **self.options)
         added = (str(token) for token in tokenizer.added_tokens_decoder.values())
@@ -80,8 +76,14 @@ class ChatEncoder:
                 faithfully.
             UserError: the template ends no turn with a special token.
         """
-        encode = self._marked if self.marked else self._derived
-        documents = encode(dialogue.messages)
+        messages = dialogue.messages
+        whole = self._render(messages)
+        ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
+        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in ends}
+        if all(whole.startswith(text) for text in texts):
+            documents = [self._document(whole, list(texts.values()))]
+        else:
+            documents = [self._document(text, [answer]) for text, answer in texts.items()]
         if dialogue.cut:
             documents[-1] = self._without_end(documents[-1])
         return documents
@@ -93,30 +95,25 @@ class ChatEncoder:
         )
         return str(text)
 
-    def _derived(self, messages: Sequence[Message]) -> list[Document]:
-        whole = self._render(messages)
-        ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
-        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in ends}
-        if all(whole.startswith(text) for text in texts):
-            return [self._document(whole, list(texts.values()))]
-        return [self._document(text, [answer]) for text, answer in texts.items()]
-
     def _answer(self, messages: Sequence[Message]) -> tuple[int, str]:
         """Find the last answer: the character where it begins, and it with its end of turn."""
         text = self._render(messages)
         prompt = self._render(messages[:-1], add_generation_prompt=True)
         probe: Message = {"role": ASSISTANT, "content": _PROBE}
         head, shown, tail = self._render([*messages[:-1], probe]).rpartition(_PROBE)
-        if shown and text.endswith(tail) and not head.startswith(prompt):
+        ends = shown and text.endswith(tail)
+        if ends and not head.startswith(prompt):
             raise UnsuitedError(
                 "whose answers the template renders otherwise than it prompts for them"
             )
         # The head may end with what stands before every answer, such as an empty block of thoughts.
         for start in (prompt, head):
             answer = text[len(start) : len(text) - len(tail)]
-            words = messages[-1]["content"].split()
-            fits = shown and text.endswith(tail) and text.startswith(start)
-            if fits and answer.split() == words:
+            if (
+                ends
+                and text.startswith(start)
+                and answer.split() == messages[-1]["content"].split()
+            ):
                 return len(start), answer + self._end_of_turn(tail)
         raise UnsuitedError("whose answers the template does not show as they are")
 
@@ -157,33 +154,19 @@ class ChatEncoder:
         ids = self._ids(text)
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
-    def _marked(self, messages: Sequence[Message]) -> list[Document]:
-        encoded = self._apply(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        loss = [bool(mark) for mark in encoded["assistant_masks"]]
-        if not any(loss):
-            raise UnsuitedError("of which the template marks nothing as generated")
-        return [Document(list(encoded["input_ids"]), loss)]
-
     def _without_end(self, document: Document) -> Document:
         """Cut `document` behind the last answer's last word, its end of turn left out."""
         end = 1 + max(i for i, counts in enumerate(document.loss) if counts)
-        while (
-            text := self.decode(document.tokens[end - 1 : end])
-        ) in self._special or not text.strip():
+        ends = {*self._special, ""}
+        while self.decode(document.tokens[end - 1 : end]).strip() in ends:
             end -= 1
         return document.cut(end)
 
-    def _render(self, messages: Sequence[Message], **options) -> str:
-        return self._apply(messages, tokenize=False, **options)
-
-    def _apply(self, messages: Sequence[Message], **how) -> Any:
+    def _render(self, messages: Sequence[Message], **how) -> Any:
+        how |= {"chat_template": self.template, "tokenize": False, **self.options}
         try:
             with within(SECONDS):
-                return self.tokenizer.apply_chat_template(
-                    list(messages), chat_template=self.template, **how, **self.options
-                )
+                return self.tokenizer.apply_chat_template(list(messages), **how)
         except (TemplateError, TimeoutError) as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
 

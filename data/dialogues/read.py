@@ -73,10 +73,13 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             break
         try:
             messages = in_order(turns_of(row))
+            answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
             if config.regenerate:
                 messages = [message for message in messages if message["role"] != ASSISTANT]
+            elif not answers:
+                raise OutOfOrderError("without an assistant's turn")
             else:
-                messages = up_to_last_answer(messages)
+                messages = messages[: answers[-1] + 1]
         except OutOfOrderError as error:
             skipped[str(error)] += 1
             continue
@@ -112,17 +115,6 @@ def in_order(turns: Any) -> list[Message]:
     if not roles or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(roles)):
         raise OutOfOrderError("with roles out of order")
     return messages
-
-
-def up_to_last_answer(messages: list[Message]) -> list[Message]:
-    """Cut the questions after the last answer.
-
-    Raises OutOfOrderError if nothing is answered.
-    """
-    answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
-    if not answers:
-        raise OutOfOrderError("without an assistant's turn")
-    return messages[: answers[-1] + 1]
 
 
 def _message(turn: Any) -> Message:

@@ -5,36 +5,14 @@ the one before. This module knows an engine and a chat template, but not where d
 or where shards go.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue
 from nde_talf.data.engines.base import Engine
 from nde_talf.decoding.sampling import SamplingSetting
-
-
-class _Begun:
-    """A dialogue that is being answered."""
-
-    def __init__(self, dialogue: Dialogue):
-        self.dialogue = dialogue
-        self.messages = [m for m in dialogue.messages if m["role"] == SYSTEM]
-        self.questions = [m for m in dialogue.messages if m["role"] != SYSTEM]
-        self.cut, self.ended = False, False
-
-    def prompt(self, encoder: ChatEncoder, turn: int, longest: int) -> list[int] | None:
-        """Ask question number `turn`; None if the dialogue has ended."""
-        if self.ended or turn >= len(self.questions):
-            return None
-        ids = encoder.prompt([*self.messages, self.questions[turn]])
-        self.ended = len(ids) > longest
-        return None if self.ended else ids
-
-    def answer(self, text: str, turn: int, cut: bool) -> None:
-        if text:
-            self.messages += [self.questions[turn], {"role": ASSISTANT, "content": text}]
-            self.cut = cut
-        self.ended = cut or not text
 
 
 def regenerate(
@@ -64,22 +42,31 @@ def regenerate(
         longest: maximum number of tokens of a question with everything before it and its answer.
         seed: of the sampling.
     """
-    begun = [_Begun(dialogue) for dialogue in dialogues]
-    for turn in range(max((len(one.questions) for one in begun), default=0)):
-        asked = {i: one.prompt(encoder, turn, longest - new_tokens) for i, one in enumerate(begun)}
-        prompts = {i: prompt for i, prompt in asked.items() if prompt}
+    made = [
+        replace(one, messages=[m for m in one.messages if m["role"] == SYSTEM]) for one in dialogues
+    ]
+    questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
+    going_on: Iterable[int] = range(len(dialogues))
+    for turn in count():
+        asked = {
+            i: encoder.prompt([*made[i].messages, questions[i][turn]])
+            for i in going_on
+            if turn < len(questions[i])
+        }
+        prompts = {i: ids for i, ids in asked.items() if len(ids) <= longest - new_tokens}
         if not prompts:
             break
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
+        going_on = []
         for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
             answer = tokens[len(prompt) :]
+            cut = len(answer) == new_tokens  # an end of text would have been dropped
             text = encoder.tokenizer.decode(
                 answer, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            # An end of text would have been dropped.
-            begun[i].answer(text.strip(), turn, cut=len(answer) == new_tokens)
-    return [
-        replace(one.dialogue, messages=one.messages, cut=one.cut)
-        for one in begun
-        if any(message["role"] == ASSISTANT for message in one.messages)
-    ]
+            ).strip()
+            if text:
+                said = [questions[i][turn], {"role": ASSISTANT, "content": text}]
+                made[i] = replace(made[i], messages=[*made[i].messages, *said], cut=cut)
+                if not cut:
+                    going_on.append(i)
+    return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]

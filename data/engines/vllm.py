@@ -15,6 +15,7 @@ import torch
 from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.fitness import first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
 INSTALL = (
@@ -76,27 +77,29 @@ class VLLMEngine:
         try:
             yield
         except (RuntimeError, ValueError, OSError, NotImplementedError) as error:
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(
-                f"vLLM failed with {self.folder} ({first}). engine.max_length and engine.gpu_memory"
-                " decide its memory, VLLM_LOGGING_LEVEL=INFO lets it say more, and"
-                " engine.name=transformers works without it."
+                f"vLLM failed with {self.folder} ({first_line(error)}). engine.max_length and"
+                " engine.gpu_memory decide its memory, VLLM_LOGGING_LEVEL=INFO lets it say more,"
+                " and engine.name=transformers works without it."
             ) from error
 
     def _vllm(self) -> Any:
         """Return the instance of vLLM; it is opened when it is first needed."""
         if self._model is not None:
             return self._model
+        options = {"tensor_parallel_size": self.config.tensor_parallel}
         if torch.cuda.is_available():
-            options = {"gpu_memory_utilization": self.config.gpu_memory}
+            options["gpu_memory_utilization"] = self.config.gpu_memory
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
-            options = {"enable_chunked_prefill": False}
-        options |= {
-            "tensor_parallel_size": self.config.tensor_parallel,
-            "enable_prefix_caching": True,
-        }
+            options["enable_chunked_prefill"] = False
         with self._errors():
-            self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
+            self._model = open_llm(
+                self.folder,
+                self.dtype,
+                self.config.max_length,
+                enable_prefix_caching=True,
+                **options,
+            )
         return self._model
 
 
@@ -130,14 +133,10 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
             f"vLLM: {setting} is refused, because vLLM applies min-p before top-p and transformers"
             " after it. Switch one of them off, or use engine.name=transformers."
         )
-    cuts = (
-        {name: getattr(setting, name) for name in ("top_p", "top_k", "min_p")}
-        if setting.temperature
-        else {}
-    )
+    cuts = ("top_p", "top_k", "min_p") if setting.temperature else ()
     return vllm.SamplingParams(
         temperature=setting.temperature,
-        **cuts,
+        **{name: getattr(setting, name) for name in cuts},
         seed=seed,
         max_tokens=new_tokens,
         ignore_eos=True,
@@ -161,9 +160,9 @@ def _stops(folder: str) -> set[int]:
             config = GenerationConfig.from_model_config(model)
         return end_of_text(config)
     except (OSError, ValueError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
-            f"{folder}: no model is there for vLLM ({first}). Give a model folder or a hub name."
+            f"{folder}: no model is there for vLLM ({first_line(error)}). Give a model"
+            " folder or a hub name."
         ) from error
 
 

@@ -7,8 +7,10 @@ can be one. Documents are held out by name. Tokenizers, models and prompts are u
 import glob
 import hashlib
 import json
+import math
 import re
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import datasets
@@ -96,10 +98,9 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
     """
     rows = []
     for kind, corpus in mix.items():
-        documents = sorted(_named_texts(kind, corpus), key=lambda row: by_hash(f"take/{row[0]}"))
         size = 0
-        for name, text in documents:
-            if corpus.characters is not None and size >= corpus.characters:
+        for name, text in sorted(_named_texts(kind, corpus), key=lambda d: by_hash(f"take/{d[0]}")):
+            if size >= (corpus.characters or math.inf):
                 break
             size += len(text)
             for_draft = by_hash(f"draft/{name}") < corpus.draft_fraction
@@ -260,10 +261,8 @@ def split_documents(
     Raises:
         UserError: one of the two sides is empty.
     """
-    sides: tuple[list[int], list[int]] = ([], [])
-    for index, name in enumerate(documents["name"]):
-        sides[by_hash(f"{seed}/{name}") < held_out].append(index)
-    training, validation = sides
+    aside = [by_hash(f"{seed}/{name}") < held_out for name in documents["name"]]
+    training, validation = ([i for i, a in enumerate(aside) if a == side] for side in (False, True))
     if not training or not validation:
         if len(set(documents["name"])) == 1:
             alike = f", {len(documents)} times" if len(documents) > 1 else ""
@@ -292,12 +291,9 @@ def _standard_library() -> list[tuple[str, str]]:
         relative = path.relative_to(root)
         if SKIPPED_FOLDERS.intersection(relative.parts[:-1]):
             continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):
-            continue
-        if text.strip():
-            documents.append((relative.as_posix(), text))
+        with suppress(UnicodeDecodeError, OSError):
+            if (text := path.read_text(encoding="utf-8")).strip():
+                documents.append((relative.as_posix(), text))
     return documents
 
 
@@ -315,19 +311,19 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
             f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."
             " Set data.column to the one that holds the text."
         )
-    values = ["" if value is None else value for value in table[column]]
-    for number, value in enumerate(values, 1):
+    documents = []
+    named = table["name"] if "name" in table.column_names else [None] * len(table)
+    for number, (name, value) in enumerate(zip(named, table[column], strict=True), 1):
         if isinstance(value, (dict, list)):
             raise UserError(
                 f"{source!r}: row {number} has a {type(value).__name__} in the column {column!r}"
                 " and no text."
             )
-    texts = [str(value) for value in values]
-    if "name" in table.column_names:
-        names = [str(name) for name in table["name"]]
-    else:
-        names = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
-    return [(name, text) for name, text in zip(names, texts, strict=True) if text.strip()]
+        text = "" if value is None else str(value)
+        if text.strip():
+            own = hashlib.sha256(text.encode()).hexdigest()[:16]
+            documents.append((own if name is None else str(name), text))
+    return documents
 
 
 def _blocks(text: str, name: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import load_table
-from nde_talf.data.text.prompts import Prompt, in_turn, make_prompt
+from nde_talf.data.text.prompts import Prompt, ids_of, in_turn, make_prompt
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.templates import render
@@ -55,12 +55,11 @@ def load_sets(
             from_part = from_set // len(parts) + (i < from_set % len(parts))
             prompts, long = _draw(name, prompt_set, part, from_part, seed, tokenizer, seen)
             by_part.append(prompts)
-            if long and prompt_set.shorten:
-                say(f"{part.source}: {long} prompts are cut to {prompt_set.max_tokens} tokens")
-            elif long:
+            if long:
+                fate = "cut to it" if prompt_set.shorten else "left out"
                 say(
                     f"{part.source}: {long} prompts of more than data.sets.{name}.max_tokens="
-                    f"{prompt_set.max_tokens} tokens are left out"
+                    f"{prompt_set.max_tokens} tokens are {fate}"
                 )
         by_set.append(in_turn(by_part))
     return in_turn(by_set)
@@ -89,16 +88,13 @@ def _draw(
     long = repeated = 0
     texts = _texts(key, prompt_set, part, count, seed, tokenizer)
     while len(prompts) < count and (text := next(texts, None)) is not None:
-        text, excess = _fitting(text, prompt_set, tokenizer)
+        text, too_long = _fitting(text, prompt_set, tokenizer)
         prompt = make_prompt(prompt_set.kind or name, text, bool(prompt_set.chat))
-        long += excess > 0
-        if not text:
-            continue
-        if prompt.id in seen:
-            repeated += 1
-        else:
-            seen.add(prompt.id)
+        long += too_long
+        repeated += prompt.id in seen
+        if text and prompt.id not in seen:
             prompts.append(prompt)
+            seen.add(prompt.id)
     if len(prompts) < count:
         others = f" and {long} longer than {key}.max_tokens" if long else ""
         others += f" and {repeated} that occurred before" if repeated else ""
@@ -140,18 +136,15 @@ def _texts(
 
 def _fitting(
     text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, int]:
-    """Return a row as a prompt, and how many tokens too many it had.
-
-    One that is too long is cut, or is "".
-    """
+) -> tuple[str, bool]:
+    """Return a row as a prompt, and whether it was too long: then it is cut, or is ""."""
     prompt = _as_prompt(text, prompt_set, tokenizer)
-    excess = len(_ids(prompt, tokenizer)) - prompt_set.max_tokens
+    excess = len(ids_of(prompt, tokenizer)) - prompt_set.max_tokens
     if excess > 0:
-        room = max(1, len(_ids(text, tokenizer)) - excess) if prompt_set.shorten else 0
+        room = max(1, len(ids_of(text, tokenizer)) - excess) if prompt_set.shorten else 0
         start = _first_tokens(text, room, tokenizer) or text[:room]  # a letter is a token or less
         prompt = _as_prompt(start, prompt_set, tokenizer)
-    return prompt, excess
+    return prompt, excess > 0
 
 
 def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -160,10 +153,6 @@ def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerB
         return text
     turn = [{"role": "user", "content": text.strip()}]
     return render(tokenizer, turn, "data.sets", add_generation_prompt=True)
-
-
-def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -91,24 +92,20 @@ def prompts_from_documents(
         if document["name"].endswith(".py"):
             cuts = _python_cuts(document["text"], generator)
         else:
-            cuts = {
-                str(document.get("kind") or TEXT): _word_cuts(
-                    document["text"], generator, 8 * per_document
-                )
-            }
+            ends = _word_cuts(document["text"], generator, 8 * per_document)
+            cuts = {str(document.get("kind") or TEXT): ends}
         for kind, ends in cuts.items():
             taken = 0
             for end in ends:
                 if taken == per_document // len(cuts):
                     break
-                text = _last_tokens(
-                    document["text"][:end], tokenizer, generator.randint(*tokens), tokens[0]
-                )
+                longest = generator.randint(*tokens)
+                text = _last_tokens(document["text"][:end], tokenizer, longest, tokens[0])
                 if text is not None and text not in seen:
                     seen.add(text)
                     pools.setdefault(kind, []).append(make_prompt(kind, text))
                     taken += 1
-    return _mixed(pools, count, "the held-out documents")
+    return _mixed(pools, count)
 
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
@@ -132,12 +129,17 @@ def encode_prompts(
     ]
 
 
+def ids_of(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Encode a text without special tokens."""
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
 def in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
     """Take one of each list, then the next of each, as long as there are any."""
     return [prompt for turn in zip_longest(*lists) for prompt in turn if prompt is not None]
 
 
-def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
+def _mixed(pools: dict[str, list[Prompt]], count: int) -> list[Prompt]:
     """Take `count` prompts, equally many of each kind; more where another kind has too few.
 
     Each kind is spread evenly over the list.
@@ -145,17 +147,15 @@ def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prom
     mixed = in_turn([pools[kind] for kind in sorted(pools)])
     if count < 1 or len(mixed) < count:
         raise UserError(
-            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one"
-            f" and at most {len(mixed)}, use a larger source (or hold out more documents), or widen"
-            " the range of lengths."
+            f"{count} prompts are asked for, but the held-out documents yield {len(mixed)}. Ask for"
+            f" at least one and at most {len(mixed)}, use a larger source (or hold out more"
+            " documents), or widen the range of lengths."
         )
-    by_kind = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
-    placed = [
-        ((at + 0.5) / len(those), prompt)
-        for those in by_kind.values()
-        for at, prompt in enumerate(those)
-    ]
-    return [prompt for _, prompt in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
+    placed: list[tuple[float, str, Prompt]] = []
+    for kind in pools:
+        those = [prompt for prompt in mixed[:count] if prompt.kind == kind]
+        placed += [((at + 0.5) / len(those), kind, prompt) for at, prompt in enumerate(those)]
+    return [prompt for *_, prompt in sorted(placed, key=itemgetter(0, 1))]
 
 
 def _last_tokens(
@@ -168,14 +168,7 @@ def _last_tokens(
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
         start = 0 if len(window) == len(text) else window.find(boundary) + 1
-        while (
-            len(
-                ids := tokenizer(window[start:], add_special_tokens=False, verbose=False)[
-                    "input_ids"
-                ]
-            )
-            > length
-        ):
+        while len(ids := ids_of(window[start:], tokenizer)) > length:
             # Jump over most of what is too long, but never past the last boundary.
             excess = len(window[start:]) * (len(ids) - length) // (2 * len(ids))
             end = window.find(boundary, start + excess)

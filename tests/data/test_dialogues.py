@@ -10,7 +10,6 @@ from nde_talf.data.dialogues.read import (
     OutOfOrderError,
     in_order,
     read_dialogues,
-    up_to_last_answer,
 )
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.decoding.common.errors import UserError
@@ -40,7 +39,6 @@ def test_both_kinds_of_turns_are_read():
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": "Bye."},
     ]
-    assert up_to_last_answer(spoken) == spoken[:2]
     assert in_order(MESSAGES) == MESSAGES
 
 
