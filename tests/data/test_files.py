@@ -20,19 +20,18 @@ def write_folder(path, text: str) -> None:
 
 
 def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
-    write_atomically(tmp_path / "folder", lambda path: write_folder(path, "first"))
+    inside = tmp_path / "folder/inside"
+    write_atomically(inside.parent, lambda path: write_folder(path, "first"))
 
     def fail(path) -> None:
         write_folder(path, "second")
-        assert (tmp_path / "folder/inside").read_text() == "first"
         raise ValueError
 
     with pytest.raises(ValueError):
-        write_atomically(tmp_path / "folder", fail)
-    assert (tmp_path / "folder/inside").read_text() == "first"
-    write_atomically(tmp_path / "folder", lambda path: write_folder(path, "second"))
-    assert (tmp_path / "folder/inside").read_text() == "second"
-    assert os.listdir(tmp_path) == ["folder"]
+        write_atomically(inside.parent, fail)
+    assert inside.read_text() == "first"
+    write_atomically(inside.parent, lambda path: write_folder(path, "second"))
+    assert inside.read_text() == "second" and os.listdir(tmp_path) == ["folder"]
 
 
 WRITER = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import ROLES, Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
@@ -16,17 +16,12 @@ TINY = Path(__file__).parents[1] / "fixtures/pair"
 
 
 def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
-    for role in ("target", "draft"):
+    for role in ROLES:
         shutil.copytree(TINY / role, tmp_path / role)
         (tmp_path / role / CHECKSUMS).unlink()
     pair, rows = Pair(tmp_path / "pair"), torch.arange(12).reshape(2, 6)
-    pair.write(
-        *(str(tmp_path / role) for role in ("target", "draft")),
-        [Prompt("p", "text", "x", [1, 2])],
-        1,
-        rows,
-        rows,
-    )
+    where, prompts = (str(tmp_path / role) for role in ROLES), [Prompt("p", "text", "x", [1])]
+    pair.write(*where, prompts, 1, rows, rows)
     pair.models("cpu", "float32")
     weights = tmp_path / "draft/model.safetensors"
     tensors = load_file(weights)

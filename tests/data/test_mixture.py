@@ -34,18 +34,9 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
     assert load_mixture(mixture(tmp_path))["text"][:] == documents["text"][:]
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"template": "{nothing}"}, "'nothing'"),
-        ({"template": "{question"}, "format string"),
-    ],
-)
-def test_a_bad_corpus_is_named(tmp_path, changes, words):
-    with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
-        load_mixture(DataConfig(mix=mixture(tmp_path, **changes)).mix)
-
-
-def test_a_mixture_that_leaves_the_draft_nothing_is_refused():
-    with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a, b\).*Raise"):
-        DataConfig(mix={"a": Corpus(draft_fraction=0.0), "b": Corpus("pydoc", draft_fraction=0.0)})
+def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
+    for template, words in (("{nothing}", "'nothing'"), ("{question", "format string")):
+        with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
+            load_mixture(mixture(tmp_path, template=template))
+    with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
+        DataConfig(mix={"a": Corpus(draft_fraction=0.0)})

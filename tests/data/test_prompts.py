@@ -1,3 +1,5 @@
+"""Prompts cut from held-out documents."""
+
 import pytest
 
 from nde_talf.data.text.corpus import load_documents, split_documents
@@ -6,39 +8,18 @@ from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 
 
-@pytest.fixture(scope="module")
-def held_out():
-    return split_documents(load_documents("stdlib"), 0.1, seed=0)[1]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(held_out):
-    return train_tokenizer(held_out["text"], 512)
-
-
-@pytest.fixture(scope="module")
-def prompts(held_out, tokenizer):
-    return prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64))
-
-
 @pytest.mark.slow
-def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(
-    prompts, tokenizer, held_out
-):
+def test_prompts_have_a_length_in_the_range_and_occur_once_in_the_documents():
+    held_out = split_documents(load_documents("stdlib"), 0.1, seed=0)[1]
+    texts = held_out["text"][:]
+    tokenizer = train_tokenizer(texts, 512)
+    prompts = prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64))
     for prompt in prompts:
         assert 16 <= len(tokenizer(prompt.text)["input_ids"]) <= 64
-        assert any(prompt.text in text for text in held_out["text"])
-    assert (
-        len({prompt.text for prompt in prompts})
-        == len({prompt.id for prompt in prompts})
-        == len(prompts)
-    )
-
-
-def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
-    one = held_out.select(
-        [max(range(len(held_out)), key=lambda i: held_out[i]["text"].count("def "))]
-    )
+        assert any(prompt.text in text for text in texts)
+    assert len({p.text for p in prompts}) == len({p.id for p in prompts}) == len(prompts) == 60
+    most = max(range(len(texts)), key=lambda i: texts[i].count("def "))
+    one = held_out.select([most])
     assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
     with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
         prompts_from_documents(one, 6, 0, tokenizer, (16, 64))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nde_talf.data.text import sources
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import ROLES, Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.recipe import LENGTH, prepared
 from nde_talf.data.text.shipped_text import DOMAINS, shipped_prompts, shipped_rows
@@ -51,17 +51,15 @@ def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):
     """Held-out documents are in no training row."""
     monkeypatch.setattr("nde_talf.data.text.recipe.VOCABULARY", 300)
     made = [
-        Document(f"{d}-{i}", d, f"{d} {'held' if i % 2 else 'seen'} {i}\n" * 60, bool(i % 2))
+        Document(f"{d}-{i}", d, f"{d} {['seen', 'held'][i % 2]} {i}\n" * 60, bool(i % 2))
         for d in sources.DOMAINS
         for i in range(6)
     ]
-    text = prepared(tmp_path / "text", made)
-    again = prepared(tmp_path / "text", [])
+    text, again = (prepared(tmp_path / "text", texts) for texts in (made, []))
     assert torch.equal(text.train, again.train) and text.train.dtype == torch.int16
-    assert set(text.held_out) == set(sources.DOMAINS)
+    assert set(text.held_out) == set(sources.DOMAINS) and text.train.shape[1] == LENGTH
     assert "held" not in text.tokenizer.decode(text.train.flatten())
     assert "seen" not in text.tokenizer.decode(text.held_out["code"].flatten())
-    assert text.train.shape[1] == LENGTH
     assert 0 < text.bits_a_byte({"code": 1.0})["code"] < 1 / 0.69
 
 
@@ -69,10 +67,7 @@ def test_shipped_text_is_checked(tmp_path):
     """A damaged or missing file, and more prompts than there are, are told in a sentence."""
     prompts = [Prompt(str(i), "code", f"def f{i}(", [1, i]) for i in range(3)]
     rows = torch.arange(12).reshape(3, 4)
-    (tmp_path / "pair").mkdir()
-    for role in ("target", "draft"):
-        (tmp_path / "pair" / role).mkdir()
-    Pair(tmp_path / "pair").write("target", "draft", prompts, 1, rows, rows)
+    Pair(tmp_path / "pair").write(*ROLES, prompts, 1, rows, rows)
     (tmp_path / DOMAINS).write_text('{"code": 1, "manual": 2}')
     write_checksums(tmp_path)
     assert [p.text for p in shipped_prompts(2, tmp_path)] == ["def f0(", "def f1("]

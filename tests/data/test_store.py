@@ -24,64 +24,33 @@ def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
     }
 
 
+def written(folder, *shards: dict) -> TraceStore:
+    store = TraceStore(folder)
+    for i, shard in enumerate(shards):
+        store.write(store.name(i, len(shards)), shard)
+    return store
+
+
 def test_shards_are_read_back_and_by_datasets(tmp_path):
-    store, first, second, third = (
-        TraceStore(tmp_path),
-        columns(4),
-        columns(3),
-        columns(2, "validation", 4),
-    )
-    for i, shard in enumerate((first, second, third)):
-        store.write(store.name(i, 3), shard)
+    shards = columns(4), columns(3), columns(2, "validation", 4)
+    written(tmp_path, *shards)
+    first, second, third = (shard["specinfer"].numpy() for shard in shards)
     read = TraceStore(tmp_path).read("train")
-    assert read["prompt_id"].tolist() == first["prompt_id"] + second["prompt_id"]
-    expected = torch.cat([first["specinfer"], second["specinfer"]]).numpy()
-    assert np.array_equal(read["specinfer"], expected)
-    table = datasets.load_dataset(
-        "parquet",
-        data_files=str(tmp_path / "*.parquet"),
-        cache_dir=str(tmp_path / "cache"),
-        split="train",
-    )
-    labels = table.to_dict()["specinfer"]
-    assert np.array_equal(labels[:7], expected) and np.array_equal(
-        labels[7:], third["specinfer"].numpy()
-    )
-    assert np.array_equal(
-        TraceStore(tmp_path).read("validation")["specinfer"], third["specinfer"].numpy()
-    )
-
-
-def test_a_half_written_shard_is_named(tmp_path):
-    store = TraceStore(tmp_path)
-    store.write(store.name(0, 1), columns(4))
-    path = tmp_path / store.name(0, 1)
-    path.write_bytes(path.read_bytes()[:100])
-    assert (
-        not TraceStore(tmp_path).holds(store.name(0, 1))
-        and "checksum" in TraceStore(tmp_path).faults()[path.name]
-    )
-    with pytest.raises(UserError, match=r"traces-00000-of-00001.parquet.*stage=traces again"):
-        TraceStore(tmp_path).read("train")
-    path.unlink()
-    assert (
-        not TraceStore(tmp_path).holds(store.name(0, 1))
-        and "missing" in TraceStore(tmp_path).faults()[path.name]
-    )
+    assert read["prompt_id"].tolist() == shards[0]["prompt_id"] + shards[1]["prompt_id"]
+    assert np.array_equal(read["specinfer"], np.concatenate([first, second]))
+    assert np.array_equal(TraceStore(tmp_path).read("validation")["specinfer"], third)
+    files, cache = str(tmp_path / "*.parquet"), str(tmp_path / "cache")
+    table = datasets.load_dataset("parquet", data_files=files, cache_dir=cache, split="train")
+    assert table.to_dict()["specinfer"] == [*first.tolist(), *second.tolist(), *third.tolist()]
 
 
 def test_a_shard_without_rows_is_only_an_entry(tmp_path):
-    store = TraceStore(tmp_path)
-    store.write(store.name(0, 2), {})
     with pytest.raises(UserError, match="no traces"):
-        store.read("train")
-    store.write(store.name(1, 2), columns(3))
+        written(tmp_path, {}).read("train")
+    store = written(tmp_path, {}, columns(3))
     again = TraceStore(tmp_path)
-    assert (
-        again.holds(store.name(0, 2))
-        and not again.faults()
-        and len(again.read("train")["context"]) == 3
-    )
+    assert again.holds(store.name(0, 2)) and not again.faults()
+    assert len(again.read("train")["context"]) == 3
     again.finish()
     assert TraceStore(tmp_path).shards == again.shards
     assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
@@ -107,26 +76,24 @@ def test_two_processes_write_one_store_at_once(tmp_path):
     assert sorted(store.shards) == [store.name(i, 40) for i in range(40)] and not store.faults()
     before = store.read("train")
     store.finish()
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == [INDEX]
-    assert TraceStore(tmp_path).shards == store.shards and TraceStore(tmp_path).roots == 120
-    after = TraceStore(tmp_path).read("train")
-    assert len(before["context"]) == 78 and all(
-        np.array_equal(before[name], after[name]) for name in before
-    )
+    assert [path.name for path in tmp_path.glob("*.json")] == [INDEX]
+    finished = TraceStore(tmp_path)
+    assert finished.shards == store.shards and finished.roots == 120
+    after = finished.read("train")
+    assert len(before["context"]) == 78
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_a_read_opens_only_what_it_returns(tmp_path):
-    """Damage elsewhere is none of its business; to columns of its own shards it is."""
-    store = TraceStore(tmp_path)
-    for shard, split in enumerate(("train", "train", "validation")):
-        store.write(store.name(shard, 3), columns(4, split))
+def test_damage_is_named_where_it_is_read_and_nowhere_else(tmp_path):
+    store = written(tmp_path, columns(4), columns(4), columns(4, "validation"))
     store.finish()
-    (tmp_path / store.name(2, 3)).unlink()
+    second, third = (tmp_path / store.name(i, 3) for i in (1, 2))
+    third.unlink()
     stored = TraceStore(tmp_path).read("train", ["context", "h_q_root"])
     assert list(stored) == ["context", "h_q_root"] and stored["h_q_root"].shape == (8, 3)
-    with pytest.raises(UserError, match=r"00002-of-00003.*missing"):
-        TraceStore(tmp_path).read("validation", ["context"])
-    second = tmp_path / store.name(1, 3)
     second.write_bytes(second.read_bytes()[:-1] + b"?")
-    with pytest.raises(UserError, match=r"00001-of-00003.*checksum"):
-        TraceStore(tmp_path).read("train", ["context"])
+    damaged = TraceStore(tmp_path)
+    assert list(damaged.faults()) == [second.name, third.name] and not damaged.holds(second.name)
+    for split, words in (("train", r"00001.*checksum"), ("validation", r"00002.*missing")):
+        with pytest.raises(UserError, match=rf"{words}.*stage=traces again"):
+            damaged.read(split, ["context"])

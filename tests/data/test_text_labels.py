@@ -11,6 +11,7 @@ from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.laws import expected_block_efficiency
 
 V = 3
+PATH = TREE_INDEX[Action(1, 0, 2)]
 
 
 def chain(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,22 +21,19 @@ def chain(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return p, q
 
 
-def expected_over_texts(p: torch.Tensor, q: torch.Tensor, length: int, name: str) -> torch.Tensor:
-    """Labels [233] at token 0, in expectation over all texts of so many tokens after it."""
-    total = torch.zeros(233, dtype=torch.float64)
-    for text in product(range(V), repeat=length):
-        tokens = torch.tensor([0, *text])
-        chance = float(p[tokens[:-1], tokens[1:]].double().prod())
-        rows = text_rows(p[tokens], q[tokens], tokens.roll(-1))
-        rows.given[-1], rows.ratio[-1] = 0, 0
-        total += chance * text_labels(rows, torch.tensor([0]))[name][0].double()
-    return total
+def labels(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, root: int) -> torch.Tensor:
+    """SpecInfer's labels [233] at a position of a text that ends after `tokens`."""
+    rows = text_rows(p[tokens], q[tokens], tokens.roll(-1))
+    rows.given[-1], rows.ratio[-1] = 0, 0
+    return text_labels(rows, torch.tensor([root]))["specinfer"][0].double()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
     p, q = chain(seed)
-    exact = expected_over_texts(p, q, 3, "specinfer")
+    texts = torch.tensor([(0, *text) for text in product(range(V), repeat=3)])
+    chances = p[texts[:, :-1], texts[:, 1:]].double().prod(1)
+    exact = sum(c * labels(p, q, text, 0) for c, text in zip(chances, texts, strict=True))
     layout, count = super_tree_layout(), 4000
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.zeros(count, len(layout), dtype=torch.long)
@@ -44,34 +42,37 @@ def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
         tokens[:, row] = torch.multinomial(drawn, 1, generator=generator)[:, 0]
     inner = tokens[:, : layout.inner]
     sampled = expected_block_efficiency(p[inner], q[inner], tokens, "specinfer").mean(0)
-    for tree in ((1, 0, 1), (1, 0, 3), (4, 0, 1), (2, 0, 2), (3, 1, 2), (4, 0, 3), (2, 2, 1)):
-        index = TREE_INDEX[Action(*tree)]
-        assert float(exact[index]) == pytest.approx(float(sampled[index]), rel=0.015), tree
-    assert float(exact[TREE_INDEX[Action(4, 0, 1)]]) > float(exact[TREE_INDEX[Action(1, 0, 1)]])
+    trees = ((1, 0, 1), (1, 0, 3), (4, 0, 1), (2, 0, 2), (3, 1, 2), (4, 0, 3), (2, 2, 1))
+    at = [TREE_INDEX[Action(*tree)] for tree in trees]
+    assert exact[at].tolist() == pytest.approx(sampled[at].tolist(), rel=0.015)
+    assert exact[at[2]] > exact[at[0]]
 
 
-def test_on_a_path_traversal_is_block_verification():
+@pytest.mark.parametrize(
+    "given,ratio,specinfer,block",
+    [
+        # Products 0.5 and 2: both 0.5 by their running minimum; token by token 0.5 and 0.5 * 1.
+        ((0.5, 1.0), (0.5, 4.0), 1 + 0.6 + 0.5 * 0.6, 1 + 0.5 + 0.5),
+        ((1.0, 0.5), (4.0, 0.5), 1 + 0.6 + 0.6, 1 + 1 + 1),
+    ],
+)
+def test_on_a_path_traversal_is_block_verification(given, ratio, specinfer, block):
     """Two tokens, worked out: kept with min(1, R1) and min(1, R1, R2), R the products of q / p."""
-    ratio = torch.tensor([0.5, 4.0, 0.0], dtype=torch.float64)
-    given = ratio.clamp(max=1)[:, None].repeat(1, 4)
-    rows = TextRows(torch.full((3, 4), 0.6).double(), given, torch.full((3,), 0.3).double(), ratio)
+    kept = torch.tensor([*given, 0.0]).double()
+    rows = TextRows(
+        torch.full((3, 4), 0.6).double(),
+        kept[:, None].repeat(1, 4),
+        torch.full((3,), 0.3).double(),
+        torch.tensor([*ratio, 0.0]).double(),
+    )
     made = text_labels(rows, torch.tensor([0]))
-    path = TREE_INDEX[Action(1, 0, 2)]
-    assert float(made["specinfer"][0, path]) == pytest.approx(1 + 0.6 + 0.5 * 0.6)
-    # Products 0.5 and 2: both 0.5 by their running minimum; token by token 0.5 and 0.5 * 1.
-    assert float(made["traversal"][0, path]) == pytest.approx(1.9 * (1 + 0.5 + 0.5) / 2)
-    rows = rows._replace(ratio=torch.tensor([4.0, 0.5, 0.0], dtype=torch.float64))
-    rows.given[0], rows.given[1] = 1, 0.5
-    made = text_labels(rows, torch.tensor([0]))
-    assert float(made["specinfer"][0, path]) == pytest.approx(1 + 0.6 + 0.6)
-    assert float(made["traversal"][0, path]) == pytest.approx(2.2 * 3 / 2.5)
+    assert float(made["specinfer"][0, PATH]) == pytest.approx(specinfer)
+    alone = 1 + given[0] + given[0] * given[1]
+    assert float(made["traversal"][0, PATH]) == pytest.approx(specinfer * block / alone)
 
 
 def test_nothing_is_accepted_after_the_end_of_a_text():
     p, q = chain(3)
-    tokens = torch.tensor([0, 1, 2])
-    rows = text_rows(p[tokens], q[tokens], tokens.roll(-1))
-    rows.given[-1], rows.ratio[-1] = 0, 0
-    made = text_labels(rows, torch.tensor([2]))["specinfer"][0]
+    made = labels(p, q, torch.tensor([0, 1, 2]), 2)
     overlap = float(torch.minimum(p[2], q[2]).sum())
     assert float(made[TREE_INDEX[Action(1, 0, 8)]]) == pytest.approx(1 + overlap)

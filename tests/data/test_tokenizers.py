@@ -14,21 +14,9 @@ def test_one_may_know_more_than_the_other():
         check_tokenizers(one, other, "small")
 
 
-@pytest.mark.parametrize(
-    "draft,words",
-    [
-        (
-            {**TARGET, "<s>": 4, "</s>": 0},
-            (
-                "2 ids stand for other tokens (id 0 is '</s>' in the draft and '<s>' in the target;"
-                " id 4"
-            ),
-        ),
-        ({"z": 100}, "no id is known to both"),
-    ],
-)
-def test_ids_that_differ_are_named_up_to_three(draft, words):
-    with pytest.raises(UserError) as told:
-        check_tokenizers(TARGET, draft, "small")
-    assert words in str(told.value) and "model.draft=small" in str(told.value)
-    assert str(told.value).count("in the draft and") <= 3
+def test_ids_that_differ_are_named_up_to_three():
+    moved = {token: (index + 1) % 5 for token, index in TARGET.items()}
+    named = r"ids stand for other tokens \((id \d is '\S+' in the draft and '\S+' in the target(; |\))){3}"
+    for draft, words in ((moved, named), ({"z": 100}, "no id is known to both")):
+        with pytest.raises(UserError, match=f"model.draft=small.*{words}"):
+            check_tokenizers(TARGET, draft, "small")

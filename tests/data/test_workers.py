@@ -57,24 +57,11 @@ def run(
 
 
 @pytest.fixture
-def ray(request):
-    """Ray, with the local cluster of this module; a test that asks for GPUs gets a cluster that
-    says it has so many.
-    """
+def ray():
+    """Ray, with the local cluster of this module."""
     import ray
 
-    if gpus := getattr(request, "param", 0):
-        ray.shutdown()
-        ray.init(
-            address="local",
-            num_gpus=gpus,
-            num_cpus=2,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-        )
-    yield ray
-    if gpus:
-        ray.shutdown()
+    return ray
 
 
 def test_in_one_process_items_come_in_order(tmp_path):
