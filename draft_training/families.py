@@ -75,24 +75,15 @@ class Family:
     sandwich: bool = False
 
 
-LLAMA = head_layer("llama")(Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding))
-QWEN2 = head_layer("qwen2")(Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding))
-QWEN3 = head_layer("qwen3")(
-    Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True)
-)
-GEMMA2 = head_layer("gemma2")(
-    Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True)
-)
-GEMMA3 = head_layer("gemma3_text")(
-    Family(
-        "gemma3_text",
-        Gemma3TextConfig,
-        Gemma3DecoderLayer,
-        Gemma3RotaryEmbedding,
-        norms_heads=True,
-        sandwich=True,
-    )
-)
+LLAMA = Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding)
+for each in (
+    LLAMA,
+    Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
+    Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True),
+    Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True),
+    Family("gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True),
+):
+    head_layer(each.name)(each)
 
 
 def family_of(target: CausalModel, layer: str = FAMILY) -> Family:

@@ -6,8 +6,6 @@ level, and along a trajectory of L tokens it has L - 1 rows. Its hidden state at
 output of the token's row; there is none at the first.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,29 +25,11 @@ class HeadDraft:
     form = "masks"
 
     def __init__(self, head: EagleHead):
-        self.head, self.name, self.config = head, "draft head", head.config
+        self.head = self.module = head
+        self.name, self.config, self.native = "draft head", head.config, head.target.native
+        self.device, self.dtype = head.device, head.dtype
         self.hidden_size, self.layers = head.config.hidden_size, len(head.layers)
         self.vocab_size, self.max_context = head.target.vocab_size, head.target.max_context
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return self.head.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of its weights."""
-        return self.head.dtype
-
-    @property
-    def native(self) -> Any:
-        """The target's, whose forward passes a head follows."""
-        return self.head.target.native
-
-    @property
-    def module(self) -> EagleHead:
-        """The head, of which a fingerprint is taken."""
-        return self.head
 
     def drafter(self, static: StaticShapes | None = None) -> EagleDrafter:
         """The head in the decode loop."""

@@ -95,9 +95,8 @@ def target_beam(
 
     def best(level: int, some: slice, features: Tensor) -> TreeLevel:
         nonlocal joint
-        logp = (
-            target.logits(features).float().log_softmax(-1)
-        )  # [B, C, m, V], for the nodes of one chunk
+        # [B, C, m, V], for the nodes of one chunk
+        logp = target.logits(features).float().log_softmax(-1)
         top, ids = logp.topk(tree.k, -1)
         joint = top[:, :, 0] if level == 1 else joint[..., None] + top
         if level == 1:
@@ -156,15 +155,13 @@ def target_features(
     Each document of `document` [B, L] is run for itself; see `CausalModel.parts`.
     """
     if document is None:
-        positions, mask = (
-            torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1),
-            None,
-        )
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        mask = None
     elif target.form != "masks":
         states = [
-            target.session(layers).append(part)
+            target.session(layers).append(part.tolist())
             for row, ids in zip(tokens, document, strict=True)
-            for part in _documents(row, ids)
+            for part in row.split(ids.unique_consecutive(return_counts=True)[1].tolist())
         ]
         return target.parts(torch.cat(states).view(*tokens.shape, -1), layers)
     else:
@@ -192,68 +189,65 @@ def _run(
     roots = roots.expand(batch, -1)
     cache = KVCache() if target.form == "masks" else None
     features, inputs = target_features(target, tokens, document, cache, layers)
-    device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
     # of each level, for some roots: tokens, parents, labels
     parts: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]
     chunk = max(1, tree.rows // k)
     for start in range(0, roots.shape[1] if depth else 0, chunk):
         some = slice(start, start + chunk)
-        at = entries = roots[:, some]
-        n = entries.shape[1] * k
-        if document is not None:
-            at = document_positions(document).gather(1, entries)
+        entries = roots[:, some]
+        at = entries if document is None else document_positions(document).gather(1, entries)
         if cache is None:
-            states = take_rows(features, entries)[:, :, None]
             run = _branches(target, tokens, entries, at)
-            for level in range(1, tree.depth):
-                chosen = choose(level, some, states)
-                states = run(chosen.tokens, chosen.parents + (level - 2) * k if level > 1 else None)
-                parts[level - 1].append((chosen.tokens, chosen.parents, states))
-            continue
-        # What a node sees: its document up to its root, and in every level the slot of its ancestor
-        # or its own.
-        hidden = unseen(entries, length, document)
-        prefix = (
-            torch.zeros(hidden.shape, device=device, dtype=dtype)
-            .masked_fill_(hidden, blocked)
-            .repeat_interleave(k, 1)
-        )
-        slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
-        path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
-        for level in range(1, tree.depth):
+        else:
+            run = _masked(target, cache, unseen(entries, length, document), at, k)
+        states = take_rows(features, entries)[:, :, None]
+        for level, chosen_parts in enumerate(parts, 1):
             chosen = choose(level, some, states)
-            if level > 1:
-                path = path.take_along_dim(chosen.parents[..., None], 2)
-            path = torch.cat([path, slots + (level - 1) * n], -1)
-            seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(
-                2, path.flatten(1, 2), 0.0
-            )
-            mask, positions = (
-                torch.cat([prefix, seen], -1)[:, None],
-                (at + level).repeat_interleave(k, 1),
-            )
-            states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(
-                1, (-1, k)
-            )
-            parts[level - 1].append((chosen.tokens, chosen.parents, states))
-        cache.commit(length)
+            states = run(chosen)
+            chosen_parts.append((chosen.tokens, chosen.parents, states))
+        if cache is not None:
+            cache.commit(length)
     full = [[torch.cat(each, 1) for each in zip(*level, strict=True)] for level in parts]
-    levels, labels = (
-        [TreeLevel(tokens, parents) for tokens, parents, _ in full],
-        [states for *_, states in full],
-    )
-    return TargetTrees(tokens, inputs, roots, levels, labels, features)
+    levels = [TreeLevel(tokens, parents) for tokens, parents, _ in full]
+    return TargetTrees(tokens, inputs, roots, levels, [states for *_, states in full], features)
 
 
-def _documents(row: Tensor, document: Tensor) -> list[list[int]]:
-    """Split the tokens of a row [L] into its documents."""
-    lengths = document.unique_consecutive(return_counts=True)[1].tolist()
-    return [part.tolist() for part in row.split(lengths)]
+def _masked(
+    target: CausalModel, cache: KVCache, hidden: Tensor, positions: Tensor, k: int
+) -> Callable[[TreeLevel], Tensor]:
+    """Begin trees of k nodes a level whose levels are a pass each.
+
+    hidden: the tokens that the roots do not see, bool [B, C, L]; positions: the roots' in their
+    documents, [B, C].
+    """
+    batch, count, _ = hidden.shape
+    n, device, dtype = count * k, hidden.device, target.dtype
+    blocked = torch.finfo(dtype).min
+    # A node sees its document up to its root, and in every level the slot of its ancestor or its
+    # own.
+    prefix = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, blocked)
+    prefix = prefix.repeat_interleave(k, 1)
+    slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
+    path = slots[..., :0]
+
+    def run(level: TreeLevel) -> Tensor:
+        nonlocal path
+        depth = path.shape[-1]
+        if depth:
+            path = path.take_along_dim(level.parents[..., None], 2)
+        path = torch.cat([path, slots + depth * n], -1)
+        seen = torch.full((batch, n, (depth + 1) * n), blocked, device=device, dtype=dtype)
+        seen = seen.scatter_(2, path.flatten(1, 2), 0.0)
+        mask = torch.cat([prefix, seen], -1)[:, None]
+        at = (positions + depth + 1).repeat_interleave(k, 1)
+        return target.hidden(level.tokens.flatten(1), at, mask, cache).unflatten(1, (-1, k))
+
+    return run
 
 
 def _branches(
     target: CausalModel, tokens: Tensor, roots: Tensor, positions: Tensor
-) -> Callable[[Tensor, Tensor | None], Tensor]:
+) -> Callable[[TreeLevel], Tensor]:
     """Begin trees of a target that is scored branch by branch, a session each.
 
     roots: [B, C], in `tokens` [B, L]; positions: in their documents.
@@ -266,12 +260,15 @@ def _branches(
                 start, text = entry - position, target.session()
             sessions.append(text.at(row[start:], position + 1))
 
-    def run(level: Tensor, above: Tensor | None) -> Tensor:
-        """Hidden states [B, C, k, H] of a level's tokens [B, C, k] below rows `above`."""
-        rows = level.flatten(0, 1)
-        parents = torch.full_like(rows, -1) if above is None else above.flatten(0, 1)
-        trees = zip(sessions, rows.tolist(), parents.tolist(), strict=True)
+    above: int | None = None  # rows of a tree before its last level
+
+    def run(level: TreeLevel) -> Tensor:
+        nonlocal above
+        parents = torch.full_like(level.parents, -1) if above is None else level.parents + above
+        above = 0 if above is None else above + level.tokens.shape[2]
+        rows = level.tokens.flatten(0, 1).tolist(), parents.flatten(0, 1).tolist()
+        trees = zip(sessions, *rows, strict=True)
         states = torch.stack([session.grow(*tree) for session, *tree in trees])
-        return states.unflatten(0, level.shape[:2])
+        return states.unflatten(0, level.tokens.shape[:2])
 
     return run

@@ -13,6 +13,7 @@ node) go under one softmax. The numbers are those of every branch run alone, as 
 Nothing here knows losses or how trees are chosen.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nde_talf.draft_training.document_masks import (
     document_positions,
@@ -98,12 +99,9 @@ def tree_features(
 
     entries = (roots - 1).expand(len(tokens), -1)  # the entry of root x_r is (x_r, h_{r-1})
     hidden = unseen(entries, length, inside)
-    at = positions.expand(len(tokens), -1).gather(
-        1, entries
-    )  # position of the root's entry, [B, R]
-    reach = (
-        entries.amax(0).cummax(0).values + 1
-    ).tolist()  # how many entries the first r + 1 roots see at most
+    # Positions of the roots' entries [B, R], and how many entries the first r + 1 roots see.
+    at = positions.expand(len(tokens), -1).gather(1, entries)
+    reach = (entries.amax(0).cummax(0).values + 1).tolist()
     fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
     # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
     keys: Any = None
@@ -123,7 +121,7 @@ def tree_features(
             )
         keys, values = key, value
         again = torch.is_grad_enabled() and query.shape[:-1].numel() * length > SCORES
-        run = partial(checkpoint, use_reentrant=False) if again else _run
+        run = partial(checkpoint, use_reentrant=False) if again else operator.call
         attended = _attend(head, query, prefix, hidden, keys, values, reach, run)
         fed = run(
             lambda states, attended: head.finish(states, head.layers[0].self_attn.o_proj(attended)),
@@ -174,7 +172,7 @@ def _attend(
     query = query.to(prefix.values.dtype) * attention.scaling
     keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
     text_keys, text_values = (
-        repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values)
+        _repeat(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values)
     )
     fits = SCORES // (query.shape[0] * query.shape[1] * hidden.shape[-1])
     some = max(1, min(QUERIES.get(query.device.type, 4096), fits) // query.shape[3])
@@ -205,10 +203,6 @@ def _attend_part(
     return (far.flatten(2, 3) @ text_values).unflatten(2, query.shape[2:4]) + (
         near[..., None, :] @ values
     )[..., 0, :]
-
-
-def _run(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    return function(*inputs)
 
 
 class _Recorder:

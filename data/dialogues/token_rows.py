@@ -24,21 +24,11 @@ class TokenRows:
         loss: [N, L], bool: True where the prediction of this token counts, as in an assistant's
             turn.
         document: [N, L], int64: number of the packed document in its row; -1 (PADDING) for padding.
-
-    Raises:
-        ValueError: the shapes differ.
     """
 
     tokens: Tensor
     loss: Tensor
     document: Tensor
-
-    def __post_init__(self) -> None:
-        shapes = {tuple(part.shape) for part in (self.tokens, self.loss, self.document)}
-        if len(shapes) != 1 or self.tokens.ndim != 2:
-            raise ValueError(
-                f"tokens, loss and document must be of one shape [N, L]; got {sorted(shapes)}"
-            )
 
     @classmethod
     def plain(cls, tokens: Tensor) -> "TokenRows":
@@ -110,10 +100,9 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
     Raises:
         UserError: nothing is left that counts.
     """
-    fitting = [document.cut(length) for document in documents]
-    fitting = sorted(
-        (d for d in fitting if any(d.loss[1:])), key=lambda document: -len(document.tokens)
-    )
+    cut = [document.cut(length) for document in documents]
+    fitting = [document for document in cut if any(document.loss[1:])]
+    fitting.sort(key=lambda document: -len(document.tokens))
     if not fitting:
         raise UserError(
             f"None of {len(documents)} documents has a token to learn from among its first"

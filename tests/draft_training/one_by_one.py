@@ -21,29 +21,21 @@ def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[t
     outputs fed back.
     """
     outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
-    nodes = [torch.empty(0)] * len(levels)
-    for d in range(len(levels)):
-        rows = []
-        for b in range(len(tokens)):
-            for r, root in enumerate(roots.tolist()):
-                session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
-                level, probable = [(-1, prefix[-1])], []
-                for tree in levels[: d + 1]:
-                    probable = []
-                    for token, parent in zip(
-                        tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True
-                    ):
-                        row, feature = level[parent]
-                        probable.append(
-                            (
-                                session.rows,
-                                session.grow([token], [row], features=feature[None, None])[0],
-                            )
-                        )
-                    level = probable
-                rows.append(torch.stack([output for _, output in probable]))
-        nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
-    return outputs + nodes
+    nodes: list[list[torch.Tensor]] = [[] for _ in levels]
+    for b in range(len(tokens)):
+        for r, root in enumerate(roots.tolist()):
+            session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
+            above = [(-1, prefix[-1])]
+            for level, outputs_of_level in zip(levels, nodes, strict=True):
+                grown = []
+                for token, parent in torch.stack([level.tokens, level.parents], -1)[b, r].tolist():
+                    (row, feature), at = above[parent], session.rows
+                    (output,) = session.grow([token], [row], features=feature[None, None])
+                    grown.append((at, output))
+                above = grown
+                outputs_of_level.append(torch.stack([output for _, output in grown]))
+    shape = len(tokens), len(roots)
+    return outputs + [torch.stack(rows).unflatten(0, shape) for rows in nodes]
 
 
 def _entries(head, tokens, features):

@@ -30,14 +30,7 @@ def test_counters_are_read_from_json_and_from_vllms_metrics(tmp_path):
     assert read_counters(tmp_path / "metrics") == [14, 7, 3]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"drafts": 3, "accepted": [4]}',
-        '{"drafts": 9, "accepted": [4, 5]}',
-    ],
-)
+@pytest.mark.parametrize("text", ["", '{"drafts": 9, "accepted": [4, 5]}'])
 def test_what_holds_no_counters_is_refused(text, tmp_path):
     (tmp_path / "counters").write_text(text)
     with pytest.raises(UserError, match="counters"):

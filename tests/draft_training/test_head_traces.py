@@ -10,28 +10,22 @@ from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.draft_training.eagle3 import Eagle3Head
+from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.head_traces import HeadDraft
-from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
+from nde_talf.draft_training.target_trees import target_features
+from tests.decoding.pairs import tiny_model
 
 SETTING = SamplingSetting(0.8)
 TRAJECTORY = torch.tensor([1, 2, 3, 4, 5, 6])
 
 
-def head_for(kind: str):
-    target, _ = tiny_pair(11, hidden=32, layers=4)
-    if kind == "eagle":
-        return random_head(target)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Eagle3Head(target, "llama").eval().requires_grad_(False)
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", [EagleHead, Eagle3Head])
 @torch.inference_mode()
 def test_every_row_is_the_heads_while_decoding(kind):
-    head, layout, roots = head_for(kind), super_tree_layout(2, 2, 2), torch.tensor([2, 5])
+    torch.manual_seed(0)
+    head = kind(tiny_model(11, hidden=32, layers=4), "llama")
+    layout, roots = super_tree_layout(2, 2, 2), torch.tensor([2, 5])
     target, draft = head.target, HeadDraft(head)
     prefix = draft.prefix(Prefix(target, TRAJECTORY))
     uniforms = torch.rand(
@@ -40,11 +34,8 @@ def test_every_row_is_the_heads_while_decoding(kind):
     tokens, h_q = draw_super_trees(prefix, roots, layout, SETTING, uniforms, 3)
     q = warp(draft.logits(h_q), SETTING)
     assert tokens.unique().numel() > 4
-    drafter = EagleDrafter(head)
-    read, positions = target.reader(drafter.feature_layers), torch.arange(len(TRAJECTORY))[None]
-    _, features = target.parts(
-        read(TRAJECTORY[None], positions, None, None)[0], drafter.feature_layers
-    )
+    drafter, layers = EagleDrafter(head), head.feature_layers
+    features = target_features(target, TRAJECTORY[None], None, layers=layers)[1][0]
     for at, root in enumerate(roots.tolist()):
         for row in range(layout.inner):
             drafter.start(

@@ -17,14 +17,6 @@ def target():
 
 
 @torch.no_grad()
-def log_p(target, tokens: list[int]) -> torch.Tensor:
-    return (
-        target.module(input_ids=torch.tensor([tokens]), use_cache=False)
-        .logits[0, -1]
-        .log_softmax(-1)
-    )
-
-
 def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tuple[int, ...]]]:
     """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by
     full passes.
@@ -33,10 +25,9 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
     for _ in range(depth - 1):
         scored = {}
         for path, joint in beam.items():
-            logp = log_p(target, prefix + list(path))
-            scored |= {
-                (*path, token): joint + float(logp[token]) for token in range(target.vocab_size)
-            }
+            logits = target.module(torch.tensor([[*prefix, *path]]), use_cache=False).logits[0, -1]
+            log_p = logits.log_softmax(-1).tolist()
+            scored |= {(*path, token): joint + one for token, one in enumerate(log_p)}
         beam = dict(sorted(scored.items(), key=lambda item: -item[1])[:k])
         levels.append(list(beam))
     return levels
@@ -45,9 +36,7 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
 def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
     ancestors, above = [], [()]
     for level in trees.levels:
-        nodes = zip(
-            level.tokens[row, root].tolist(), level.parents[row, root].tolist(), strict=True
-        )
+        nodes = torch.stack([level.tokens, level.parents], -1)[row, root].tolist()
         above = [(*above[parent], token) for token, parent in nodes]
         ancestors.append(above)
     return ancestors
@@ -65,14 +54,9 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
 
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
-    with pytest.raises(UserError, match="context"):
-        target_beam(
-            target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3), torch.tensor([1]), None
-        )
-    with pytest.raises(UserError, match="k=12"):
-        target_beam(
-            target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2), torch.tensor([1]), None
-        )
+    for length, tree, words in ((255, TreeSpec(2, 3), "context"), (8, TreeSpec(12, 2), "k=12")):
+        with pytest.raises(UserError, match=words):
+            target_beam(target, torch.zeros(1, length).long(), tree, torch.tensor([1]), None)
 
 
 def test_attention_in_parts_has_the_same_outputs_and_gradients(target, monkeypatch):

@@ -63,11 +63,9 @@ def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_p
         set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and config["vocab_size"] == V
     )
-    tokens = torch.arange(20)[None]
-    states = torch.randn(1, 20, target.hidden_size)
-    positions = torch.arange(20)[None]
+    tokens, states = torch.arange(20)[None], torch.randn(1, 20, target.hidden_size)
     one, two = (
-        each.logits(each(tokens, positions, None, None, states))
+        each.logits(each(tokens, tokens, None, None, states))
         for each in (head, load_head(folder, target))
     )
     assert torch.equal(one, two) and one.shape == (1, 20, V) and one.isfinite().all()
@@ -83,8 +81,8 @@ def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target)
         paths = [rows.tokens[0, start : root + 1].tolist()]
         expected, packed = [plain(target, paths[0])], [target.logits(trees.along[0, root])]
         for level, labels in zip(trees.levels, trees.labels, strict=True):
-            parents, tokens = level.parents[0, at].tolist(), level.tokens[0, at].tolist()
-            paths = [[*paths[parent], token] for parent, token in zip(parents, tokens, strict=True)]
+            nodes = torch.stack([level.parents, level.tokens], -1)[0, at].tolist()
+            paths = [[*paths[parent], token] for parent, token in nodes]
             expected += [plain(target, path) for path in paths]
             packed += list(target.logits(labels[0, at]))
         assert len(paths[0]) - len(rows.tokens[0, start : root + 1]) > WINDOW / 2
