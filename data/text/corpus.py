@@ -134,7 +134,7 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
     """
     path = Path(source).expanduser()
     if path.suffix in FILE_FORMATS:
-        return _load_file(source, path, first)
+        return _load_file(source, first)
     if path.is_dir():
         return _load_folder(path, first)
     if path.exists():
@@ -173,9 +173,9 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
     rows: list[dict] = []
     for path in sorted(folder.rglob("*")):
         if FILE_FORMATS.get(path.suffix) == "text":
-            rows.append({"text": "\n".join(_load_file(str(path), path, None)["text"])})
+            rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
         elif path.suffix in FILE_FORMATS:
-            rows.extend(_load_file(str(path), path, first))
+            rows.extend(_load_file(str(path), first))
     if not rows:
         raise UserError(
             f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
@@ -185,7 +185,8 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
     return datasets.Dataset.from_dict(table)
 
 
-def _load_file(source: str, path: Path, first: int | None) -> datasets.Dataset:
+def _load_file(source: str, first: int | None) -> datasets.Dataset:
+    path = Path(source).expanduser()
     builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
     fault = None if on_hub else _file_fault(path, source)
     if fault is None:

@@ -126,8 +126,7 @@ class Pair:
             if fault := changed(self.where(role), record):
                 raise UserError(
                     f"model.{role}={self.where(role)}: {fault} since this run's pair was made from"
-                    f" it ({self._index}). Put the model back as it was, or make the pair again"
-                    " with stage=pair force=true."
+                    f" it ({self._index}). Put the model back as it was, or {FORMAT.again}."
                 )
 
     def where(self, role: str) -> str:
@@ -196,14 +195,12 @@ class Pair:
 
     def _check(self, name: str) -> None:
         expected = self._content()["files"][name]
-        if not (self.folder / name).is_file():
-            raise UserError(
-                f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}."
-            )
-        if file_digest(self.folder / name) != expected:
+        with reading(self.folder / name, FORMAT.again):
+            digest = file_digest(self.folder / name)
+        if digest != expected:
             raise UserError(
                 f"{self.folder / name}: it is not as it was written: its checksum is another. Take"
-                " a good copy, or make the pair again with stage=pair force=true."
+                f" a good copy, or {FORMAT.again}."
             )
 
 

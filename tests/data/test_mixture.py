@@ -1,6 +1,7 @@
 """Corpora of several domains as one: shares, templates and what is told of bad ones."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,19 +10,16 @@ from nde_talf.data.text.settings import Corpus, DataConfig
 from nde_talf.decoding.common.errors import UserError
 
 
-def write(path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def mixture(tmp_path, **changes) -> dict[str, Corpus]:
-    sums = [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)]
-    options = {"template": "Q: {question} A: {answer}", "draft_fraction": 0.25, **changes}
-    plain = write(tmp_path / "plain.jsonl", [{"text": f"text {i}"} for i in range(100)])
-    return {
-        "mathematics": Corpus(write(tmp_path / "sums.jsonl", sums), **options),
-        "plain": Corpus(plain),
+def mixture(folder, template="Q: {question} A: {answer}") -> dict[str, Corpus]:
+    rows = {
+        "mathematics": [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)],
+        "plain": [{"text": f"text {i}"} for i in range(100)],
     }
+    files = {name: str(folder / f"{name}.jsonl") for name in rows}
+    for name, file in files.items():
+        Path(file).write_text("\n".join(map(json.dumps, rows[name])))
+    sums = Corpus(files["mathematics"], template=template, draft_fraction=0.25)
+    return {"mathematics": sums, "plain": Corpus(files["plain"])}
 
 
 def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_path):
@@ -37,6 +35,6 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
 def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
     for template, words in (("{nothing}", "'nothing'"), ("{question", "format string")):
         with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
-            load_mixture(mixture(tmp_path, template=template))
+            load_mixture(mixture(tmp_path, template))
     with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
         DataConfig(mix={"a": Corpus(draft_fraction=0.0)})
