@@ -40,8 +40,6 @@ class Record:
         seconds: of these steps, by the wall clock.
         phases: seconds by phase.
         actions: steps by tree, of a policy that chooses.
-        forward_seconds: of `seconds`, those inside the models.
-        draft_passes: forward passes of the draft.
         pass_: which pass over the prompts; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
         accepted: steps by how many drafted tokens they accepted.
@@ -57,8 +55,6 @@ class Record:
     seconds: Seconds
     phases: dict[str, Seconds] = field(default_factory=dict)
     actions: dict[str, Count] = field(default_factory=dict)
-    forward_seconds: Seconds = 0.0
-    draft_passes: Count = 0
     pass_: Count = 0
     cpu_seconds: Seconds = 0.0
     accepted: dict[Length, Count] = field(default_factory=dict)

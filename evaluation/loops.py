@@ -7,7 +7,7 @@ alone: as arguments of `generate` its keys have no effect.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.streams import PHASES, Block, Generation, Stream
+from nde_talf.decoding.streams import PHASES, Block, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
 from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy
@@ -56,24 +56,39 @@ class Speculative:
     setting: SamplingSetting
     new_tokens: int
 
+    @property
+    def chosen(self) -> Counter[int]:
+        """Steps by the action that a selector chose for them; empty without one."""
+        policy = self.decoder.policy
+        return policy.counts if isinstance(policy, NeuralPolicy) else Counter()
+
     def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
         """Generate after a prompt."""
-        policy = self.decoder.policy
-        if isinstance(policy, NeuralPolicy):
-            policy.counts.clear()
-        stream = self.blocks(prompt, seed)
+        policy, stream = self.decoder.policy, self.blocks(prompt, seed)
+        self.chosen.clear()
         next(iter(stream))  # the prefill
         started = time.process_time()
         for _ in stream:
             pass
-        record = record_of(self.name, self.setting, stream.generation)
-        record.cpu_seconds = time.process_time() - started
+        cpu, steps = time.process_time() - started, stream.generation.steps
+        actions = {}
         if isinstance(policy, NeuralPolicy):
-            verifiers = policy.selector.schema.verifiers
-            record.actions = {
-                action_title(index, verifiers): steps for index, steps in policy.counts.items()
-            }
-        return record
+            rules = policy.selector.schema.verifiers
+            actions = {action_title(index, rules): n for index, n in policy.counts.items()}
+        return Record(
+            setting=str(self.setting),
+            method=self.name,
+            prompt="",
+            kind="",
+            tokens=stream.generation.decoded,
+            steps=len(steps),
+            nodes=sum(step.nodes for step in steps),
+            seconds=stream.generation.decode_seconds,
+            phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
+            actions=actions,
+            cpu_seconds=cpu,
+            accepted=_counted(step.tau for step in steps),
+        )
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
         """The same generation, block by block."""
@@ -81,36 +96,16 @@ class Speculative:
 
     def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
         """Each block of the same generation, and the tree that a selector chose for it, or ""."""
-        policy = self.decoder.policy
-        counts = policy.counts if isinstance(policy, NeuralPolicy) else Counter[int]()
-        counts.clear()
-        before = Counter[int]()
+        self.chosen.clear()
         for block in self.blocks(prompt, seed):
-            chosen, before = counts - before, Counter(counts)
-            yield block, "".join(str(tuple(TREES[index % len(TREES)])) for index in chosen)
+            yield block, "".join(str(tuple(TREES[index % len(TREES)])) for index in self.chosen)
+            self.chosen.clear()
 
 
 def action_title(index: int, verifiers: Sequence[str]) -> str:
     """The tree of a selector's action, after its rule where the selector chooses that too."""
     rule, tree = action_at(index, verifiers)
     return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
-
-
-def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
-    """Counts and seconds of a generation of our loop, without its prompt."""
-    steps = generation.steps
-    return Record(
-        setting=str(setting),
-        method=name,
-        prompt="",
-        kind="",
-        tokens=generation.decoded,
-        steps=len(steps),
-        nodes=sum(step.nodes for step in steps),
-        seconds=generation.decode_seconds,
-        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-        accepted=_counted(step.tau for step in steps),
-    )
 
 
 def _counted(lengths: Iterable[int]) -> dict[str, int]:
@@ -121,23 +116,23 @@ class Schedule(NamedTuple):
     """Tokens drafted a step, by the names of transformers' generation_config.
 
     Attributes:
-        tokens: num_assistant_tokens, of the first step.
-        kind: num_assistant_tokens_schedule: constant, or heuristic (two more after a step that
-            accepted all, else one less).
-        threshold: assistant_confidence_threshold: nothing is drafted after a token that the draft
-            holds less likely.
+        num_assistant_tokens: of the first step.
+        num_assistant_tokens_schedule: constant, or heuristic (two more after a step that accepted
+            all, else one less).
+        assistant_confidence_threshold: nothing is drafted after a token that the draft holds less
+            likely.
     """
 
-    tokens: int
-    kind: str = "constant"
-    threshold: float = 0.0
+    num_assistant_tokens: int
+    num_assistant_tokens_schedule: str = "constant"
+    assistant_confidence_threshold: float = 0.0
 
 
 class Lookup(NamedTuple):
-    """prompt_lookup_num_tokens and max_matching_ngram_size."""
+    """Options of prompt lookup, by their names in `generate`."""
 
-    tokens: int = 10
-    size: int = 2
+    prompt_lookup_num_tokens: int
+    max_matching_ngram_size: int
 
 
 DEFAULT = None
@@ -157,17 +152,19 @@ def assisted_title(schedule: Schedule | None) -> str:
     """Name of assisted generation with its schedule."""
     if schedule is DEFAULT:
         return f"{ASSISTED} (default schedule)"
-    words = [f"{schedule.tokens} tokens"]
-    if schedule.kind != "constant":
-        words.append(schedule.kind)
-    if schedule.threshold:
-        words.append(f"threshold {schedule.threshold:g}")
+    tokens, kind, threshold = schedule
+    words = [f"{tokens} tokens"]
+    if kind != "constant":
+        words.append(kind)
+    if threshold:
+        words.append(f"threshold {threshold:g}")
     return f"{ASSISTED} ({', '.join(words)})"
 
 
 def lookup_title(lookup: Lookup) -> str:
     """Name of prompt lookup with its sizes."""
-    return f"{LOOKUP} ({lookup.tokens} tokens, n up to {lookup.size})"
+    tokens, size = lookup
+    return f"{LOOKUP} ({tokens} tokens, n up to {size})"
 
 
 def is_outside(method: str) -> bool:
@@ -182,42 +179,13 @@ def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
     It is put back after, since transformers writes there what it has adapted.
     """
     module, before = draft.module, draft.module.generation_config
-    module.generation_config = config = deepcopy(before)
+    module.generation_config = deepcopy(before)
     if schedule is not DEFAULT:
-        config.num_assistant_tokens = schedule.tokens
-        config.num_assistant_tokens_schedule = schedule.kind
-        config.assistant_confidence_threshold = schedule.threshold
+        module.generation_config.update(**schedule._asdict())
     try:
         yield
     finally:
         module.generation_config = before
-
-
-def transformers_assisted(
-    name: str,
-    target: CausalModel,
-    setting: SamplingSetting,
-    new_tokens: int,
-    draft: CausalModel,
-    schedule: Schedule | None = DEFAULT,
-) -> Generate:
-    """`target.generate(assistant_model=draft)` with a schedule."""
-    around = partial(scheduled, draft, schedule)
-    return transformers_loop(
-        name, target, setting, new_tokens, around, assistant_model=draft.module
-    )
-
-
-def transformers_lookup(
-    name: str,
-    target: CausalModel,
-    setting: SamplingSetting,
-    new_tokens: int,
-    lookup: Lookup = Lookup(),
-) -> Generate:
-    """`target.generate(prompt_lookup_num_tokens=..., max_matching_ngram_size=...)`."""
-    options = {"prompt_lookup_num_tokens": lookup.tokens, "max_matching_ngram_size": lookup.size}
-    return transformers_loop(name, target, setting, new_tokens, **options)
 
 
 class PassClock:
@@ -263,15 +231,19 @@ def transformers_loop(
     target: CausalModel,
     setting: SamplingSetting,
     new_tokens: int,
-    around: Any = nullcontext,
+    draft: CausalModel | None = None,
+    schedule: Schedule | None = DEFAULT,
     **options: Any,
 ) -> Generate:
-    """`target.generate(**options)` inside `around()`; plain decoding without options.
+    """`target.generate(**options)`, with a draft model by a schedule; plain decoding without both.
 
     Its first target pass holds the prompt, and a first draft where one comes before it. As for our
     own methods, that pass and the tokens it gives are not counted: the clocks start when it ends,
     and what was committed is read off the cache before every later pass.
     """
+    around: Callable[[], AbstractContextManager] = nullcontext
+    if draft is not None:
+        around, options["assistant_model"] = partial(scheduled, draft, schedule), draft.module
 
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
         ids, passes = torch.tensor([prompt], device=target.device), PassClock(target)

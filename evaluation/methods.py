@@ -6,7 +6,6 @@ To add a method, write a function that yields it and enter it in GROUPS.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import Drafter, drafter_of
@@ -40,8 +39,6 @@ from nde_talf.evaluation.loops import (
     Speculative,
     assisted_title,
     lookup_title,
-    transformers_assisted,
-    transformers_lookup,
     transformers_loop,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -56,7 +53,6 @@ from nde_talf.evaluation.tuning import (
     configuration,
 )
 from nde_talf.selector.entropy import EntropyRule
-from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector, action_at
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -122,11 +118,6 @@ class Bench:
         return self.setting.temperature == 0
 
     @property
-    def few_rules(self) -> Sequence[str]:
-        """The rules that are compared: at temperature 0 the main one stands for all."""
-        return self.rules[:1] if self.greedy else self.rules
-
-    @property
     def assists(self) -> bool:
         """Whether transformers takes the pair: caches that it can cut, outputs of one size."""
         return (
@@ -141,45 +132,48 @@ class Bench:
         rule: Verifier | str,
         drafter: Drafter | None = None,
         alike: Configuration | None = None,
-        draft_setting: SamplingSetting | str | None = None,
     ) -> Candidate:
         """A decoder of policy and rule. drafter: None for the pair's draft."""
-        verifier = VERIFIERS[rule] if isinstance(rule, str) else rule
-        warped = self.draft_setting if draft_setting is None else draft_setting
 
         def make(title: str, new_tokens: int) -> Generate:
             drafts = drafter
             if drafts is None and policy.trees != "none":
                 drafts = drafter_of(self.draft, self.fixed)
-            decoder = SpeculativeDecoder(self.target, drafts, policy, verifier, warped, self.fixed)
+            decoder = SpeculativeDecoder(
+                self.target, drafts, policy, rule, self.draft_setting, self.fixed
+            )
             return Speculative(title, decoder, self.setting, new_tokens)
 
         return Candidate(make, alike)
+
+    def theirs(self, draft: CausalModel | None = None, **options: object) -> Candidate:
+        """Transformers' loop with these options: see `transformers_loop`."""
+        return Candidate(
+            lambda title, n: transformers_loop(
+                title, self.target, self.setting, n, draft, **options
+            )
+        )
 
     def static(self, rule: str, tree: Action, drafter: Drafter | None = None) -> Candidate:
         """One tree at every step."""
         alike = configuration(rule, tree, HEAD if drafter else LM_DRAFT)
         return self.ours(Delayed(tree), rule, drafter, alike)
 
-    def best_trees(self, rule: str) -> Sequence[Action]:
-        """The grid of static trees of a rule."""
-        if self.labels is None:
-            return UNLABELLED_TREES
-        return self.labels.ranked(rule, RERANKED if self.tuned else 1)
+    def best_static(self, rule: str, head: Drafter | None = None) -> Method:
+        """A rule under its best static tree, with the draft model or the head."""
+        title = TITLES[rule] + ", TALF head" * bool(head)
+        trees: Sequence[Action] = UNLABELLED_TREES
+        if self.labels and not head:
+            trees = self.labels.ranked(rule, RERANKED if self.tuned else 1)
+        grid = {f"{title} {tuple(tree)}": self.static(rule, tree, head) for tree in trees}
+        return Method(f"{title}, {BEST_STATIC}", grid, learned=bool(head))
 
-    def best_tree(self, rule: str) -> Action:
-        """The static tree of a rule."""
-        method = best_static(self, rule)
-        titles = list(method.grid)
-        return self.best_trees(rule)[titles.index(self.tune(method.role, method.grid))]
-
-
-def best_static(bench: Bench, rule: str) -> Method:
-    """A rule under its best static tree, with the draft model."""
-    grid = {
-        f"{TITLES[rule]} {tuple(tree)}": bench.static(rule, tree) for tree in bench.best_trees(rule)
-    }
-    return Method(f"{TITLES[rule]}, {BEST_STATIC}", grid)
+    def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> tuple[str, Action]:
+        """Title and tree of the fastest candidate of a method of static trees."""
+        title = self.tune(method.role, method.grid, prompts)
+        alike = method.grid[title].alike
+        assert alike is not None
+        return title, alike.tree
 
 
 @dataclass
@@ -238,32 +232,11 @@ def selector_title(name: str) -> str:
     return f"{TITLES[name]} + selector (NDE)"
 
 
-def exported(
-    labels: StaticTrees, setting: SamplingSetting, selector: Selector
-) -> tuple[str, Action] | None:
-    """The rule and static tree that a selector exported for a setting in place of choosing."""
-    verifiers = selector.schema.verifiers
-    costs = StepCosts(labels.table, verifiers, 0, selector.schema.pricing)
-    action = selector.static_action(setting.temperature, setting.top_p, costs)
-    return None if action is None else action_at(action, verifiers)
-
-
-def export_title(name: str, rule: str, tree: Action) -> str:
-    """The method of the selector `name` where it exported one static tree."""
-    prefix = f"{TITLES[rule]} " if rule != name else ""
-    return f"{TITLES[name]} + selector: static {prefix}{tuple(tree)}"
-
-
-def theirs(bench: Bench, loop: Callable[..., Generate], *options: Any) -> Candidate:
-    """One of transformers' loops."""
-    return Candidate(lambda title, n: loop(title, bench.target, bench.setting, n, *options))
-
-
 def assisted(bench: Bench) -> Iterator[Method]:
     """Transformers' assisted generation, with the fastest schedule."""
     if bench.assists:
         grid = {
-            assisted_title(schedule): theirs(bench, transformers_assisted, bench.draft, schedule)
+            assisted_title(schedule): bench.theirs(bench.draft, schedule=schedule)
             for schedule in SCHEDULES
         }
         yield Method(ASSISTED, grid)
@@ -276,39 +249,42 @@ def outside(bench: Bench) -> Iterator[Method]:
     """
     if bench.target.form != "masks":
         return
-    yield Method(PLAIN, {PLAIN: theirs(bench, transformers_loop)})
-    grid = {lookup_title(sizes): theirs(bench, transformers_lookup, sizes) for sizes in LOOKUPS}
+    yield Method(PLAIN, {PLAIN: bench.theirs()})
+    grid = {lookup_title(sizes): bench.theirs(**sizes._asdict()) for sizes in LOOKUPS}
     yield Method(LOOKUP, grid)
     if bench.assists and not bench.tuned:
         title = assisted_title(DEFAULT)
-        yield Method(title, {title: theirs(bench, transformers_assisted, bench.draft)})
+        yield Method(title, {title: bench.theirs(bench.draft)})
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
     """The best static trees of the selectors' rules, and the selectors.
 
-    Without labels there is the main rule's tree alone.
+    One tree is enough at temperature 0, where the main rule stands for all, and without labels.
     """
-    labels = bench.labels
-    if labels is None:
-        yield best_static(bench, bench.main)
-        return
-    for rule in bench.few_rules:
-        yield best_static(bench, rule)
+    for rule in bench.rules if bench.labels and not bench.greedy else bench.rules[:1]:
+        yield bench.best_static(rule)
     for name, selector in bench.selectors.items():
-        role = selector_title(name)
-        if export := exported(labels, bench.setting, selector):
-            yield Method(role, {export_title(name, *export): bench.static(*export)})
-        else:
-            policy = NeuralPolicy(selector, labels.table)
+        role, policy = selector_title(name), _chooser(bench, selector)
+        action = policy.static(bench.setting)
+        if action is None:
             yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
+            continue
+        rule, tree = action_at(action, selector.schema.verifiers)
+        other = f"{TITLES[rule]} " if rule != name else ""
+        title = f"{TITLES[name]} + selector: static {other}{tuple(tree)}"
+        yield Method(role, {title: bench.static(rule, tree)})
+
+
+def _chooser(bench: Bench, selector: Selector) -> NeuralPolicy:
+    return NeuralPolicy(selector, bench.labels.table if bench.labels else None)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
     """Every rule with labels under its best static tree."""
     for rule, (labels, _) in STATIC.items():
         if bench.labels and labels in bench.labels.roots.samples:
-            yield best_static(bench, rule)
+            yield bench.best_static(rule)
 
 
 def baselines(bench: Bench) -> Iterator[Method]:
@@ -319,7 +295,8 @@ def baselines(bench: Bench) -> Iterator[Method]:
     labels = bench.labels
     if labels is None:
         return
-    rule, title, static = bench.main, TITLES[bench.main], bench.best_tree(bench.main)
+    rule, title = bench.main, TITLES[bench.main]
+    static = bench.fastest(bench.best_static(rule))[1]
     shapes = {(static.k, max(1, static.l2))}
     if bench.tuned:
         shapes |= {*product((1, 2, 3, 4), (1, 2, 4))}
@@ -328,11 +305,23 @@ def baselines(bench: Bench) -> Iterator[Method]:
     }
     yield Method(f"{title}, last acceptance", lengths)
     entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
-    name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
-    yield Method(name, {name: bench.ours(entropy, rule, None, alike)})
-    name, trees = f"{title}, by domain", _domain_trees(bench, labels)
+    alike = _one_tree(rule, entropy.chosen_trees)
+    yield _only(f"{title}, by entropy", bench.ours(entropy, rule, None, alike))
+    trees = _domain_trees(bench, labels)
+
+    def by_domain(title: str, new_tokens: int) -> Generate:
+        methods = {
+            tree: bench.static(rule, tree).make(title, new_tokens)
+            for tree in {static, *trees.values()}
+        }
+        return lambda prompt, seed, kind: methods[trees.get(kind, static)](prompt, seed, kind)
+
     alike = _one_tree(rule, [static, *trees.values()])
-    yield Method(name, {name: Candidate(_by_domain(bench, static, trees), alike)})
+    yield _only(f"{title}, by domain", Candidate(by_domain, alike))
+
+
+def _only(name: str, candidate: Candidate) -> Method:
+    return Method(name, {name: candidate})
 
 
 def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
@@ -347,24 +336,9 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
         grid = {str(tuple(tree)): bench.static(bench.main, tree) for tree in trees}
         if grid:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
-            best = bench.tune(f"{BEST_STATIC}, {kind}", grid, texts)
-            best_trees[kind] = trees[list(grid).index(best)]
+            method = Method(f"{BEST_STATIC}, {kind}", grid)
+            best_trees[kind] = bench.fastest(method, texts)[1]
     return best_trees
-
-
-def _by_domain(
-    bench: Bench, static: Action, trees: dict[str, Action]
-) -> Callable[[str, int], Generate]:
-    """Makes a method that takes the tree of a prompt's domain."""
-
-    def make(title: str, new_tokens: int) -> Generate:
-        methods = {
-            tree: bench.static(bench.main, tree).make(title, new_tokens)
-            for tree in {static, *trees.values()}
-        }
-        return lambda prompt, seed, kind: methods[trees.get(kind, static)](prompt, seed, kind)
-
-    return make
 
 
 def parametrised(bench: Bench) -> Iterator[Method]:
@@ -372,75 +346,69 @@ def parametrised(bench: Bench) -> Iterator[Method]:
     if bench.draft is None:
         return
     title, rule = TITLES[bench.main], "greedy" if bench.greedy else bench.main
-    policies: dict[str, dict[str, TreePolicy]] = {
-        "confidence": {
-            f"confidence ({by} < {at:g}, ≤ {n})": ConfidenceStop(at, n, by, bench.greedy)
-            for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
-        },
-        "mean acceptance": {
-            f"mean of {window} steps + {plus}, ≤ {n}": FollowMean(window, plus, n)
-            for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
-        },
+    stopping = {
+        f"{title}, confidence ({by} < {at:g}, ≤ {n})": bench.ours(
+            ConfidenceStop(at, n, by, bench.greedy), rule
+        )
+        for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
     }
-    for family, tried in policies.items():
-        grid = {f"{title}, {name}": bench.ours(policy, rule) for name, policy in tried.items()}
-        yield Method(f"{title}, {family}", grid)
-    yield Method("draft trees", draft_trees(bench))
-
-
-def draft_trees(bench: Bench) -> dict[str, Candidate]:
-    """The policies of other papers, which draft the tokens that the draft holds most probable."""
+    yield Method(f"{title}, confidence", stopping)
+    following = {
+        f"{title}, mean of {window} steps + {plus}, ≤ {n}": bench.ours(
+            FollowMean(window, plus, n), rule
+        )
+        for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
+    }
+    yield Method(f"{title}, mean acceptance", following)
+    # The policies of other papers draft the tokens that the draft holds most probable.
     picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
-    grid: dict[str, Candidate] = {}
+    trees: dict[str, Candidate] = {}
     for nodes in (4, 8, 16):
-        grid |= {
+        trees |= {
             f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(Beam(3, 4, nodes), picked),
             f"SALF ({nodes} nodes)": bench.ours(Salf(nodes, batch=4), picked),
             f"DynaTree ({nodes} nodes)": bench.ours(DynaTree(DynaTreeConfig(nodes=nodes)), picked),
             f"DySpec ({nodes} nodes)": bench.ours(DySpec(nodes), drawn),
         }
-    return grid
+    yield Method("draft trees", trees)
 
 
 def given_policies(bench: Bench) -> Iterator[Method]:
     """Policies with their settings as given, each with a rule that is lossless on its trees."""
+    warped = replace(bench, draft_setting=bench.policy_setting)
     for title, (policy, rule) in bench.policies.items():
-        candidate = bench.ours(policy, rule, draft_setting=bench.policy_setting)
-        yield Method(title, {title: candidate})
+        yield _only(title, warped.ours(policy, rule))
 
 
 def head(bench: Bench) -> Iterator[Method]:
     """The draft head under its static tree."""
     if bench.head:
-        yield Method(_head_role(bench), _head_trees(bench), learned=True)
-
-
-def _head_role(bench: Bench) -> str:
-    return f"{TITLES[bench.main]}, TALF head, {BEST_STATIC}"
-
-
-def _head_trees(bench: Bench) -> dict[str, Candidate]:
-    return {
-        f"{TITLES[bench.main]}, TALF head {tuple(tree)}": bench.static(bench.main, tree, bench.head)
-        for tree in UNLABELLED_TREES
-    }
+        yield bench.best_static(bench.main, bench.head)
 
 
 def ngrams(bench: Bench) -> Iterator[Method]:
     """Drafting from the text alone."""
-    configs = {NGRAM: bench.ngram}
-    if bench.tuned:
-        tried = [
-            replace(bench.ngram, min_size=size, nodes=nodes, threshold=threshold)
-            for size, nodes, threshold in product((1, 2), (4, 8, 16), (0.1, 0.3))
-        ]
-        configs = {f"{NGRAM} ({_sizes(c)}, threshold {c.threshold:g})": c for c in tried}
-    vocabulary = bench.target.vocab_size
-    grid = {
-        title: bench.ours(NgramTree(config), "nss", NgramDrafter(vocabulary, config))
-        for title, config in configs.items()
-    }
+    grid = {}
+    for sizes, config in _lookups(bench, bench.tuned, (4, 8, 16), "threshold", (0.1, 0.3)).items():
+        drafter = NgramDrafter(bench.target.vocab_size, config)
+        grid[f"{NGRAM}{sizes}"] = bench.ours(NgramTree(config), "nss", drafter)
     yield Method(NGRAM, grid)
+
+
+def _lookups(
+    bench: Bench, tuned: bool, nodes: Sequence[int], key: str, values: Sequence[float]
+) -> dict[str, NgramConfig]:
+    """Settings of n-grams to try, of several sizes and values of a key, by their part of a name."""
+    if not tuned:
+        return {"": bench.ngram}
+    tried = [
+        replace(bench.ngram, min_size=size, nodes=count, **{key: value})
+        for size, count, value in product((1, 2), nodes, values)
+    ]
+    return {
+        f" ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, {key} {getattr(c, key):g})": c
+        for c in tried
+    }
 
 
 def mixed(bench: Bench) -> Iterator[Method]:
@@ -448,19 +416,18 @@ def mixed(bench: Bench) -> Iterator[Method]:
 
     That is a static tree of the draft model, the selector, or the head's static tree.
     """
-    rule, title = bench.main, TITLES[bench.main]
     if bench.draft is not None:
-        tree = bench.best_tree(rule)
-        yield _mixed(bench, f"{title} {tuple(tree)}", f"{title}, {BEST_STATIC}", Delayed(tree))
-    selector, labels = bench.selectors.get(rule), bench.labels
-    if bench.tuned and selector and labels and not exported(labels, bench.setting, selector):
-        name = selector_title(rule)
-        yield _mixed(bench, name, name, NeuralPolicy(selector, labels.table), learned=True)
+        method = bench.best_static(bench.main)
+        title, tree = bench.fastest(method)
+        yield _mixed(bench, title, method.role, Delayed(tree))
+    selector = bench.selectors.get(bench.main)
+    if bench.tuned and selector:
+        policy, name = _chooser(bench, selector), selector_title(bench.main)
+        if policy.static(bench.setting) is None:
+            yield _mixed(bench, name, name, policy, learned=True)
     if bench.head:
-        grid = _head_trees(bench)
-        name = bench.tune(_head_role(bench), grid)
-        tree = UNLABELLED_TREES[list(grid).index(name)]
-        yield _mixed(bench, name, name, Delayed(tree), bench.head)
+        title, tree = bench.fastest(bench.best_static(bench.main, bench.head))
+        yield _mixed(bench, title, title, Delayed(tree), bench.head)
 
 
 def _mixed(
@@ -471,26 +438,16 @@ def _mixed(
     drafter: Drafter | None = None,
     learned: bool = False,
 ) -> Method:
-    configs = {f"{NGRAM} + {title}": bench.ngram}
-    if bench.tuned and drafter is None:
-        tried = [
-            replace(bench.ngram, min_size=size, nodes=nodes, min_rate=rate)
-            for size, nodes, rate in product((1, 2), (4, 8), (0.0, 0.4, 0.7))
-        ]
-        configs = {f"{NGRAM} ({_sizes(c)}, rate ≥ {c.min_rate:g}) + {title}": c for c in tried}
+    tuned = bench.tuned and drafter is None
     grid = {}
-    for name, config in configs.items():
+    for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
         policy = Mixed(elsewhere, VERIFIERS[bench.main], NgramTree(config))
         both = MixedDrafter(
             NgramDrafter(bench.target.vocab_size, config),
             drafter or drafter_of(bench.draft, bench.fixed),
         )
-        grid[name] = bench.ours(policy, policy.verifier, both)
+        grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
     return Method(f"{NGRAM} + {role}", grid, learned)
-
-
-def _sizes(config: NgramConfig) -> str:
-    return f"{config.min_size} to {config.max_size} tokens, {config.nodes} nodes"
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {

@@ -11,10 +11,10 @@ block verification is Traversal on a path, and so is GBV where there is one bran
 the same law there but do other work, such as SpecTr and Khisti at K = 1, are compared.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from nde_talf.decoding.actions import Action, canonical
 from nde_talf.decoding.common.files import read_json, write_json
@@ -24,8 +24,6 @@ LM_DRAFT, HEAD = "LM draft", "draft head"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 WARM_UP = 8  # tokens decoded before a candidate is timed
-
-Tried = TypeVar("Tried", bound=Hashable)
 
 
 class Configuration(NamedTuple):
@@ -70,37 +68,6 @@ class Method(NamedTuple):
     learned: bool = False
 
 
-def fastest(
-    tried: Sequence[Tried],
-    make: Callable[[Tried, int], Generate],
-    new_tokens: int,
-    prompts: list[list[int]],
-) -> Tried:
-    """The one of `tried` with the most tokens per second, as `make(one, new_tokens)` decodes.
-
-    Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a prompt
-    where they are fewer. After a warm-up all are tried on the prompts of the first round; after
-    each round the faster half goes on to the next, and after the last the fastest is taken.
-    Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others each.
-    """
-    if len(tried) == 1:
-        return tried[0]
-    for one in tried:
-        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
-    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
-    tokens, seconds = dict.fromkeys(tried, 0.0), dict.fromkeys(tried, 0.0)
-    rounds = min(len(prompts), max(1, (len(tried) - 1).bit_length()))
-    for number in range(rounds):
-        for index in range(number, len(prompts), rounds):
-            for one in left:
-                record = methods[one](prompts[index], index + 1, "")
-                tokens[one] += record.tokens
-                seconds[one] += record.seconds
-        left.sort(key=lambda one: seconds[one] / tokens[one] if tokens[one] else float("inf"))
-        left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
-    return left[0]
-
-
 @dataclass
 class Tuner:
     """Takes the fastest candidate of a grid, once: a resumed evaluation reads it from `file`.
@@ -124,8 +91,30 @@ class Tuner:
             return next(iter(grid))
         chosen = read_json(self.file, dict[str, str]) if self.file.exists() else {}
         if chosen.get(role) not in grid:
-            chosen[role] = fastest(
-                list(grid), lambda title, n: grid[title].make(title, n), self.new_tokens, prompts
-            )
+            chosen[role] = self._fastest(grid, prompts)
             write_json(self.file, chosen)
         return chosen[role]
+
+    def _fastest(self, grid: dict[str, Candidate], prompts: list[list[int]]) -> str:
+        """The title of the candidate with the most tokens per second.
+
+        Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a
+        prompt where they are fewer. After a warm-up all are tried on the prompts of the first
+        round; after each round the faster half goes on to the next, and after the last the fastest
+        is taken. Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others
+        each.
+        """
+        for title, candidate in grid.items():
+            candidate.make(title, min(WARM_UP, self.new_tokens))(prompts[0], 0, "")
+        methods = {title: grid[title].make(title, self.new_tokens) for title in grid}
+        left, tokens, seconds = list(grid), dict.fromkeys(grid, 0.0), dict.fromkeys(grid, 0.0)
+        rounds = min(len(prompts), max(1, (len(grid) - 1).bit_length()))
+        for number in range(rounds):
+            for index in range(number, len(prompts), rounds):
+                for title in left:
+                    record = methods[title](prompts[index], index + 1, "")
+                    tokens[title] += record.tokens
+                    seconds[title] += record.seconds
+            left.sort(key=lambda title: seconds[title] / max(tokens[title], 1e-9))
+            left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
+        return left[0]

@@ -134,6 +134,10 @@ class NeuralPolicy(TreePolicy):
             return int(self._fast.logits(*inputs).argmax())
         return self._by_module(inputs, opening)
 
+    def static(self, setting: SamplingSetting) -> int | None:
+        """Return the option that is always taken under a setting, or None: the network chooses."""
+        return self.selector.static_action(setting.temperature, setting.top_p, self._costs)
+
     def _by_module(self, inputs: Inputs, opening: "Opening") -> int:
         """Run the selector's own forward pass, where the models are not on a CPU."""
         (h_p, *h_q), rows, context, temperature, top_p = inputs
@@ -157,11 +161,9 @@ class NeuralPolicy(TreePolicy):
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"
                 " load the selector of this pair."
             )
-        setting = state.setting
-        static = self.selector.static_action(setting.temperature, setting.top_p, self._costs)
         self.selector.to(device)
         prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
-        self._openings[key] = Opening(static, *prices)
+        self._openings[key] = Opening(self.static(state.setting), *prices)
         return self._openings[key]
 
 

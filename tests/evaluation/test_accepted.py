@@ -8,7 +8,7 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.loops import Speculative, transformers_assisted
+from nde_talf.evaluation.loops import Speculative, transformers_loop
 from nde_talf.evaluation.table import acceptance_by_position, histogram
 from tests.decoding.pairs import tiny_pair
 
@@ -30,7 +30,7 @@ def test_the_counts_agree_with_tokens_and_passes(temperature):
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(1, 0, 3)), "specinfer")
     for method in (
         Speculative("ours", decoder, setting, 40),
-        transformers_assisted("assisted", target, setting, 40, draft),
+        transformers_loop("assisted", target, setting, 40, draft),
     ):
         record = method([1, 2, 3, 4], 0, "code")
         counts = histogram([record])

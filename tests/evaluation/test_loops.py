@@ -10,8 +10,6 @@ from nde_talf.evaluation.loops import (
     Lookup,
     Schedule,
     scheduled,
-    transformers_assisted,
-    transformers_lookup,
     transformers_loop,
 )
 from tests.decoding.pairs import tiny_pair
@@ -27,7 +25,7 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
 
     def decode(wanted: int | None) -> Record:
         schedule = wanted and Schedule(wanted)
-        return transformers_assisted("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
+        return transformers_loop("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
             [1, 2], 3, "code"
         )
 
@@ -52,7 +50,7 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
         and plain.cpu_seconds > 0
     )
     measured = [
-        transformers_lookup("x", target, SamplingSetting(0.0), 50, Lookup(n, 2))(
+        transformers_loop("x", target, SamplingSetting(0.0), 50, **Lookup(n, 2)._asdict())(
             [1, 2, 3], 0, "code"
         )
         for n in (1, 8)
