@@ -1,7 +1,8 @@
 """Make the frozen list of sources: `python -m benchmarks.freeze_sources data/text/sources.tsv.gz`.
 
-It is made once, before the first step of a training, and committed. Generated files, vendored
-copies and near-duplicates, on either side of the split and across it, are left out.
+It is made once, before the first step of a training, and committed; made again, it has the same
+packages. Generated files, vendored copies and near-duplicates, on either side of the split and
+across it, are left out.
 """
 
 import gzip
@@ -9,6 +10,7 @@ import importlib.metadata
 import platform
 import re
 import sys
+import sysconfig
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -23,76 +25,11 @@ from nde_talf.data.text.sources import (
     Package,
     is_held_out,
     public,
+    read_frozen,
     short_digest,
     without_licence,
 )
 
-LICENCES = {
-    PYTHON: "PSF-2.0",
-    "torch": "BSD-3-Clause AND Apache-2.0 AND BSD-2-Clause AND BSL-1.0 AND MIT",
-    "transformers": "Apache-2.0",
-    "sympy": "BSD-3-Clause",
-    "pandas": "BSD-3-Clause",
-    "scipy": "BSD-3-Clause",
-    "numpy": "BSD-3-Clause",
-    "numba": "BSD-2-Clause",
-    "matplotlib": "PSF-2.0-like (matplotlib)",
-    "networkx": "BSD-3-Clause",
-    "mypy": "MIT",
-    "fonttools": "MIT",
-    "wandb": "MIT",
-    "torchmetrics": "Apache-2.0",
-    "huggingface_hub": "Apache-2.0",
-    "pyarrow": "Apache-2.0",
-    "pytorch-lightning": "Apache-2.0",
-    "datasets": "Apache-2.0",
-    "mpmath": "BSD-3-Clause",
-    "pydantic": "MIT",
-    "accelerate": "Apache-2.0",
-    "pytest": "MIT",
-    "rich": "MIT",
-    "pillow": "MIT-CMU",
-    "aiohttp": "Apache-2.0",
-    "fsspec": "BSD-3-Clause",
-    "griffelib": "ISC",
-    "filelock": "MIT",
-    "anyio": "MIT",
-    "hydra-core": "MIT",
-    "opentelemetry-sdk": "Apache-2.0",
-    "Jinja2": "BSD-3-Clause",
-    "packaging": "Apache-2.0 OR BSD-2-Clause",
-    "pyparsing": "MIT",
-    "babel": "BSD-3-Clause",
-    "click": "BSD-3-Clause",
-    "typer": "MIT",
-    "urllib3": "MIT",
-    "Markdown": "BSD-3-Clause",
-    "dill": "BSD-3-Clause",
-    "omegaconf": "BSD-3-Clause",
-    "python-dateutil": "BSD-3-Clause",
-    "httpx": "BSD-3-Clause",
-    "httpcore": "BSD-3-Clause",
-    "mkdocs": "BSD-2-Clause",
-    "markdown-it-py": "MIT",
-    "requests": "Apache-2.0",
-    "PyYAML": "MIT",
-    "attrs": "MIT",
-    "pluggy": "MIT",
-    "h11": "MIT",
-    "watchdog": "Apache-2.0",
-    "psutil": "BSD-3-Clause",
-    "execnet": "MIT",
-    "yarl": "Apache-2.0",
-    "lightning-utilities": "Apache-2.0",
-    "tokenizers": "Apache-2.0",
-    "safetensors": "Apache-2.0",
-    "platformdirs": "MIT",
-    "contourpy": "BSD-3-Clause",
-    "cycler": "BSD-3-Clause",
-    "multidict": "Apache-2.0",
-    "mkdocstrings": "ISC",
-}
-"""Packages whose sources are taken, and their licences: BSD, MIT, Apache, ISC or the PSF's."""
 SKIPPED = SKIPPED_FOLDERS - {"test", "tests", "site-packages", "dist-packages"} | {
     "_vendor",
     "vendor",
@@ -134,28 +71,26 @@ the other side.
 
 
 def freeze(path: Path) -> None:
-    """Write the list of the sources that this environment has, and print what it holds."""
-    found = []
-    for name, licence in LICENCES.items():
-        root, version, names = listed(name)
-        sources = [
-            source for each in sorted(names) if (source := readable(root / each, each)) is not None
-        ]
-        found.append((Package(name, version, licence, {}), root, sources))
-    kept = {
-        id(source) for source in distinct([source for _, _, sources in found for source in sources])
+    """Write the list of the sources that this environment has, and print what it holds.
+
+    The packages and their licences are those of the list that there is.
+    """
+    found = [(package, *listed(package.name)) for package in read_frozen()]
+    sources = {
+        package.name: [source for each in sorted(names) if (source := readable(root / each, each))]
+        for package, root, _, names in found
     }
-    for package, root, sources in found:
-        chosen = [source for source in sources if id(source) in kept]
-        package.files.update({source.path: source.digest for source in chosen})
-        if package.name == PYTHON:
-            package.files[TOPICS] = short_digest((root / TOPICS).read_bytes())
+    kept = {*map(id, distinct([source for each in sources.values() for source in each]))}
+    packages = []
+    for old, root, version, _ in found:
+        chosen = [source for source in sources[old.name] if id(source) in kept]
+        listing = {source.path: source.digest for source in chosen}
+        if old.name == PYTHON:
+            listing[TOPICS] = short_digest((root / TOPICS).read_bytes())
+        packages.append(Package(old.name, version, old.licence, listing))
         size = sum(len(source.text) for source in chosen)
-        print(
-            f"{package.name}=={package.version}: {len(chosen)} of {len(sources)} files,"
-            f" {size / 1e6:.2f} MB"
-        )
-    write_frozen(path, [package for package, _, _ in found if package.files])
+        print(f"{old.name}=={version}: {len(chosen)} files, {size / 1e6:.2f} MB")
+    write_frozen(path, [package for package in packages if package.files])
 
 
 def write_frozen(path: Path, packages: list[Package]) -> None:
@@ -179,21 +114,14 @@ class Source:
 def listed(name: str) -> tuple[Path, str, list[str]]:
     """Return a package's root, version and the paths of its Python files."""
     if name == PYTHON:
-        package = Package(PYTHON, platform.python_version(), "", {})
-        root = package.root()
-        assert root is not None
-        inside = (each.relative_to(root) for each in root.rglob("*.py"))
-        return (
-            root,
-            package.version,
-            [p.as_posix() for p in inside if p.parts[0] not in ("site-packages", "test")],
-        )
-    found = importlib.metadata.distribution(name)
-    return (
-        Path(str(found.locate_file(""))),
-        public(found.version),
-        [str(f) for f in found.files or () if f.suffix == ".py"],
-    )
+        root, version = Path(sysconfig.get_path("stdlib")), platform.python_version()
+        inside = (path.relative_to(root) for path in root.rglob("*.py"))
+        paths = [path for path in inside if path.parts[0] not in ("site-packages", "test")]
+    else:
+        found = importlib.metadata.distribution(name)
+        root, version = Path(str(found.locate_file(""))), public(found.version)
+        paths = [Path(file) for file in found.files or () if file.suffix == ".py"]
+    return root, version, [path.as_posix() for path in paths]
 
 
 def readable(path: Path, name: str) -> Source | None:
@@ -212,9 +140,7 @@ def readable(path: Path, name: str) -> Source | None:
     digest = short_digest(data)
     if not SIZES[0] <= len(data) <= SIZES[1] or GENERATED.search(text[:3000]):
         return None
-    is_test = any(part in ("tests", "test", "testing", "_testing") for part in parts) or parts[
-        -1
-    ].startswith("test_")
+    is_test = {"tests", "test", "testing", "_testing"} & {*parts} or parts[-1].startswith("test_")
     if is_test and by_hash(f"test/{digest}") >= TESTS:
         return None
     lines = text.count("\n") + 1
@@ -240,9 +166,8 @@ def distinct(sources: list[Source]) -> list[Source]:
     for source in sorted(sources, key=lambda source: is_held_out(source.digest)):
         held_out, own = is_held_out(source.digest), shingles(source.text)
         near = sum(shingle in sides[held_out] for shingle in own) > NEAR * len(own)
-        across = held_out and sum(shingle in sides[False] for shingle in own) > NEAR_ACROSS * len(
-            own
-        )
+        common = sum(shingle in sides[False] for shingle in own)
+        across = held_out and common > NEAR_ACROSS * len(own)
         side = "held out" if held_out else "training"
         counts[f"{side}: {'near' if near else 'across' if across else 'kept'}"] += 1
         if not near and not across:

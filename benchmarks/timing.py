@@ -1,10 +1,8 @@
 """Timing side by side with an A/A control, figures of records, and writing what was measured."""
 
 import json
-import platform
 import random
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +13,9 @@ import numpy as np
 import torch
 
 from nde_talf.decoding.common.bootstrap import interval, ratio_of_totals, samples, shown, times
+from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.environment import code
 from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, trusted
 from nde_talf.evaluation.protocol import CONTROL as PLAIN_AGAIN
 from nde_talf.evaluation.speed import speed_ratio
@@ -105,8 +105,8 @@ def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str]
         "command": shlex.join(
             ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
         ),
-        "commit": _commit(),
-        "processor": _processor(),
+        "code": code(),
+        "processor": cpu_model(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
@@ -118,16 +118,3 @@ def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str]
     (RESULTS / f"{name}.md").write_text(f"`{where['command']}` ({line})\n\n{text}")
     content = {**where, "columns": columns, "rows": rows, "notes": list(notes)}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(RESULTS.parent), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

@@ -13,7 +13,7 @@ vLLM's rejection sampler where vLLM is installed (run this in `.venv-vllm`).
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from transformers.generation.utils import _speculative_sampling
 
-from benchmarks.timing import Timings, interleaved, report
+from benchmarks.timing import interleaved, report
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
@@ -49,13 +49,6 @@ CUTS = (
 WARPED = 32_000, 150_000
 PARTS = ("rules", "warp")
 LOGITS = ", from logits"
-
-
-class Ratios(NamedTuple):
-    """Times of a softmax of the same rows, by either clock."""
-
-    wall: float
-    cpu: float
 
 
 class Rows:
@@ -102,12 +95,9 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
     """A delayed tree of `action`."""
     drafter = RowDrafter(rows)
     tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, rng)
-    logits = torch.cat(drafter.logits)
-    logits = (
-        torch.cat([logits, rows(len(tree) - len(logits))[0]])
-        if len(tree) > len(logits)
-        else logits[: len(tree)]
-    )
+    while len(drafter.logits) < len(tree):
+        drafter.next()
+    logits = torch.cat(drafter.logits[: len(tree)])
     tree.p = [warp(row, SETTING) for row in logits]
     q = torch.stack([tree.q_at(node) for node, children in enumerate(tree.children) if children])
     return Case(tree, logits, q, q.log())
@@ -115,41 +105,40 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
 
 def verification_ratios(
     vocabulary: int, action: Action, trees: int, repeats: int
-) -> tuple[dict[str, Ratios], str]:
-    """Divide times on all trees by that of the softmax of their rows; add the control's line."""
-    rows, rng = (
-        Rows(vocabulary, 0),
-        Rng.seeded(100),
-    )  # what is accepted varies from call to call, as in decoding
+) -> tuple[dict[str, list[float]], str]:
+    """Times on all trees over that of the softmax of their rows, by both clocks; the control."""
+    # What is accepted varies from call to call, as in decoding.
+    rows, rng = Rows(vocabulary, 0), Rng.seeded(100)
     made = [drawn(rows, action, Rng.seeded(seed)) for seed in range(trees)]
-    out = [torch.empty_like(case.logits) for case in made]
+    scored = [case._replace(tree=copy(case.tree)) for case in made]
 
-    def softmax() -> None:
-        for case, buffer in zip(made, out, strict=True):
-            torch.softmax(case.logits, -1, out=buffer)
+    def softmax(case: Case) -> None:
+        torch.softmax(case.logits, -1, out=out[case.logits.shape])
 
-    def verify(name: str) -> None:
-        for case in made:
-            VERIFIERS[name](case.tree, rng)
+    def verify(name: str, case: Case) -> None:
+        VERIFIERS[name](case.tree, rng)
 
-    scored = [copy(case.tree) for case in made]
+    def verify_logits(name: str, case: Case) -> None:
+        case.tree.score(case.logits, SETTING)
+        VERIFIERS[name](case.tree, rng)
 
-    def verify_logits(name: str) -> None:
-        for tree, case in zip(scored, made, strict=True):
-            tree.score(case.logits, SETTING)
-            VERIFIERS[name](tree, rng)
+    def on_all(rule: Callable[[Case], object], cases: list[Case] = made) -> Callable[[], None]:
+        def task() -> None:
+            for case in cases:
+                rule(case)
 
-    def on_all(rule: Callable[[Case], object]) -> None:
-        for case in made:
-            rule(case)
+        return task
 
+    out = {case.logits.shape: torch.empty_like(case.logits) for case in made}
     names = ON_PATHS if action == PATH else BRANCHING
-    tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
-    tasks |= {name + LOGITS: partial(verify_logits, name) for name in names}
-    tasks |= {name + LOGITS: partial(on_all, rule) for name, rule in peers(action).items()}
+    tasks = {"softmax": on_all(softmax)}
+    tasks |= {name: on_all(partial(verify, name)) for name in names}
+    tasks |= {name + LOGITS: on_all(partial(verify_logits, name), scored) for name in names}
+    tasks |= {name + LOGITS: on_all(rule) for name, rule in peers(action).items()}
     times = interleaved(tasks, repeats)
-    note = times.note(f" (V = {vocabulary:,}, {tuple(action)})")
-    return _over_softmax(times, [name for name in tasks if name != "softmax"]), note
+    clocks = times.seconds, times.cpu
+    ratios = {name: [own[name] / own["softmax"] for own in clocks] for name in tasks}
+    return ratios, times.note(f" (V = {vocabulary:,}, {tuple(action)})")
 
 
 def peers(action: Action) -> dict[str, Callable[[Case], object]]:
@@ -183,24 +172,8 @@ def _vllm() -> Callable[[Case], object]:
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
     none, bonus = torch.empty(0), torch.zeros(1, 1, dtype=torch.int32)
-    how = (
-        torch.ones(1),
-        False,
-        True,
-        None,
-        None,
-        {},
-        None,
-        True,
-        None,
-        none,
-        none,
-        none,
-        [[]],
-        None,
-        {},
-        LogitsProcessors(),
-    )
+    sampled = (torch.ones(1), False, True, None, None, {}, None, True, None)
+    how = (*sampled, none, none, none, [[]], None, {}, LogitsProcessors())
 
     def verify(case: Case) -> object:
         count, tokens = len(case.q), torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
@@ -210,13 +183,6 @@ def _vllm() -> Callable[[Case], object]:
         )
 
     return verify
-
-
-def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
-    return {
-        name: Ratios(*(own[name] / own["softmax"] for own in (times.seconds, times.cpu)))
-        for name in names
-    }
 
 
 def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
@@ -231,8 +197,7 @@ def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
         "1 row, flat": flat,
         "32 rows, 1 of them flat": torch.cat([logits[1:], flat]),
     }
-    softmax = {case: partial(torch.softmax, own, -1) for case, own in cases.items()}
-    tasks = dict(softmax)
+    tasks = {case: partial(torch.softmax, own, -1) for case, own in cases.items()}
     tasks |= {
         f"{case}, {cut}": partial(warp, own, cut) for case, own in cases.items() for cut in CUTS
     }
@@ -256,45 +221,33 @@ def main() -> None:
     if "rules" in options.parts:
         rules(options)
     if "warp" in options.parts:
-        found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
+        tables, notes = zip(*(warp_ratios(size, options.repeats) for size in WARPED), strict=True)
         columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time"]
-        report(
-            "warp",
-            columns,
-            [row for own, _ in found for row in own],
-            [said for _, said in found],
-        )
+        report("warp", columns, [row for table in tables for row in table], notes)
 
 
 def rules(options: argparse.Namespace) -> None:
     """The table of verification."""
-    kinds = [(after, clock) for after in ("", LOGITS) for clock in ("", ", CPU")]
-    columns = [
-        "tree",
-        "method",
-        *(
-            f"V = {v:,}{after or ', from probabilities'}{clock}"
-            for v in options.vocabulary
-            for after, clock in kinds
-        ),
-    ]
-    rows, notes = [], []
+    columns = ["tree", "method"]
+    for size, after in product(options.vocabulary, (", from probabilities", LOGITS)):
+        columns += [f"V = {size:,}{after}", f"V = {size:,}{after}, CPU"]
+    table, notes = [], []
     for action in TREES:
-        found = {}
-        for v in options.vocabulary:
-            found[v], said = verification_ratios(v, action, options.trees, options.repeats)
-            notes.append(said)
-        for name in dict.fromkeys(name.removesuffix(LOGITS) for name in found[v]):
-            own = [
-                found[v].get(name + after, ("–", "–"))[at]
-                for v in found
-                for after in ("", LOGITS)
-                for at in (0, 1)
+        ratios: dict[int, dict[str, list[float]]] = {}
+        for size in options.vocabulary:
+            ratios[size], note = verification_ratios(size, action, options.trees, options.repeats)
+            notes.append(note)
+        for name in dict.fromkeys(name.removesuffix(LOGITS) for name in ratios[size]):
+            cells = [
+                cell
+                for size, after in product(ratios, ("", LOGITS))
+                for cell in ratios[size].get(name + after, ("–", "–"))
             ]
-            rows.append([str(tuple(action)), name, *own])
+            if name != "softmax":
+                table.append([str(tuple(action)), name, *cells])
     if not find_spec("vllm"):
         notes.append("vLLM is not installed here.")
-    report("verification", columns, rows, notes)
+    report("verification", columns, table, notes)
 
 
 if __name__ == "__main__":

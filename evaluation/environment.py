@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -44,7 +44,9 @@ def code(root: Path = ROOT) -> str:
             commit = _git(root, "rev-parse", "--short=12", "HEAD")
             changes = _git(root, "status", "--porcelain", "--untracked-files=no")
             return f"commit {commit}{'-dirty' if changes else ''}"
-    return f"version {version('nde-talf')}"
+    with suppress(PackageNotFoundError):
+        return f"version {version('nde-talf')}"
+    return "unknown version"
 
 
 def _git(root: Path, *question: str) -> str:
