@@ -22,10 +22,9 @@ of torch, nothing waits and no memory is counted.
 
 import argparse
 import math
-import statistics
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,9 +34,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from benchmarks import timing
-from benchmarks.timing import doubts, rate, report
+from benchmarks.timing import doubts, report
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
@@ -46,6 +46,7 @@ from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.forward import attention as attended
@@ -62,9 +63,8 @@ from nde_talf.draft_training.target_trees import TreeSpec, chains, target_beam, 
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.speed import speed_ratio
+from nde_talf.evaluation.table import by_setting, row
 
-PARTS = ("pair", "traces", "decode", "heads", "attention")
 SETTING = SamplingSetting(0.6)
 TREES = (
     ("traversal", Action(1, 0, 7)),
@@ -107,40 +107,25 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("checkpoints/gpu"),
-        help="of the pair that part pair trains",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=timing.RESULTS, help="where tables are written"
-    )
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints/gpu"), help="of the pair")
+    parser.add_argument("--results", type=Path, default=timing.RESULTS, help="folder of the tables")
     parser.add_argument(
         "--minutes", type=float, default=7.0, help="of training, after which part pair stops"
     )
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
+    if options.device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit(
             "--device cuda: torch sees no GPU here. --device cpu --size small rehearses on the CPU."
         )
     timing.RESULTS = options.results
-    size, device = SIZES[options.size], torch.device(options.device)
     try:
-        parts = {
-            "pair": pair,
-            "traces": traces,
-            "decode": decode,
-            "heads": heads,
-            "attention": attention,
-        }
-        parts[options.part](options, size, device)
+        PARTS[options.part](options, SIZES[options.size])
     except UserError as error:
         raise SystemExit(str(error)) from error
 
 
-def pair(options: argparse.Namespace, size: Size, device: torch.device) -> None:
+def pair(options: argparse.Namespace, size: Size) -> None:
     until = time.monotonic() + 60 * options.minutes
     options.folder.mkdir(parents=True, exist_ok=True)
     for records in options.folder.glob("*.jsonl"):  # of another pair
@@ -153,43 +138,27 @@ def pair(options: argparse.Namespace, size: Size, device: torch.device) -> None:
     ]
     tokenizer = train_tokenizer(texts[:: max(1, len(texts) // 200)], size.vocab)
     rows = pack(tokenizer, texts, LENGTH)
-    held_out, rows = rows[::50], rows[torch.arange(len(rows)) % 50 > 0]
+    held_out, rows = rows[::50], rows[torch.arange(len(rows)) % 50 > 0].to(options.device)
     torch.save(held_out, options.folder / "held_out.pt")
-    found = []
+    table = []
     teacher: nn.Module | None = None
     for role in ("target", "draft"):
-        model, seconds, steps = _train(
-            options.folder / role, size, role, teacher, rows.to(device), until
-        )
+        model, seconds = _train(options.folder / role, size, role, teacher, rows, until)
         teacher = model
         with torch.inference_mode():
-            nats = [
-                float(_loss(model, batch.to(device)))
-                for batch in held_out[: 4 * size.batch].split(size.batch)
-            ]
+            batches = held_out[: 4 * size.batch].to(options.device).split(size.batch)
+            nats = [float(_loss(model, batch)) for batch in batches]
         count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-        found.append(
-            [
-                role,
-                count,
-                f"{steps} of {size.steps}",
-                seconds,
-                steps * size.batch * LENGTH / seconds,
-                sum(nats) / len(nats),
-            ]
-        )
-    report(
-        "gpu_pair",
-        ["model", "M parameters", "steps", "s", "tokens/s", "held-out nats a token"],
-        found,
-        [_machine(device)],
-    )
+        speed = size.steps * size.batch * LENGTH / seconds
+        table.append([role, count, size.steps, seconds, speed, sum(nats) / len(nats)])
+    columns = ["model", "M parameters", "steps", "s", "tokens/s", "held-out nats a token"]
+    report("gpu_pair", columns, table, [_machine(options.device)])
 
 
 def _train(
     folder: Path, size: Size, role: str, teacher: nn.Module | None, rows: Tensor, until: float
-) -> tuple[nn.Module, float, int]:
-    """Train the model of `folder` until the time is over: it, seconds and steps so far."""
+) -> tuple[nn.Module, float]:
+    """Train the model of `folder`, and say in how many seconds; at `until` exit, to be resumed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden, layers, head_count, intermediate = getattr(size, role)
@@ -207,21 +176,33 @@ def _train(
         )
     ).to(rows.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    step, seconds, state = 0, 0.0, folder / "training.pt"
+    step, before, state = 0, 0.0, folder / "training.pt"
     folder.mkdir(exist_ok=True)
     if state.exists():
         kept = torch.load(state, map_location=rows.device, weights_only=True)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-        step, seconds = kept["step"], kept["seconds"]
+        step, before = kept["step"], kept["seconds"]
     started = saved = time.monotonic()
-    while step < size.steps and time.monotonic() < until:
-        rate_now = 6e-4 * min((step + 1) / 100, 0.5 + 0.5 * math.cos(math.pi * step / size.steps))
+    while True:
+        now, finished = time.monotonic(), step == size.steps
+        if finished or now >= until or now - saved > SAVE_SECONDS:
+            content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            content |= {"step": step, "seconds": before + now - started}
+            write_atomically(state, partial(torch.save, content))
+            saved = now
+        if finished:
+            break
+        if now >= until:
+            raise SystemExit(
+                f"{folder.name}: {step} of {size.steps} steps, and the time is over. Start the part"
+                " again to go on."
+            )
+        rate = 6e-4 * min((step + 1) / 100, 0.5 + 0.5 * math.cos(math.pi * step / size.steps))
         for group in optimizer.param_groups:
-            group["lr"] = rate_now
-        index = torch.randint(
-            len(rows), (size.batch,), generator=torch.Generator().manual_seed(step)
-        ).to(rows.device)
+            group["lr"] = rate
+        generator = torch.Generator().manual_seed(step)
+        index = torch.randint(len(rows), (size.batch,), generator=generator).to(rows.device)
         with torch.autocast(rows.device.type, torch.bfloat16):
             loss = _loss(model, rows[index], teacher)
         loss.backward()
@@ -229,30 +210,8 @@ def _train(
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if time.monotonic() - saved > SAVE_SECONDS or step == size.steps:
-            saved = time.monotonic()
-            _save(state, model, optimizer, step, seconds + saved - started)
-    if time.monotonic() >= until and step < size.steps:
-        _save(state, model, optimizer, step, seconds + time.monotonic() - started)
-        raise SystemExit(
-            f"{folder.name}: {step} of {size.steps} steps, and the time is over. Start the part"
-            " again to go on."
-        )
     model.save_pretrained(folder)
-    return model.eval(), torch.load(state, map_location="cpu", weights_only=True)["seconds"], step
-
-
-def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seconds: float
-) -> None:
-    content = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "step": step,
-        "seconds": seconds,
-    }
-    torch.save(content, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
+    return model.eval(), before + now - started
 
 
 def _loss(model: nn.Module, tokens: Tensor, teacher: nn.Module | None = None) -> Tensor:
@@ -265,12 +224,12 @@ def _loss(model: nn.Module, tokens: Tensor, teacher: nn.Module | None = None) ->
     return F.cross_entropy(logits.flatten(0, 1), p.flatten(0, 1))
 
 
-def traces(options: argparse.Namespace, size: Size, device: torch.device) -> None:
-    target, draft = _load(options, device)
+def traces(options: argparse.Namespace, size: Size) -> None:
+    target, draft = _load(options)
     starts = _prompts(options, size)
     started = time.perf_counter()
     texts = TransformersEngine(target).sample(starts, SETTING, size.new_tokens, 0)
-    _wait(device)
+    _wait(options.device)
     sampling = time.perf_counter() - started
     config = TracesConfig(
         new_tokens=size.new_tokens, samples=size.samples, verifiers=["specinfer", "traversal"]
@@ -286,28 +245,23 @@ def traces(options: argparse.Namespace, size: Size, device: torch.device) -> Non
     trace(slice(1))  # warm-up
     started = time.perf_counter()
     roots = trace(slice(None))
-    _wait(device)
+    _wait(options.device)
     seconds = time.perf_counter() - started
-    with _profiled(device) as seen:
+    with _profiled(options.device) as seen:
         trace(slice(1))
     columns = ["what", "s", "a second", "kernels run", "peak GiB"]
     tokens = sum(map(len, texts)) - sum(map(len, starts))
-    found = [["texts of the target (tokens)", sampling, tokens / sampling, "–", ""]]
-    found.append(
-        [
-            f"roots, {size.samples} super-trees each",
-            seconds,
-            roots / seconds,
-            f"{seen.busy:.0%}",
-            _peak(device),
-        ]
-    )
-    report("gpu_traces", columns, found, [_machine(device)])
+    title, busy = f"roots, {size.samples} super-trees each", f"{seen.busy:.0%}"
+    table = [
+        ["texts of the target (tokens)", sampling, tokens / sampling, "–", ""],
+        [title, seconds, roots / seconds, busy, _peak(options.device)],
+    ]
+    report("gpu_traces", columns, table, [_machine(options.device)])
 
 
-def decode(options: argparse.Namespace, size: Size, device: torch.device) -> None:
-    target, draft = _load(options, device)
-    wide = _load(options, device, "float32")
+def decode(options: argparse.Namespace, size: Size) -> None:
+    """Run all methods, interleaved, and report them. Where it was stopped, it goes on."""
+    models, device = _load(options), options.device
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
     fixed = StaticShapes(context, ROWS)
@@ -315,101 +269,63 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device) -> Non
 
     def add(
         name: str,
-        models: tuple[CausalModel, CausalModel],
-        tree: Action | None,
-        rule: str,
-        static: StaticShapes | None,
+        rule: str = "nss",
+        tree: Action | None = None,
+        static: StaticShapes | None = None,
+        models: tuple[CausalModel, CausalModel] = models,
     ) -> None:
-        drafter, policy = (
-            (None, Autoregressive())
-            if tree is None
-            else (LMDrafter(models[1], static), Delayed(tree))
-        )
+        drafter = LMDrafter(models[1], static) if tree else None
+        policy = Delayed(tree) if tree else Autoregressive()
         decoder = SpeculativeDecoder(models[0], drafter, policy, rule, static=static)
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
 
-    for name in (BASELINE, CONTROL):
-        add(name, (target, draft), None, "nss", None)
-    add(f"{BASELINE}, static", (target, draft), None, "nss", fixed)
-    for rule, tree in TREES:
-        title = f"{VERIFIERS[rule].name} {tuple(tree)}"
-        add(title, (target, draft), tree, rule, None)
-        add(f"{title}, static", (target, draft), tree, rule, fixed)
-    rule, tree = TREES[0]
-    add(f"{VERIFIERS[rule].name} {tuple(tree)}, float32", wide, tree, rule, None)
-    _decoded("decode", made, prompts, options, size, device)
-
-
-def _decoded(
-    part: str,
-    made: dict[str, Speculative],
-    prompts: list[tuple[str, str, list[int]]],
-    options: argparse.Namespace,
-    size: Size,
-    device: torch.device,
-) -> None:
-    """Run all methods, interleaved, and report them. Where it was stopped, it goes on."""
-    records = options.folder / f"{part}-{options.size}.jsonl"
+    add(BASELINE)
+    add(CONTROL)
+    add(f"{BASELINE}, static", static=fixed)
+    titles = [f"{VERIFIERS[rule].name} {tuple(tree)}" for rule, tree in TREES]
+    for title, method in zip(titles, TREES, strict=True):
+        add(title, *method)
+        add(f"{title}, static", *method, fixed)
+    add(f"{titles[0]}, float32", *TREES[0], models=_load(options, "float32"))
+    records = options.folder / f"decode-{options.size}.jsonl"
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
-    by_method: dict[str, list] = {name: [] for name in made}
-    for record in read_records(records):
-        by_method[record.method].append(record)
-    found = []
-    for name, own in by_method.items():
+    every, table = list(read_records(records)), []
+    by_method = by_setting(every)[str(SETTING)]
+    for name, method in made.items():
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with _profiled(device) as seen:
-            generation = made[name].decoder.generate(
+            generation = method.decoder.generate(
                 prompts[0][2], size.new_tokens, SETTING, Rng.seeded(0)
             )
-        ratio = speed_ratio(own, by_method[BASELINE])
-        tokens, step = (
-            rate(own, "tokens", "steps"),
-            sum(r.seconds for r in own) / sum(r.steps for r in own),
-        )
-        found.append(
+        line = row(name, by_method[name], by_method[BASELINE])
+        tokens = line.block_efficiency
+        table.append(
             [
                 name,
                 shown(tokens),
-                sum(r.tokens for r in own) / sum(r.seconds for r in own),
-                shown(ratio) if ratio else "–",
-                1e3 * step,
+                line.tokens_per_second,
+                shown(line.speedup),
+                1e3 * tokens[0] / line.tokens_per_second,
                 f"{1 - seen.busy:.0%}",
                 seen.waits / max(1, len(generation.steps)),
                 _peak(device),
             ]
         )
     columns = [
-        "method",
-        "tokens a step",
-        "tokens/s",
-        "over autoregressive",
-        "ms a step",
-        "no kernel runs",
-        "waits a step",
-        "peak GiB",
+        *("method", "tokens a step", "tokens/s", "over autoregressive", "ms a step"),
+        *("no kernel runs", "waits a step", "peak GiB"),
     ]
-    notes = [
-        _machine(device),
-        (
-            "A generation's steps and its prefill count for the last three columns, under the"
-            " profiler."
-        ),
-    ]
-    report(
-        f"gpu_{part}",
-        columns,
-        found,
-        notes + doubts([record for own in by_method.values() for record in own]),
-    )
+    note = "The last three columns are of one generation under the profiler, with its prefill."
+    report("gpu_decode", columns, table, [_machine(device), note, *doubts(every)])
     records.unlink()
 
 
-def heads(options: argparse.Namespace, size: Size, device: torch.device) -> None:
-    target, _ = _load(options, device)
+def heads(options: argparse.Namespace, size: Size) -> None:
+    device, (target, _) = options.device, _load(options)
     rows = torch.load(options.folder / "held_out.pt", weights_only=True)
     batch = rows[torch.arange(min(8, size.batch)) % len(rows)].to(device)
-    found = []
+    table = []
     for loss in (TalfLoss(), HassLoss(), EagleLoss()):
         torch.manual_seed(0)
         head = EagleHead(target)
@@ -425,22 +341,14 @@ def heads(options: argparse.Namespace, size: Size, device: torch.device) -> None
         seconds = (time.perf_counter() - started) / size.head_steps
         with _profiled(device) as seen:
             step()
-        found.append(
-            [
-                loss.name,
-                getattr(loss, "depth", 1),
-                1 / seconds,
-                batch.numel() / seconds,
-                f"{seen.busy:.0%}",
-                _peak(device),
-            ]
-        )
+        speeds = [1 / seconds, batch.numel() / seconds, f"{seen.busy:.0%}", _peak(device)]
+        table.append([loss.name, getattr(loss, "depth", 1), *speeds])
     columns = ["loss", "depth", "steps/s", "tokens/s", "kernels run", "peak GiB"]
     note = (
         f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens"
         " are roots."
     )
-    report("gpu_heads", columns, found, [_machine(device), note])
+    report("gpu_heads", columns, table, [_machine(device), note])
 
 
 def _head_step(
@@ -462,19 +370,18 @@ def _head_step(
     outputs = [head.read(level) for level in outputs]
     outputs[0] = outputs[0].flatten(0, 1)[:, None]
     along = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
-    every = torch.full((len(outputs[0]),), 1 / len(outputs[0]), device=tokens.device)
-    weights = [every] + [torch.full(roots.shape, 1 / roots.numel(), device=tokens.device)] * (
-        len(outputs) - 1
-    )
+    shapes = [outputs[0].shape[:1], *([roots.shape] * (len(outputs) - 1))]
+    weights = [torch.full(shape, 1 / shape.numel(), device=tokens.device) for shape in shapes]
     tree_loss(outputs, along, HeadReadout.of(head), loss, weights)[0].backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 @torch.inference_mode()
-def attention(options: argparse.Namespace, size: Size, device: torch.device) -> None:
-    full, dtype, found = options.size == "full", torch.bfloat16, []
+def attention(options: argparse.Namespace, size: Size) -> None:
+    full, dtype, device = options.size == "full", torch.bfloat16, options.device
     heads, shared, width = (32, 8, 128) if full else (4, 2, 32)  # of Llama-3-8B
+    table = []
     for context, rows in product((256, 1024, 4096, 16384) if full else (64, 256), (1, 8, 64)):
         query, keys, values = (
             torch.randn(1, count, slots, width, dtype=dtype, device=device)
@@ -486,30 +393,21 @@ def attention(options: argparse.Namespace, size: Size, device: torch.device) -> 
         own = small.repeat(1, 1, heads // shared, 1)
         wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
         ways = (attended.Seen(0, context, context, wide), attended.Seen(0, 0, context, own))
-        times = [
-            _milliseconds(device, partial(attended.attend, query, keys, values, seen, width**-0.5))
-            for seen in ways
-        ]
-        found.append([context, rows, *times, times[0] / times[1]])
+        times = []
+        for seen in ways:
+            call = partial(attended.attend, query, keys, values, seen, width**-0.5)
+            timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+            times.append(1e3 * timer.blocked_autorange(min_run_time=0.2).median)
+        table.append([context, rows, *times, times[0] / times[1]])
     columns = ["context", "rows", "one mask, ms", "two parts, ms", "one mask over two parts"]
     note = (
         f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the"
         " other, launches included."
     )
-    report("gpu_attention", columns, found, [_machine(device), note])
+    report("gpu_attention", columns, table, [_machine(device), note])
 
 
-def _milliseconds(device: torch.device, call: Callable[[], object], calls: int = 50) -> float:
-    """Time a call: the median over five rounds of its mean in `calls` of them."""
-    rounds = []
-    for _ in range(6):
-        _wait(device)
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        _wait(device)
-        rounds.append(1e3 * (time.perf_counter() - started) / calls)
-    return statistics.median(rounds[1:])
+PARTS = {"pair": pair, "traces": traces, "decode": decode, "heads": heads, "attention": attention}
 
 
 @dataclass
@@ -549,13 +447,11 @@ def _profiled(device: torch.device) -> Iterator[Seen]:
     seen.busy = min(1.0, micros / 1e6 / seconds)
 
 
-def _load(
-    options: argparse.Namespace, device: torch.device, dtype: str = "bfloat16"
-) -> tuple[CausalModel, CausalModel]:
+def _load(options: argparse.Namespace, dtype: str = "bfloat16") -> tuple[CausalModel, CausalModel]:
     if not (options.folder / "draft" / "config.json").exists():
         raise UserError(f"--folder {options.folder}: there is no pair; run --part pair first.")
     target, draft = (
-        CausalModel.load(options.folder / role, str(device), dtype, role)
+        CausalModel.load(options.folder / role, str(options.device), dtype, role)
         for role in ("target", "draft")
     )
     return target, draft

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.papers.shared import Bench, options_of
+from benchmarks.papers.shared import LENGTH, Bench, options_of
 from benchmarks.papers.talf import LOSSES, fit_once
 from benchmarks.timing import report
 from nde_talf.data.dialogues.token_rows import TokenRows
@@ -89,7 +89,7 @@ def main() -> None:
         setting = SamplingSetting(temperature)
         decoded = bench.decode(f"heads-t{temperature:g}", setting, methods)
         for name in heads:
-            lengths = (decoded.length(f"{name} / {tree}") for tree in TREES)
+            lengths = (decoded.figure(LENGTH, f"{name} / {tree}") for tree in TREES)
             table.append([str(setting), name, *lengths])
     costs = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
     note = f"Tokens a target pass. A step's CPU seconds, interleaved medians: {costs}."

@@ -9,7 +9,7 @@ far as they have come. Writes results/selector.md, or selector.md into --out.
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, WALL, sums_by_prompt
-from nde_talf.evaluation.table import markdown, row
+from nde_talf.evaluation.table import by_setting, markdown, row
 from nde_talf.pipelines.stage import BEGUN
 
 MEAN = "mean over settings"
@@ -48,6 +48,7 @@ MIXED = f"{NGRAM} + {MAIN}"
 TRAVERSAL, BY_DOMAIN = f"{TITLES['traversal']}, {BEST_STATIC}", f"{TITLES['traversal']}, by domain"
 GREEDY = "T=0"
 IN_CPU_TIME = "the mean in CPU time"
+PASSES = 10_000  # more than a run has
 
 
 def main() -> None:
@@ -81,10 +82,8 @@ class Decoded:
     def __init__(self, run: Path):
         self.report = run / "report"
         made = read_json(self.report / BEGUN)["settings"]
-        self.seed, self.settings = (
-            made["seed"] + made["evaluation"].get("seed", 0),
-            made["evaluation"],
-        )
+        self.settings = made["evaluation"]
+        self.seed = made["seed"] + self.settings.get("seed", 0)
         self.records = list(read_records(self.report / "records.jsonl"))
         plans = [read_json(path) for path in sorted(self.report.glob("roles-*.json"))]
         self.roles = {
@@ -96,7 +95,10 @@ class Decoded:
 
 
 class Campaign(NamedTuple):
-    """Decoded records by setting and role, and the method of each role under each setting."""
+    """Decoded records by setting and role, and the method of each role under each setting.
+
+    Passes are numbered through all runs, so that a block is one of one run.
+    """
 
     records: dict[str, dict[str, list[Record]]]
     titles: dict[str, dict[str, str]]
@@ -105,19 +107,16 @@ class Campaign(NamedTuple):
     def of(cls, runs: Sequence[Decoded]) -> "Campaign":
         records: dict[str, dict[str, list[Record]]] = {}
         titles: dict[str, dict[str, str]] = {}
-        for run in runs:
+        for number, run in enumerate(runs):
+            methods = by_setting(
+                replace(record, pass_=record.pass_ + number * PASSES) for record in run.records
+            )
             for setting, roles in run.roles.items():
-                own = [record for record in run.records if record.setting == setting]
                 for role, name in roles.items():
-                    found = [record for record in own if record.method == name]
-                    if found:
-                        records.setdefault(setting, {}).setdefault(role, []).extend(found)
+                    if own := methods.get(setting, {}).get(name):
+                        records.setdefault(setting, {}).setdefault(role, []).extend(own)
                         titles.setdefault(setting, {})[role] = name
-        merged = {
-            setting: {role: together(own) for role, own in roles.items()}
-            for setting, roles in records.items()
-        }
-        return cls({s: merged[s] for s in sorted(merged, key=lambda s: (s == GREEDY, s))}, titles)
+        return cls({s: records[s] for s in sorted(records, key=lambda s: (s == GREEDY, s))}, titles)
 
     @property
     def sampled(self) -> list[str]:
@@ -125,18 +124,19 @@ class Campaign(NamedTuple):
 
     def roles(self, learned: bool) -> list[str]:
         """Those of selectors, or all others but the control."""
-        found = dict.fromkeys(
-            role for roles in self.records.values() for role in roles if role != CONTROL
-        )
-        return [role for role in found if (LEARNED in role) == learned]
+        every = dict.fromkeys(role for roles in self.records.values() for role in roles)
+        return [role for role in every if (LEARNED in role) == learned and role != CONTROL]
 
     def speed(self, setting: str, role: str) -> float:
         own = self.records[setting].get(role, [])
         return sum(r.tokens for r in own) / sum(r.seconds for r in own) if own else 0.0
 
-    def best_rival(self, setting: str) -> str:
-        """What was fastest under a setting of all that is not learned."""
-        return max(self.roles(learned=False), key=lambda role: self.speed(setting, role))
+    def fastest(self, setting: str, roles: Iterable[str]) -> str:
+        return max(roles, key=lambda role: self.speed(setting, role))
+
+    def best_rivals(self) -> dict[str, str]:
+        """By setting, what was fastest of all that is not learned."""
+        return {s: self.fastest(s, self.roles(learned=False)) for s in self.records}
 
     def one_rival(self) -> str:
         """What was fastest over the sampled settings, by the geometric mean."""
@@ -145,69 +145,44 @@ class Campaign(NamedTuple):
             key=lambda role: prod(self.speed(s, role) for s in self.sampled),
         )
 
-    def over(self, ours: str, theirs: dict[str, str]) -> dict[str, list[float] | None]:
-        """Compare a role with others, one a setting: [ratio, low, high].
+    def over(self, ours: str, theirs: str | dict[str, str]) -> dict[str, list[float] | None]:
+        """Compare a role with another, or with one a setting: [ratio, low, high].
 
         MEAN is over the sampled settings, IN_CPU_TIME that mean in CPU time.
         """
+        others = dict.fromkeys(self.records, theirs) if isinstance(theirs, str) else theirs
         pairs = {
-            s: (roles.get(ours, []), roles.get(theirs[s], [])) for s, roles in self.records.items()
+            s: (roles.get(ours, []), roles.get(others[s], [])) for s, roles in self.records.items()
         }
         sampled = [pairs[s] for s in self.sampled]
-        (found, mean), (in_cpu, mean_in_cpu) = speed_ratios(sampled), speed_ratios(sampled, CPU)
+        ratios, mean = speed_ratios(sampled)
         return {
-            **dict(zip(self.sampled, found, strict=True)),
-            MEAN: found[0] if len(found) == 1 else mean,
-            IN_CPU_TIME: in_cpu[0] if len(in_cpu) == 1 else mean_in_cpu,
-            **({GREEDY: speed_ratios([pairs[GREEDY]])[0][0]} if GREEDY in pairs else {}),
+            **dict(zip(self.sampled, ratios, strict=True)),
+            MEAN: mean,
+            IN_CPU_TIME: speed_ratios(sampled, CPU)[1],
+            **({GREEDY: speed_ratios([pairs[GREEDY]])[1]} if GREEDY in pairs else {}),
         }
-
-    def over_role(self, ours: str, theirs: str) -> dict[str, list[float] | None]:
-        """The same of one role under all settings."""
-        return self.over(ours, dict.fromkeys(self.records, theirs))
-
-
-def together(records: Iterable[Record]) -> list[Record]:
-    """Sum the generations of a method after a prompt under a setting into one record."""
-    merged: dict[tuple[str, str, str], Record] = {}
-    names = {field.name for field in fields(Record)}
-    counted = names - {"setting", "method", "prompt", "kind", "pass_"}
-    for record in records:
-        key = record.setting, record.method, record.prompt
-        if key in merged:
-            sums = {
-                name: _sum(getattr(merged[key], name), getattr(record, name)) for name in counted
-            }
-            record = replace(record, pass_=0, **sums)
-        merged[key] = record
-    return list(merged.values())
-
-
-def _sum(a, b):
-    if isinstance(a, dict):
-        return {name: a.get(name, 0) + b.get(name, 0) for name in a | b}
-    return a + b
 
 
 def speed_ratios(
     pairs: Sequence[tuple[list[Record], list[Record]]], clock: str = WALL
 ) -> tuple[list[list[float] | None], list[float] | None]:
-    """Ratios of every pair (one a setting), and the geometric mean of at least two.
+    """Ratios of every pair (one a setting), and their geometric mean.
 
     The same resampled prompts count in all settings.
     """
     sums = [sums_by_prompt(*pair, clock) for pair in pairs]
     prompts = sorted(set().union(*sums))
-    indices = samples(len(prompts)) if prompts else None
+    if not prompts:
+        return [None] * len(sums), None
+    indices, ratios = samples(len(prompts)), list[list[float] | None]()
     logs = []  # of the ratio itself, and resampled
-    for totals in filter(None, sums):
-        values = np.array([totals.get(prompt, np.zeros(4)) for prompt in prompts])
-        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
-    ratios = iter([_interval(*log) for log in logs])
-    mean = (np.mean(part, axis=0) for part in zip(*logs, strict=True))
-    return [next(ratios) if totals else None for totals in sums], (
-        _interval(*mean) if len(logs) > 1 else None
-    )
+    for totals in sums:
+        if totals:
+            values = np.array([totals.get(prompt, np.zeros(4)) for prompt in prompts])
+            logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
+        ratios.append(_interval(*logs[-1]) if totals else None)
+    return ratios, _interval(*(np.mean(part, axis=0) for part in zip(*logs, strict=True)))
 
 
 def _log_ratio(sums: np.ndarray) -> np.ndarray:
@@ -223,139 +198,90 @@ def _machine(runs: list[Decoded]) -> str:
     for run in runs:
         if (run.report / "results.json").exists():
             made = read_json(run.report / "results.json")["environment"]
-            known = [str(made[key]) for key in ("device", "CPU", "dtype") if key in made]
-            return ", ".join([*known, f"torch {made['torch']}"])
+            return f"{made['conditions']}, torch {made['torch']}"
     return "an unfinished run"
 
 
 def _online(runs: list[Decoded]) -> Iterator[str]:
-    found, records = Campaign.of(runs), together(record for run in runs for record in run.records)
+    campaign = Campaign.of(runs)
+    roles = [own for roles in campaign.records.values() for own in roles.values()]
     yield INTRODUCTION.format(machine=_machine(runs), decoded="; ".join(_decoded(runs)))
-    yield from doubts(records)
-    learned, best = (
-        found.roles(learned=True),
-        {setting: found.best_rival(setting) for setting in found.records},
-    )
+    yield from doubts([record for own in roles for record in own])
+    learned, best = campaign.roles(learned=True), campaign.best_rivals()
     named = "; ".join(
-        f"{s}: {_called(found, s, role)}, {found.speed(s, role):.0f} tokens/s"
+        f"{s}: {_called(campaign, s, role)}, {campaign.speed(s, role):.0f} tokens/s"
         for s, role in best.items()
     )
     yield f"Best rival of each setting: {named}."
-    one = found.one_rival() if found.sampled else best[GREEDY]
+    one = campaign.one_rival() if campaign.sampled else best[GREEDY]
     yield f"The one that is best over the sampled settings: {one}."
 
     yield "### What the selectors win, mean over the sampled settings"
-    against = [
-        "own best static tree",
-        "Traversal's best static",
-        "best static told the domain",
-        "best one rival",
-    ]
-    header = ["", *against, "best rival of each setting"]
-    ratios = {role: list(_columns(found, role, one, best)) for role in learned}
+    static = [role for role in campaign.roles(learned=False) if role.endswith(BEST_STATIC)]
+    static = [role for role in static if not role.startswith(NGRAM)]
+    own_static = {
+        **{selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()},
+        selector_title("across"): {s: campaign.fastest(s, static) for s in campaign.records},
+        MIXED: f"{NGRAM} + {TRAVERSAL}",
+    }
+    columns = ["own best static tree", "Traversal's best static", "best static told the domain"]
+    columns += ["best one rival", "best rival of each setting"]
+    ratios = {
+        role: [
+            campaign.over(role, other)
+            for other in (own_static.get(role, TRAVERSAL), TRAVERSAL, BY_DOMAIN, one, best)
+        ]
+        for role in learned
+    }
     for key, clock in (
         (MEAN, "By the wall clock"),
         (IN_CPU_TIME, "In CPU time, which other work on the machine disturbs less"),
     ):
-        rows = (
-            [role, *(shown(ratio.get(key), 3) for ratio in own)] for role, own in ratios.items()
-        )
-        yield f"{clock}:\n\n" + markdown(header, rows)
-    for title, against in (
-        ("Traversal's best static tree", None),
-        ("the best rival of the setting", best),
-    ):
-        yield f"### Over {title}, setting by setting"
-        columns = [
-            *found.sampled,
-            MEAN,
-            IN_CPU_TIME,
-            *([GREEDY] if GREEDY in found.records else []),
-        ]
-        ratios = {
-            role: found.over(role, against) if against else found.over_role(role, TRAVERSAL)
-            for role in learned
-        }
-        yield markdown(
-            ["", *columns],
-            ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in ratios.items()),
-        )
+        rows = ([role, *(shown(ratio[key], 3) for ratio in own)] for role, own in ratios.items())
+        yield f"{clock}:\n\n" + markdown(["", *columns], rows)
+    yield "### Over Traversal's best static tree, setting by setting"
+    yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
+    yield "### Over the best rival of the setting, setting by setting"
+    yield _compared({role: campaign.over(role, best) for role in learned})
     for ours in (MAIN, MIXED):
         if ours in learned:
             yield f"### {ours} over every rival"
-            rivals = {role: found.over_role(ours, role) for role in found.roles(learned=False)}
-            yield markdown(
-                ["", *columns],
-                ([role, *(shown(own.get(s), 3) for s in columns)] for role, own in rivals.items()),
-            )
+            rivals = campaign.roles(learned=False)
+            yield _compared({role: campaign.over(ours, role) for role in rivals})
     yield "### The methods"
-    for setting, roles in found.records.items():
-        yield f"{setting}\n\n" + markdown(
-            [
-                "role",
-                "tuned",
-                "block efficiency",
-                "tokens/s",
-                "over plain decoding",
-                "overhead in a step",
-            ],
-            (_method(found, setting, role) for role in roles),
-        )
+    columns = ["role", "tuned", "block efficiency", "tokens/s", "over plain decoding"]
+    columns.append("overhead in a step")
+    for setting, methods in campaign.records.items():
+        rows = (_method(campaign, setting, role) for role in methods)
+        yield f"{setting}\n\n" + markdown(columns, rows)
 
 
-def _columns(found: Campaign, role: str, one: str, best: dict[str, str]) -> Iterable[dict]:
-    own = next(
-        (
-            f"{title}, {BEST_STATIC}"
-            for name, title in TITLES.items()
-            if role == selector_title(name)
-        ),
-        TRAVERSAL,
-    )
-    static = [
-        r for r in found.roles(learned=False) if r.endswith(BEST_STATIC) and not r.startswith(NGRAM)
-    ]
-    if role == selector_title("across"):
-        yield found.over(
-            role, {s: max(static, key=lambda r: found.speed(s, r)) for s in found.records}
-        )
-    else:
-        yield found.over_role(role, f"{NGRAM} + {TRAVERSAL}" if role == MIXED else own)
-    for other in (TRAVERSAL, BY_DOMAIN, one):
-        yield found.over_role(role, other)
-    yield found.over(role, best)
+def _compared(ratios: dict[str, dict[str, list[float] | None]]) -> str:
+    """A row a role, a column a setting."""
+    columns = list(next(iter(ratios.values()), {}))
+    rows = ([role, *(shown(own[s], 3) for s in columns)] for role, own in ratios.items())
+    return markdown(["", *columns], rows)
 
 
-def _called(found: Campaign, setting: str, role: str) -> str:
-    name = found.titles[setting][role]
-    return role if name == role else f"{role}, {name}" if not name.startswith(role) else name
+def _called(campaign: Campaign, setting: str, role: str) -> str:
+    name = campaign.titles[setting][role]
+    return name if name.startswith(role) else f"{role}, {name}"
 
 
-def _method(found: Campaign, setting: str, role: str) -> list[str]:
-    own = row(role, found.records[setting][role], found.records[setting].get(BASELINE, []))
+def _method(campaign: Campaign, setting: str, role: str) -> list[str]:
+    methods, name = campaign.records[setting], campaign.titles[setting][role]
+    own = row(role, methods[role], methods.get(BASELINE, []))
     overhead = f"{100 * own.shares['policy']:.1f} %" if own.shares else "–"
-    name = found.titles[setting][role]
-    return [
-        role,
-        "" if name == role else name,
-        shown(own.block_efficiency),
-        f"{own.tokens_per_second:.0f}",
-        shown(own.speedup),
-        overhead,
-    ]
+    speeds = [shown(own.block_efficiency), f"{own.tokens_per_second:.0f}", shown(own.speedup)]
+    return [role, "" if name == role else name, *speeds, overhead]
 
 
-def _decoded(runs: list[Decoded]) -> Iterable[str]:
-    counts: dict[str, Counter] = {}
+def _decoded(runs: list[Decoded]) -> Iterator[str]:
+    """How much each of `runs` decoded."""
     for run in runs:
         own = Counter(record.setting for record in run.records if record.method == BASELINE)
-        counts.setdefault(
-            f"{run.settings['new_tokens']} tokens each with seed {run.seed}", Counter()
-        ).update(own)
-    for what, own in counts.items():
-        yield f"{what}, " + ", ".join(
-            f"{count} prompts at {setting}" for setting, count in own.items()
-        )
+        prompts = ", ".join(f"{count} prompts at {setting}" for setting, count in own.items())
+        yield f"{run.settings['new_tokens']} tokens each with seed {run.seed}, {prompts}"
 
 
 if __name__ == "__main__":

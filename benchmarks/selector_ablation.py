@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.timing import RESULTS
 from nde_talf.data.engines.transformers import TransformersEngine
@@ -22,6 +22,7 @@ from nde_talf.data.traces.trace import Positions
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.evaluation.table import markdown
 from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.network import SelectorNetwork
 from nde_talf.selector.objective import best_static, deviance, selector_loss, taken, visits
 from nde_talf.selector.roots import ROOT_SCALARS
 from nde_talf.selector.train import cosine, shuffled
@@ -165,9 +166,11 @@ class Lab:
             mean, spread = numbers[index].mean(0), numbers[index].std(0)
             inputs = (numbers - mean) / spread.where(spread > 1e-6, torch.tensor(torch.inf))
             torch.manual_seed(0)
-            net = Network([h.shape[1] for h in states], inputs.shape[1], hidden, dropout)
+            sizes = [h.shape[1] for h in states], inputs.shape[1], hidden // 2, (hidden, 32)
+            net = SelectorNetwork(*sizes, dropout, self.labels.shape[1])
             with torch.no_grad():
-                net.last.bias.copy_(-(1 / self.labels[index].double()).mean(0).log())
+                net.mlp[-1].weight.mul_(0.1)
+                net.mlp[-1].bias.copy_(-(1 / self.labels[index].double()).mean(0).log())
             steps = EPOCHS * one_in * -(-len(index) // BATCH)
             optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
             for step in range(steps):
@@ -186,28 +189,6 @@ class Lab:
                 return (net.eval()(states, inputs) - self.seconds.log()).argmax(-1)
 
         return choose
-
-
-class Network(nn.Module):
-    """Eq. 10 with any number of states and of scalars."""
-
-    def __init__(self, sizes: list[int], scalars: int, hidden: int, dropout: float):
-        super().__init__()
-        self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, hidden // 2), nn.LayerNorm(hidden // 2)) for size in sizes
-        )
-        layers = [nn.Linear(len(sizes) * (hidden // 2) + scalars, hidden), nn.Linear(hidden, 32)]
-        self.layers = nn.Sequential(
-            *(nn.Sequential(layer, nn.GELU(), nn.Dropout(dropout)) for layer in layers)
-        )
-        self.last = nn.Linear(32, 233)
-        with torch.no_grad():
-            self.last.weight.mul_(0.1)
-
-    def forward(self, states: list[Tensor], scalars: Tensor) -> Tensor:
-        """Log of the tokens of every tree [B, 233]."""
-        known = [project(h) for project, h in zip(self.projections, states, strict=True)]
-        return self.last(self.layers(torch.cat([*known, scalars], -1)))
 
 
 def rows(lab: Lab) -> dict[str, Choice]:

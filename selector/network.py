@@ -111,34 +111,48 @@ class SelectorSchema:
 class SelectorNetwork(nn.Module):
     """Eq. 10: one logit for each action.
 
-    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). Without target
-    features (`SelectorSchema.target_hidden`) the first part is left out.
+    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). A state of size
+    0 is left out.
+
+    Args:
+        states: sizes of the hidden states.
+        scalars: how many there are.
+        width: of the projections.
+        hidden: widths of the two hidden layers.
+        dropout: in training, after each of them.
+        actions: C.
     """
 
-    def __init__(self, schema: SelectorSchema):
+    def __init__(
+        self,
+        states: Sequence[int],
+        scalars: int,
+        width: int,
+        hidden: tuple[int, int],
+        dropout: float,
+        actions: int,
+    ):
         super().__init__()
-        width, (first, second) = schema.width, schema.hidden
-        hidden_sizes = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
-        sizes = [size for size in hidden_sizes if size]
+        sizes, (first, second) = [size for size in states if size], hidden
         self.projections = nn.ModuleList(
             nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes
         )
         self.mlp = nn.Sequential(
-            nn.Linear(len(sizes) * width + len(INPUT_SCALARS), first),
+            nn.Linear(len(sizes) * width + scalars, first),
             nn.GELU(),
-            nn.Dropout(schema.dropout),
+            nn.Dropout(dropout),
             nn.Linear(first, second),
             nn.GELU(),
-            nn.Dropout(schema.dropout),
-            nn.Linear(second, schema.actions),
+            nn.Dropout(dropout),
+            nn.Linear(second, actions),
         )
 
     def forward(self, states: Sequence[Tensor], scalars: Tensor) -> Tensor:
         """Logits [B, C].
 
         Args:
-            states: h_p_previous [B, H_p], h_q_previous [B, H_q], h_q_root [B, H_q].
-            scalars: [B, 11], standardised.
+            states: [B, H] each.
+            scalars: [B, ...], standardised.
         """
         known = [h for h in states if h.shape[-1]]
         projected = [project(h) for project, h in zip(self.projections, known, strict=True)]
@@ -167,7 +181,9 @@ class Selector(nn.Module):
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         self.schema = schema
-        self.network = SelectorNetwork(schema)
+        states = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+        scalars, sizes = len(INPUT_SCALARS), (schema.width, schema.hidden)
+        self.network = SelectorNetwork(states, scalars, *sizes, schema.dropout, schema.actions)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
         self.register_buffer(

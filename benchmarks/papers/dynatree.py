@@ -7,8 +7,9 @@ Greedy. The thresholds that the paper tunes and does not print are TUNED: fixed,
 
 import argparse
 from dataclasses import replace
+from functools import partial
 
-from benchmarks.papers.shared import Bench, options_of, table
+from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.sampling import SamplingSetting
@@ -50,18 +51,9 @@ def report(options: argparse.Namespace) -> None:
         ("Table 4: ablation", [FIXED, GROWN, FULL]),
         ("Table 5: sensitivity", [FIXED, *SWEEP]),
     ):
-        for measure, figure in (
-            ("tokens/s over plain decoding", decoded.speed),
-            ("milliseconds a token", decoded.milliseconds),
-            ("tokens an iteration", decoded.length),
-        ):
-            table(
-                f"{title}, {measure}",
-                ["Method"],
-                [[name] for name in names],
-                bench.kinds,
-                lambda row, kind, figure=figure: figure(row[0], kind),
-            )
+        for measure in (SPEED, MS, LENGTH):
+            cell = partial(decoded.figure, measure)
+            table(f"{title}, {measure}", "Method", names, bench.kinds, cell)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ to know beforehand is measured on prompts that no table uses.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from statistics import median
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.papers.shared import Bench, options_of, table
+from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
 from benchmarks.trajectories import trajectory_trees
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_sampling import inverse_cdf
@@ -157,24 +158,16 @@ def report(options: argparse.Namespace) -> None:
             setting = SamplingSetting(temperature)
             made = methods(bench, budget, setting)
             decoded = bench.decode(f"dyspec-{budget}-t{temperature:g}", setting, made, DRAWN)
-            for measure, figure in (
-                ("milliseconds a token", decoded.milliseconds),
-                ("tokens a target pass", decoded.length),
-                ("over plain decoding", decoded.speed),
-            ):
-                table(
-                    f"Tables 1 to 4: {measure}, at most {budget} drafted tokens, {setting}",
-                    ["Set"],
-                    [[kind] for kind in bench.kinds],
-                    list(made),
-                    lambda row, method, figure=figure: figure(method, row[0]),
-                )
+            for measure in (MS, LENGTH, SPEED):
+                title = f"Tables 1 to 4: {measure}, at most {budget} drafted tokens, {setting}"
+                cell = partial(decoded.figure, measure)
+                table(title, "Method", made, bench.kinds, cell)
     table(
         f"Table 5: non-zero blocks of {BLOCK} x {BLOCK} of the mask of random trees",
-        ["Nodes"],
-        [[str(nodes)] for nodes in (256, 512, 1024, 2048)],
+        "Nodes",
+        ["256", "512", "1024", "2048"],
         ["as grown", "depth first"],
-        lambda row, order: mean_blocks(int(row[0]), order),
+        lambda nodes, order: mean_blocks(int(nodes), order),
     )
 
 

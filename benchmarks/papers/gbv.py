@@ -7,15 +7,15 @@ the paths, and beside other rules on several paths.
 """
 
 import argparse
+from functools import partial
 
-from benchmarks.papers.shared import Bench, Decoded, options_of, table
+from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.policies.delayed import Delayed
 
-LENGTH, KS = 8, (1, 2, 3, 4)
+PATH, KS = 8, (1, 2, 3, 4)
 RULES = {"GBV": "gbv", "SpecTr": "spectr", "SpecInfer": "specinfer", "Traversal": "traversal"}
-EFFICIENCY, MS, SPEED = "tokens a target pass", "ms a token", "over plain decoding"
 
 
 def method(rule: str, k: int, length: int) -> tuple:
@@ -23,55 +23,39 @@ def method(rule: str, k: int, length: int) -> tuple:
     return Delayed(Action(k, 0, length)), "bv" if rule == "gbv" and k == 1 else rule
 
 
-def figure(decoded: Decoded, method: str, measure: str, kind: str | None = None) -> str:
-    """A cell."""
-    of = {EFFICIENCY: decoded.length, MS: decoded.milliseconds, SPEED: decoded.speed}
-    return of[measure](method, kind)
-
-
 def report(options: argparse.Namespace) -> None:
     """Print the tables."""
-    bench = Bench(options)
+    bench, shortest = Bench(options), options.lengths[0]
     grid = {
         f"K={k}, L={length}": method("gbv", k, length) for length in options.lengths for k in KS
     }
     decoded = bench.decode("gbv-lengths", SETTINGS["t1.0"], grid)
-    for title, measure in (("Tables 1 and 3", EFFICIENCY), ("Tables 2 and 4", MS)):
+    for title, measure in (("Tables 1 and 3", LENGTH), ("Tables 2 and 4", MS)):
         table(
-            f"{title}: {measure}, temperature 1, paths of {options.lengths[0]} tokens",
-            ["Set"],
-            [[kind] for kind in bench.kinds],
-            [f"K={k}" for k in KS],
-            lambda row, k, measure=measure: figure(
-                decoded, f"{k}, L={options.lengths[0]}", measure, row[0]
-            ),
+            f"{title}: {measure}, temperature 1",
+            "Method",
+            [name for name in grid if name.endswith(f"L={shortest}")],
+            bench.kinds,
+            partial(decoded.figure, measure),
         )
-    measures = {
-        EFFICIENCY: decoded.length,
-        MS: decoded.milliseconds,
-        SPEED: decoded.speed,
-        "draft": lambda name: decoded.share(name, "draft"),
-        "target": lambda name: decoded.share(name, "target"),
-        "nodes": decoded.nodes,
-    }
     table(
         "Table 6 and Profile: lengths of the paths, and where the time goes, temperature 1",
-        ["Method"],
-        [[name] for name in grid],
-        list(measures),
-        lambda row, column: measures[column](row[0]),
+        "Method",
+        grid,
+        [LENGTH, MS, SPEED, "draft", "target", "nodes"],
+        lambda name, measure: decoded.figure(measure, name),
     )
     for name in ("t0.2", "t1.0"):
         rules = {
-            f"{title}, K={k}": method(rule, k, LENGTH) for title, rule in RULES.items() for k in KS
+            f"{title}, K={k}": method(rule, k, PATH) for title, rule in RULES.items() for k in KS
         }
         others = bench.decode(f"gbv-rules-{name}", SETTINGS[name], rules)
         table(
-            f"Table 7: rules on K paths of {LENGTH} tokens, {SETTINGS[name]}",
-            ["Method"],
-            [[title] for title in rules],
-            [EFFICIENCY, MS, SPEED],
-            lambda row, measure, others=others: figure(others, row[0], measure),
+            f"Table 7: rules on K paths of {PATH} tokens, {SETTINGS[name]}",
+            "Method",
+            rules,
+            [LENGTH, MS, SPEED],
+            lambda rule, measure, others=others: others.figure(measure, rule),
         )
 
 

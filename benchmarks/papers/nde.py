@@ -9,7 +9,7 @@ step.
 
 import argparse
 
-from benchmarks.papers.shared import EIGHT, Bench, options_of, table
+from benchmarks.papers.shared import EIGHT, LENGTH, SPEED, Bench, options_of, table
 from benchmarks.trajectories import acceptance_by_depth, draft_paths
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
@@ -68,26 +68,23 @@ def report(options: argparse.Namespace) -> None:
     for name in options.settings:
         plan, setting = planned(bench, name, roots), SETTINGS[name]
         decoded = bench.run(f"nde-{name}", setting, plan.methods)
-        for title, figure in (
-            ("Tables 2 and 4: tokens a target pass", decoded.length),
-            ("Tables 3 and 5: tokens/s over plain decoding", decoded.speed),
-        ):
+        for title, measure in (("Tables 2 and 4", LENGTH), ("Tables 3 and 5", SPEED)):
             table(
-                f"{title}, {setting}",
-                ["Method"],
-                [[method] for method in (*plan.methods, *plan.same)],
+                f"{title}: {measure}, {setting}",
+                "Method",
+                [*plan.methods, *plan.same],
                 ["all", *bench.kinds],
-                lambda row, kind, plan=plan, figure=figure: figure(
-                    plan.same.get(row[0], row[0]), None if kind == "all" else kind
+                lambda method, kind, plan=plan, decoded=decoded, measure=measure: decoded.figure(
+                    measure, plan.same.get(method, method), None if kind == "all" else kind
                 ),
             )
         found = rates(bench, name)
         table(
             f"Figure 1: acceptance of one of four draws by depth, {setting}",
-            ["Rule"],
-            [[rule] for rule in found],
+            "Rule",
+            found,
             [str(depth) for depth in range(DEPTHS)],
-            lambda row, depth, found=found: f"{found[row[0]][int(depth)]:.3f}",
+            lambda rule, depth, found=found: f"{found[rule][int(depth)]:.3f}",
         )
 
 

@@ -19,11 +19,12 @@ from nde_talf.decoding.policies.delayed import Autoregressive
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
+from nde_talf.decoding.streams import PHASES
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import tokens_a_pass
+from nde_talf.evaluation.table import Row, markdown, row
 
 EIGHT = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
 """The sampling settings of the NDE paper."""
@@ -45,6 +46,18 @@ def options_of(about: str | None, new_tokens: int) -> argparse.ArgumentParser:
     return parser
 
 
+LENGTH, MS = "tokens a target pass", "milliseconds a token"
+SPEED = "tokens/s over plain decoding"
+MEASURES: dict[str, Callable[[Row], str]] = {
+    LENGTH: lambda own: shown(own.block_efficiency),
+    MS: lambda own: f"{1e3 / own.tokens_per_second:.2f}",
+    SPEED: lambda own: times(own.speedup),
+    "nodes": lambda own: f"{own.nodes:.1f}",
+    **{phase: lambda own, phase=phase: f"{own.shares[phase]:.0%}" for phase in PHASES},
+}
+"""Figures of a method, as text; those called by a phase are its fractions of the step time."""
+
+
 @dataclass
 class Decoded:
     """Records of methods that were decoded side by side, by method."""
@@ -55,32 +68,12 @@ class Decoded:
         """The records of a method, of one set of prompts or all."""
         return [r for r in self.records.get(method, ()) if kind in (None, r.kind)]
 
-    def length(self, method: str, kind: str | None = None) -> str:
-        """Tokens a target pass, with its interval."""
+    def figure(self, measure: str, method: str, kind: str | None = None) -> str:
+        """A figure of MEASURES; a dash where nothing was decoded."""
         records = self.of(method, kind)
-        return shown(tokens_a_pass(records)) if records else "–"
-
-    def speed(self, method: str, kind: str | None = None) -> str:
-        """Tokens per second over plain decoding, with its interval."""
-        ratio = speed_ratio(self.of(method, kind), self.of(BASELINE, kind))
-        return times(ratio) if ratio else "–"
-
-    def milliseconds(self, method: str, kind: str | None = None) -> str:
-        """Milliseconds a token, without the prefill."""
-        records = self.of(method, kind)
-        tokens = sum(r.tokens for r in records)
-        return f"{1e3 * sum(r.seconds for r in records) / tokens:.2f}" if tokens else "–"
-
-    def share(self, method: str, phase: str) -> str:
-        """Part of the step time that a phase takes."""
-        records = self.of(method)
-        seconds = sum(r.seconds for r in records)
-        return f"{100 * sum(r.phases.get(phase, 0.0) for r in records) / seconds:.0f} %"
-
-    def nodes(self, method: str) -> str:
-        """Nodes of a mean tree, the root included."""
-        records = self.of(method)
-        return f"{sum(r.nodes for r in records) / sum(r.steps for r in records):.1f}"
+        if not records:
+            return "–"
+        return MEASURES[measure](row(method, records, self.of(BASELINE, kind)))
 
 
 @dataclass
@@ -166,15 +159,11 @@ class Bench:
 
 def table(
     title: str,
-    keys: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    key: str,
+    rows: Iterable[str],
     columns: Sequence[str],
-    cell: Callable[[Sequence[str], str], str],
+    cell: Callable[[str, str], str],
 ) -> None:
-    """Print a table in Markdown. rows: what names each, as many cells as `keys`."""
-    print(f"## {title}\n")
-    print("| " + " | ".join([*keys, *columns]) + " |")
-    print("|---" * (len(keys) + len(columns)) + "|")
-    for row in rows:
-        print("| " + " | ".join([*row, *(cell(row, column) for column in columns)]) + " |")
-    print()
+    """Print a table in Markdown. key: what its rows are called; cell: from a row and a column."""
+    lines = ([row, *(cell(row, column) for column in columns)] for row in rows)
+    print(f"## {title}\n\n{markdown([key, *columns], lines)}\n")

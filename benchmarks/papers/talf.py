@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.papers.shared import Bench, Decoded, options_of, table
+from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
 from nde_talf.decoding.model import CausalModel
@@ -35,12 +35,11 @@ LOSSES = {"EAGLE-2": EagleLoss(), "HASS": HassLoss(), "TALF": TalfLoss(k=4)}
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
 ROWS = {
-    "EAGLE-2": ("EAGLE-2", "Beam search"),
-    "HASS": ("HASS", "Beam search"),
-    "SALF & TALF": ("TALF", "SALF"),
+    "EAGLE-2": "EAGLE-2 / Beam search",
+    "HASS": "HASS / Beam search",
+    "SALF & TALF": "TALF / SALF",
 }
 THRESHOLDS = [n / 10 for n in range(1, 10)]
-MEASURES = {"over plain decoding": Decoded.speed, "mean generation length": Decoded.length}
 RANKS = 5
 BINS = 15
 """Of the calibration error, equally wide."""
@@ -143,16 +142,16 @@ def report(options: argparse.Namespace) -> None:
     }
     for temperature in (0.0, 1.0):
         decoded = bench.decode(f"talf-t{temperature:g}", SamplingSetting(temperature), crossed)
-        for title, rows in (("Table 1", ROWS), ("Table 2", {n: n.split(" / ") for n in crossed})):
-            for measure in MEASURES:
+        for title, rows in (("Table 1", ROWS), ("Table 2", {name: name for name in crossed})):
+            for measure in (SPEED, LENGTH):
                 table(
                     f"{title}: {measure}, temperature {temperature:g}",
-                    ["Method"],
-                    [[name] for name in rows],
+                    "Method",
+                    rows,
                     bench.kinds,
-                    lambda row, kind, rows=rows, measure=measure, decoded=decoded: MEASURES[
-                        measure
-                    ](decoded, " / ".join(rows[row[0]]), kind),
+                    lambda name, kind, rows=rows, measure=measure, decoded=decoded: decoded.figure(
+                        measure, rows[name], kind
+                    ),
                 )
     swept = {
         f"{at:g}": (Salf(threshold=at), "nss", EagleDrafter(heads["TALF"])) for at in THRESHOLDS
@@ -160,10 +159,10 @@ def report(options: argparse.Namespace) -> None:
     decoded = bench.decode("talf-threshold", SamplingSetting(0.0), swept)
     table(
         "Table 4: SALF thresholds, TALF head, temperature 0",
-        ["Threshold"],
-        [[at] for at in swept],
-        list(MEASURES),
-        lambda row, measure: MEASURES[measure](decoded, row[0]),
+        "Threshold",
+        swept,
+        [SPEED, LENGTH],
+        lambda at, measure: decoded.figure(measure, at),
     )
     calibration(bench, heads)
 
@@ -177,10 +176,10 @@ def calibration(bench: Bench, heads: dict[str, EagleHead]) -> None:
     }
     table(
         "Figure 2b: top-1 accuracy, and expected calibration error, after the head's n-th token",
-        ["Loss"],
-        [[name] for name in heads],
+        "Loss",
+        heads,
         [str(rank) for rank in range(1, RANKS + 1)],
-        lambda row, rank: _both(*(part[int(rank) - 1].cpu().numpy() for part in ranked[row[0]])),
+        lambda name, rank: _both(*(part[int(rank) - 1].cpu().numpy() for part in ranked[name])),
     )
 
 

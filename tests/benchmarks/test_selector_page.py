@@ -17,7 +17,6 @@ from benchmarks.selector import (
     Decoded,
     _online,
     speed_ratios,
-    together,
 )
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -84,7 +83,7 @@ def runs(tmp_path_factory) -> list[Decoded]:
 
 def test_every_role_is_compared_over_all_settings_though_its_methods_have_other_names(runs):
     campaign = Campaign.of(runs)
-    over = campaign.over_role(MAIN, TRAVERSAL)
+    over = campaign.over(MAIN, TRAVERSAL)
     assert list(over) == ["T=0.6", "T=1", MEAN, IN_CPU_TIME, GREEDY] and over[
         IN_CPU_TIME
     ] == pytest.approx(over[MEAN])
@@ -93,13 +92,13 @@ def test_every_role_is_compared_over_all_settings_though_its_methods_have_other_
         [1.25, 250 / 300, math.sqrt(1.25 * 250 / 300), 1.25]
     )
     assert (
-        campaign.over_role(MAIN, "BV, best static").items() >= over.items()
+        campaign.over(MAIN, "BV, best static").items() >= over.items()
     )  # the same method as Traversal's
 
 
 def test_the_best_rival_is_what_is_fastest_of_all_that_is_not_learned(runs):
     campaign = Campaign.of(runs)
-    assert [campaign.best_rival(s) for s in ("T=0.6", "T=1", GREEDY)] == [
+    assert [*campaign.best_rivals().values()] == [
         "Traversal, by domain",
         TRAVERSAL,
         "n-gram",
@@ -125,18 +124,8 @@ def test_a_mean_over_settings_resamples_prompts_jointly():
     assert first[1] < 0.7 and first[2] > 1.1 and mean == pytest.approx([1, 1, 1])
 
 
-def test_generations_of_a_prompt_count_together():
-    first, second = (
-        Record(
-            *("T=1", "ours", "p0", "code", 10 + i, 4, 9, 1.0, {"draft": 0.5}, {"(1, 0, 4)": i}),
-            pass_=i,
-            accepted={"1": 4},
-        )
-        for i in range(2)
-    )
-    other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
-    sums = Record(
-        *("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}),
-        accepted={"1": 8},
-    )
-    assert together([first, other, second]) == [sums, other]
+def test_generations_of_a_prompt_in_two_runs_count_together(tmp_path):
+    fast = run(tmp_path / "fast", "T=1"), run(tmp_path / "slow", "T=1", **{MAIN: 50.0})
+    (own,) = [Campaign.of(fast).records["T=1"][MAIN]]
+    assert sum(r.tokens for r in own) == 160 and len({r.block for r in own}) == 8
+    assert Campaign.of(fast).over(MAIN, BASELINE)["T=1"] == pytest.approx([2 / (0.4 + 2)] * 3)
