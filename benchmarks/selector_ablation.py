@@ -3,6 +3,8 @@
 `python -m benchmarks.selector_ablation [--prompts 192] [--out FOLDER]` writes selector_ablation.md.
 Labels come from the texts (`nde_talf.data.traces.text_labels`), prices from the shipped latency
 table. Every row is trained on three quarters of the prompts and scored on the others, four times.
+Widths, dropout and weights of the roots are compared by `nde run +sweep=selector`, numbers of
+prompts by the stage itself.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from nde_talf.selector.train import cosine, shuffled
 
 SETTINGS = SamplingSetting(0.6), SamplingSetting(1.0)
 RULES = "specinfer", "traversal"
-FOLDS, NEW_TOKENS, BATCH, EPOCHS, LR, SHARPNESS = 4, 80, 256, 12, 2e-3, 20.0
+FOLDS, NEW_TOKENS, BATCH, EPOCHS, LR, SHARPNESS, DROPOUT = 4, 80, 256, 12, 2e-3, 20.0, 0.1
 LOOKBACK = 32
 """Positions before a root that its history is a mean over; prompts are as long at least."""
 STATES = "h_p_previous", "h_q_previous", "h_q_root"
@@ -137,14 +139,7 @@ class Lab:
 
         return choose
 
-    def network(
-        self,
-        *seen: str,
-        visited: bool = True,
-        one_in: int = 1,
-        hidden: int = 64,
-        dropout: float = 0.1,
-    ) -> Choice:
+    def network(self, *seen: str) -> Choice:
         """Train a network of Eq. 10 on what it sees: states, scalars, recent, position."""
         columns, recent = self.roots.columns, self.roots.recent
         blocks = {
@@ -158,20 +153,18 @@ class Lab:
         states = [columns[name].float() for name in STATES if "states" in seen]
 
         def choose(train: Tensor) -> Tensor:
-            kept = train & (shuffled(self.roots.prompt) // FOLDS % one_in == 0)
-            base, index = self.static(kept), kept.nonzero()[:, 0]
+            base, index = self.static(train), train.nonzero()[:, 0]
             weights = torch.ones(len(base))
-            if visited:
-                weights[index] = visits(taken(self.labels, base)[index])
+            weights[index] = visits(taken(self.labels, base)[index])
             mean, spread = numbers[index].mean(0), numbers[index].std(0)
             inputs = (numbers - mean) / spread.where(spread > 1e-6, torch.tensor(torch.inf))
             torch.manual_seed(0)
-            sizes = [h.shape[1] for h in states], inputs.shape[1], hidden // 2, (hidden, 32)
-            net = SelectorNetwork(*sizes, dropout, self.labels.shape[1])
+            sizes = [h.shape[1] for h in states], inputs.shape[1], 32, (64, 32)
+            net = SelectorNetwork(*sizes, DROPOUT, self.labels.shape[1])
             with torch.no_grad():
                 net.mlp[-1].weight.mul_(0.1)
                 net.mlp[-1].bias.copy_(-(1 / self.labels[index].double()).mean(0).log())
-            steps = EPOCHS * one_in * -(-len(index) // BATCH)
+            steps = EPOCHS * -(-len(index) // BATCH)
             optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.1)
             for step in range(steps):
                 optimizer.param_groups[0]["lr"] = LR * cosine(step, steps)
@@ -205,12 +198,6 @@ def rows(lab: Lab) -> dict[str, Choice]:
         "**states, scalars: the default**": lab.network("states", "scalars"),
         "states, scalars, recent": lab.network("states", "scalars", "recent"),
         "states, scalars, recent, position": lab.network("states", "scalars", "recent", "position"),
-        "the default, four times as wide": lab.network("states", "scalars", hidden=256),
-        "the default, dropout 0.3": lab.network("states", "scalars", dropout=0.3),
-        "the default, all roots alike": lab.network("states", "scalars", visited=False),
-        "the default, half of the prompts": lab.network("states", "scalars", one_in=2),
-        "the default, a quarter of them": lab.network("states", "scalars", one_in=4),
-        "the default, an eighth": lab.network("states", "scalars", one_in=8),
         "best tree root by root, told the text to come": lambda train: (
             lab.labels / lab.seconds
         ).argmax(-1),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -94,48 +94,45 @@ class ReportData:
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
         """Acceptance by position, by setting and method that drafts."""
-        drafting = {
-            setting: {m: acceptance_by_position(c) for m, c in methods.items() if len(c) > 1}
-            for setting, methods in self.histograms.items()
-        }
-        return {setting: methods for setting, methods in drafting.items() if methods}
+        rates: dict[str, dict[str, list[float]]] = {}
+        for setting, methods in self.histograms.items():
+            for method, counts in methods.items():
+                if len(counts) > 1:
+                    rates.setdefault(setting, {})[method] = acceptance_by_position(counts)
+        return rates
 
     @property
     def standing(self) -> dict[str, list[str]]:
         """Sentences by setting: why a selector is static, where the other learned parts stand."""
-        return {setting: _standing(self, setting) for setting in self.tables}
-
-
-def _standing(data: ReportData, setting: str) -> list[str]:
-    sentences = [
-        f"{title} is static here ({export}): choosing trees did not win on training prompts held"
-        " out in turn."
-        for title, export in data.exports.get(setting, {}).items()
-    ]
-    if data.verdicts[setting].clock == NOT_TRUSTED:
+        sentences = {
+            setting: [
+                f"{title} is static here ({export}): choosing trees did not win on training prompts"
+                " held out in turn."
+                for title, export in self.exports.get(setting, {}).items()
+            ]
+            for setting in self.tables
+        }
+        for setting, rows in self.tables.items():
+            if self.verdicts[setting].clock != NOT_TRUSTED:
+                sentences[setting] += [
+                    f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
+                    f" {place} of {len(rows)}."
+                    for place, row in enumerate(sorted(rows, key=lambda r: -r.speedup[0]), 1)
+                    if row.method in self.learned.get(setting, ())
+                ]
         return sentences
-    rows = sorted(data.tables[setting], key=lambda row: -row.speedup[0])
-    return sentences + [
-        f"{row.method}, learned here: {times(row.speedup)} plain decoding, place {place} of"
-        f" {len(rows)}."
-        for place, row in enumerate(rows, 1)
-        if row.method in data.learned.get(setting, ())
-    ]
 
 
 def _by_method(
     records: list[Record], figure: Callable[[list[Record]], Any]
 ) -> dict[str, dict[str, Any]]:
     """`figure` of every method's records that has one, by setting."""
-    figures = {
-        setting: {
-            name: value
-            for name, method_records in methods.items()
-            if (value := figure(method_records))
-        }
-        for setting, methods in by_setting(records).items()
-    }
-    return {setting: values for setting, values in figures.items() if values}
+    figures: dict[str, dict[str, Any]] = {}
+    for setting, methods in by_setting(records).items():
+        for name, own in methods.items():
+            if value := figure(own):
+                figures.setdefault(setting, {})[name] = value
+    return figures
 
 
 def results(data: ReportData) -> dict[str, Any]:
@@ -150,12 +147,11 @@ def results(data: ReportData) -> dict[str, Any]:
     return {"run": content.pop("run"), "summary": summary, "protocol": list(PROTOCOL), **content}
 
 
-@dataclass
-class Table:
+class Table(NamedTuple):
     """Cells of text; the first column names the row.
 
     Attributes:
-        setting: that the rows were measured under; empty for none.
+        setting: that the rows were measured under.
         columns: their heads.
         rows: cells.
     """
@@ -167,17 +163,22 @@ class Table:
 
 def table_of_methods(data: ReportData, setting: str) -> Table:
     """The main table of a setting."""
-    rows, columns = data.tables[setting], ["method", "speed-up"]
-    on_cpu = any(row.cpu_speedup for row in rows)
-    columns += ["in CPU time"] * on_cpu + ["tokens/s", "block efficiency", "nodes a tree"]
-    cells = []
-    for row in rows:
-        cpu = [times(row.cpu_speedup)] if on_cpu else []
-        nodes = f"{row.nodes:.1f}" if row.nodes else "–"
-        speed = f"{row.tokens_per_second:.0f}"
-        cells.append(
-            [row.method, times(row.speedup), *cpu, speed, shown(row.block_efficiency), nodes]
-        )
+    rows = data.tables[setting]
+    columns = ["method", "speed-up", "in CPU time", "tokens/s", "block efficiency", "nodes a tree"]
+    cells = [
+        [
+            row.method,
+            times(row.speedup),
+            times(row.cpu_speedup),
+            f"{row.tokens_per_second:.0f}",
+            shown(row.block_efficiency),
+            f"{row.nodes:.1f}" if row.nodes else "–",
+        ]
+        for row in rows
+    ]
+    if not any(row.cpu_speedup for row in rows):
+        for line in (columns, *cells):
+            del line[2]
     return Table(setting, columns, cells)
 
 
@@ -204,19 +205,12 @@ def table_of_phases(data: ReportData, setting: str) -> Table:
     return Table(setting, ["fraction of step time", *PHASES], rows)
 
 
-BY_SETTING = {
-    "speed": table_of_methods,
-    "domains": table_of_domains,
-    "time": table_of_phases,
-}
-"""Tables of the page for every sampling setting, by section."""
-
-
 def tables(data: ReportData) -> dict[str, list[Table]]:
-    """The tables that have rows, by section."""
+    """The tables that have rows, by section of the page."""
+    makers = {"speed": table_of_methods, "domains": table_of_domains, "time": table_of_phases}
     sections = {
         section: [table for s in data.tables if (table := make(data, s)).rows]
-        for section, make in BY_SETTING.items()
+        for section, make in makers.items()
     }
     return {section: made for section, made in sections.items() if made}
 
@@ -238,10 +232,7 @@ def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[li
     leaves = []
     for key, value in figures.items():
         path = (*before, str(key))
-        if isinstance(value, dict):
-            leaves += flat(value, path)
-        else:
-            leaves.append(([*path], number(value)))
+        leaves += flat(value, path) if isinstance(value, dict) else [([*path], number(value))]
     return leaves
 
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.selector.entropy import MIN_ROOTS
-from nde_talf.selector.latency import LatencyTable, context_counts
+from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
 
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
@@ -64,10 +63,9 @@ class StaticTrees:
             here = here[torch.tensor([self.roots.kind[i] == kind for i in here.tolist()])]
             if len(here) < MIN_ROOTS:
                 return []
-        seconds = priced.costs[0].mean(context_counts(priced.roots.context[here]))
-        pace: Tensor = seconds / priced.mean_tokens(here)
         usable = allowed if kind is not None else allowed & DRAFTING
-        best = pace.masked_fill(~usable, float("inf")).topk(count, largest=False).indices
+        pace = priced.mean_paces(here)[0].masked_fill(~usable, float("inf"))
+        best = pace.topk(count, largest=False).indices
         return [TREES[i] for i in best.tolist()]
 
     def priced(self, labels: str) -> PricedRoots:

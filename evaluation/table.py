@@ -47,15 +47,10 @@ class Row:
 def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
     """Records by setting and method: plain decoding, its control, the others as first run."""
     grouped: dict[str, dict[str, list[Record]]] = {}
-    for record in records:
-        methods = grouped.setdefault(record.setting, {BASELINE: [], CONTROL: []})
-        methods.setdefault(record.method, []).append(record)
-    return {
-        setting: {
-            name: method_records for name, method_records in methods.items() if method_records
-        }
-        for setting, methods in grouped.items()
-    }
+    first = (BASELINE, CONTROL)
+    for record in sorted(records, key=lambda r: (*first, r.method).index(r.method)):
+        grouped.setdefault(record.setting, {}).setdefault(record.method, []).append(record)
+    return grouped
 
 
 def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
@@ -76,13 +71,12 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     A domain of one prompt is left out: its intervals, over prompts, would have no width.
     """
     tables: dict[str, dict[str, list[Row]]] = {}
-    prompts: dict[str, set[str]] = {}
-    for record in records:
-        prompts.setdefault(record.kind, set()).add(record.prompt)
-    several = [kind for kind, ids in prompts.items() if len(ids) > 1]
-    for kind in several if len(prompts) > 1 else ():
-        for setting, rows in tabulate(r for r in records if r.kind == kind).items():
-            tables.setdefault(setting, {})[kind] = rows
+    kinds = dict.fromkeys(record.kind for record in records)
+    for kind in kinds if len(kinds) > 1 else ():
+        own = [record for record in records if record.kind == kind]
+        if len({record.prompt for record in own}) > 1:
+            for setting, rows in tabulate(own).items():
+                tables.setdefault(setting, {})[kind] = rows
     return tables
 
 

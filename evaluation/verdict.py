@@ -8,7 +8,7 @@ from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import Row, control_of
+from nde_talf.evaluation.table import Row, by_setting, control_of
 
 ENOUGH = 30  # blocks; what is measured on fewer is called indicative
 DO_NOT = "do not speculate with this pair"
@@ -61,8 +61,9 @@ def verdict(
     """
     control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
+    methods.sort(key=lambda row: -row.speedup[0])
     faster = [row for row in methods if row.speedup[1] > 1]  # a wide interval may be higher up
-    best = max(faster or methods, key=lambda row: row.speedup[0], default=None)
+    best = next(iter(faster or methods), None)
     name, speedup = (best.method, best.speedup) if best else (None, None)
     if not trusted(control):
         clock = NOT_TRUSTED if control else "no control"
@@ -72,25 +73,26 @@ def verdict(
     conclusion.clock_note = (
         f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
     )
-    here = [record for record in records if record.setting == setting]
-    _compare_runner_up(conclusion, [row for row in methods if row is not best], here)
-    conclusion.sentence += _over_transformers(conclusion, methods, here)
-    conclusion.sentence += _few_blocks({record.block for record in here})
+    decoded = by_setting(records).get(setting, {})
+    if best and decoded:
+        _compare(conclusion, [row.method for row in methods if row is not best], decoded)
+    conclusion.sentence += _few_blocks({r.block for own in decoded.values() for r in own})
     return conclusion
 
 
-def _over_transformers(conclusion: Verdict, rows: list[Row], records: list[Record]) -> str:
-    """A sentence on the fastest of transformers' loops, where it is not told of already."""
-    outside = [row for row in rows if is_outside(row.method)]
-    fastest = max(outside, key=lambda row: row.speedup[0], default=None)
-    if fastest is None or fastest.method in (conclusion.best, conclusion.runner_up):
-        return ""
-    ours, theirs = (
-        [record for record in records if record.method == name]
-        for name in (conclusion.best, fastest.method)
-    )
-    ratio = speed_ratio(ours, theirs)
-    return f" It is {times(ratio)} as fast as {fastest.method}." if ratio else ""
+def _compare(conclusion: Verdict, others: list[str], decoded: dict[str, list[Record]]) -> None:
+    """Hold the best method against the next one, and against the fastest of transformers' loops."""
+    best = decoded[conclusion.best or ""]
+    if others and (behind := speed_ratio(decoded[others[0]], best)):
+        conclusion.runner_up, conclusion.behind = others[0], behind
+        words = f"is slower: {shown(behind)}."
+        if behind[2] >= 1:
+            words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+        conclusion.sentence += f" The runner-up, {others[0]}, {words}"
+    outside = next(filter(is_outside, others), None)
+    if outside not in (None, conclusion.runner_up) and not is_outside(conclusion.best or ""):
+        ratio = speed_ratio(best, decoded[outside or ""])
+        conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
@@ -133,20 +135,3 @@ def _on_plain_decoding(setting: str, best: Row | None, conditions: str) -> tuple
     if is_outside(name):
         loop = "transformers’ own loop against ours"
     return True, f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
-
-
-def _compare_runner_up(conclusion: Verdict, others: list[Row], records: list[Record]) -> None:
-    second = max(others, key=lambda row: row.speedup[0], default=None)
-    if second is None:
-        return
-    theirs, best = (
-        [record for record in records if record.method == name]
-        for name in (second.method, conclusion.best)
-    )
-    behind = speed_ratio(theirs, best)
-    if behind:
-        conclusion.runner_up, conclusion.behind = second.method, behind
-        words = f"is slower: {shown(behind)}."
-        if behind[2] >= 1:
-            words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-        conclusion.sentence += f" The runner-up, {second.method}, {words}"

@@ -61,12 +61,7 @@ class PathLengths:
         table: LatencyTable | None = None,
         overhead: float = 0.0,
     ):
-        schema, table = selector.schema, table or selector.table
-        if table is None:
-            raise UserError(
-                "selector: it has no latency table. Give one, or train it again with stage=selector"
-                " force=true."
-            )
+        schema, table = selector.schema, selector.prices(table)
         if schema.draft_hidden != model.hidden_size:
             raise UserError(
                 f"selector: it was trained for a draft of hidden size {schema.draft_hidden}, and"

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, product
+from itertools import islice, product
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -133,23 +133,20 @@ def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
     """Fit the two batches of rounds that agree best, once two agree or enough were run."""
     batches: list[list[Probed]] = []
     tables: list[LatencyTable] = []
+    pairs: list[tuple[float, int, int]] = []  # disagreement of two batches
 
     def fit(steps: list[Probed]) -> LatencyTable:
         branches = bench.alone.target.form != "masks"
         return fit_table(steps, bench.contexts, bench.verifiers, bench.probe.levels, branches)
 
-    disagreement, one, other = float("inf"), 0, 0
-    while len(tables) < 2 or (disagreement > AGREE and len(tables) < MAX_BATCHES):
-        rounds = range(len(batches) * repeats, (len(batches) + 1) * repeats)
+    while not pairs or (min(pairs)[0] > AGREE and len(tables) < MAX_BATCHES):
+        count = len(tables)
+        rounds = range(count * repeats, (count + 1) * repeats)
         batches.append([step for number in rounds for step in bench.round(number)])
-        tables.append(fit(batches[-1]))
-        disagreement, one, other = min(
-            (
-                (disagreement_of(tables[i], tables[j]), i, j)
-                for i, j in combinations(range(len(tables)), 2)
-            ),
-            default=(disagreement, 0, 0),
-        )
+        table = fit(batches[-1])
+        pairs += [(disagreement_of(other, table), i, count) for i, other in enumerate(tables)]
+        tables.append(table)
+    disagreement, one, other = min(pairs)
     return replace(fit(batches[one] + batches[other]), disagreement=disagreement)
 
 

@@ -97,10 +97,9 @@ class SelectorSchema:
         selectable(self.verifiers, "selector")
         if not 0 < len(self.settings) == len(self.learned):
             raise ValueError("'settings' and 'learned' are not of one length, above 0")
-        if len({*self.settings}) < len(self.settings) or len({*self.verifiers}) < len(
-            self.verifiers
-        ):
-            raise ValueError("one of 'settings' or 'verifiers' is there twice")
+        for values in (self.settings, self.verifiers):
+            if len({*values}) < len(values):
+                raise ValueError("one of 'settings' or 'verifiers' is there twice")
 
     @property
     def actions(self) -> int:
@@ -239,6 +238,15 @@ class Selector(nn.Module):
             return None
         seconds = costs.mean(self.static_contexts[nearest].cpu())
         return best_static(self.static_efficiency[nearest].cpu()[None], seconds[None])
+
+    def prices(self, table: LatencyTable | None) -> LatencyTable:
+        """Return `table`, or else the one of the export; raise UserError where there is none."""
+        if table is None and self.table is None:
+            raise UserError(
+                "selector: it has no latency table: give one (LatencyTable.load), or train it again"
+                " with stage=selector force=true."
+            )
+        return table or self.table  # type: ignore[return-value]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Export to a folder: see `nde_talf.selector.export`."""

@@ -38,7 +38,7 @@ def selector_loss(
     tail_weight: float,
     tail_fraction: float,
     entropy_weight: float = 0.0,
-    weights: Tensor | None = None,
+    weights: Tensor | float = 1.0,
 ) -> Tensor:
     """Eq. 12: how much slower than the baseline the policy is, most on the roots where it loses.
 
@@ -56,7 +56,7 @@ def selector_loss(
         tail_weight: lambda.
         tail_fraction: alpha, of the batch.
         entropy_weight: w, with the entropy H in nats.
-        weights: [B], of the roots in the first mean; None: 1, as printed.
+        weights: [B], of the roots in the first mean; 1: as printed.
     """
     log_policy = logits.log_softmax(-1)
     policy = log_policy.exp()
@@ -65,21 +65,20 @@ def selector_loss(
     regressions = (1 - ratio).clamp(min=0).square()
     worst = regressions.topk(max(1, round(tail_fraction * len(regressions)))).values
     entropy = -(policy * log_policy).sum(-1).mean()
-    gains = ratio.log() if weights is None else weights * ratio.log()
-    return -gains.mean() + tail_weight * worst.mean() - entropy_weight * entropy
+    return -(weights * ratio.log()).mean() + tail_weight * worst.mean() - entropy_weight * entropy
 
 
-def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | None = None) -> Tensor:
+def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | float = 1.0) -> Tensor:
     """Poisson deviance of predicted E[tau + 1] from its labels, up to a constant.
 
         sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
 
-    Summed over actions, mean over roots with `weights` [B] (None: 1). It is smallest where the
+    Summed over actions, mean over roots with `weights` [B]. It is smallest where the
     prediction is the labels' mean, however noisy they are. (A squared error of logarithms would
     favour the less noisy of two equal trees, the shorter one.)
     """
     losses = (log_prediction.exp() - efficiency * log_prediction).sum(-1)
-    return (losses if weights is None else weights * losses).mean()
+    return (weights * losses).mean()
 
 
 def visits(efficiency: Tensor) -> Tensor:
@@ -91,7 +90,7 @@ def visits(efficiency: Tensor) -> Tensor:
     return 1 / (efficiency * (1 / efficiency).mean())
 
 
-def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = None) -> int:
+def best_static(efficiency: Tensor, seconds: Tensor) -> int:
     """Index of the action with the fewest seconds per token if used at every root.
 
     Roots lie at equal distances in a text, so a mean over roots is a mean over tokens, and times
@@ -102,12 +101,8 @@ def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = No
     Args:
         efficiency: [R, C], E[tau + 1] of every action.
         seconds: [R, C] or [1, C], of a step.
-        allowed: [C], the actions to choose from; None: all.
     """
-    pace = (seconds.double() / efficiency.double()).mean(0)
-    if allowed is not None:
-        pace = pace.masked_fill(~allowed, float("inf"))
-    return int(pace.argmin())
+    return int((seconds.double() / efficiency.double()).mean(0).argmin())
 
 
 def mean_step(tokens: Tensor, seconds: Tensor) -> tuple[float, float]:

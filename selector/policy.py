@@ -57,16 +57,10 @@ class NeuralPolicy(TreePolicy):
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
-        table = table or selector.table
-        if table is None:
-            raise UserError(
-                "selector: it has no latency table: give NeuralPolicy one (LatencyTable.load), or"
-                " train it again with stage=selector force=true."
-            )
-        self.selector, self.table, schema = selector.eval(), table, selector.schema
+        self.selector, self.table, schema = selector.eval(), selector.prices(table), selector.schema
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
-        self._costs = StepCosts(table, schema.verifiers, LONGEST, schema.pricing)
+        self._costs = StepCosts(self.table, schema.verifiers, LONGEST, schema.pricing)
         self._fast: FastSelector | None = None
         if any(schema.learned) and not asynchronous(selector.mean.device):
             self._fast = FastSelector(selector, self._costs)

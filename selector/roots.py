@@ -17,7 +17,7 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
-from nde_talf.selector.objective import best_static, taken
+from nde_talf.selector.objective import taken
 from nde_talf.selector.rows import Column, Rows
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
@@ -82,15 +82,10 @@ class Roots:
         def part(values: Tensor | Rows) -> Tensor | Rows:
             return values.where(index) if isinstance(values, Rows) else values[index]
 
-        h_p_previous, h_q_previous, h_q_root = (part(states) for states in self.states)
+        tensors = self.scalars, self.context, self.setting, self.prompt
         return Roots(
-            h_p_previous,
-            h_q_previous,
-            h_q_root,
-            self.scalars[index],
-            self.context[index],
-            self.setting[index],
-            self.prompt[index],
+            *map(part, self.states),
+            *(values[index] for values in tensors),
             {name: part(labels) for name, labels in self.samples.items()},
             self.settings,
             [self.kind[i] for i in index.tolist()],
@@ -202,6 +197,11 @@ class PricedRoots:
         sums = [(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]
         return len(index) / torch.stack(sums).sum(0)
 
+    def mean_paces(self, index: Tensor) -> Tensor:
+        """[M, C]: seconds per token over the texts of the roots `index`, by table."""
+        counts = context_counts(self.roots.context[index])
+        return torch.stack([costs.mean(counts) for costs in self.costs]) / self.mean_tokens(index)
+
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""
         index = _indices(chosen)
@@ -220,10 +220,10 @@ class PricedRoots:
             index = (self.roots.setting == setting).nonzero()[:, 0]
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
-            tokens = self.mean_tokens(index)[None]
-            for table in range(len(self.costs)):
-                seconds = self.costs[table].mean(context_counts(self.roots.context[index]))
-                best[table, setting] = best_static(tokens, seconds[None], allowed)
+            for table, pace in enumerate(self.mean_paces(index)):
+                if allowed is not None:
+                    pace = pace.masked_fill(~allowed, float("inf"))
+                best[table, setting] = pace.argmin()
         return best
 
 

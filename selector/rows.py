@@ -36,16 +36,11 @@ class Column:
         batches: yields arrays [r, ...] whose rows are those of the column, in order.
         path: of the file.
         dtype: float16 or float32, of the file. Rows are read as float32.
-        count: R.
+        shape: [R, ...].
     """
 
-    def __init__(self, batches: Batches, path: Path, dtype: torch.dtype, count: int):
-        self.batches, self.path, self.dtype, self.count = batches, path, dtype, count
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Of all rows."""
-        return self.count, *next(iter(self.batches())).shape[1:]
+    def __init__(self, batches: Batches, path: Path, dtype: torch.dtype, shape: tuple[int, ...]):
+        self.batches, self.path, self.dtype, self.shape = batches, path, dtype, shape
 
     def mean(self) -> Tensor:
         """[R, ...]: the means over the second dimension. It writes no file."""
@@ -121,7 +116,8 @@ def columns(
         path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         dtype = torch.half if name.startswith("h_") else torch.float32
         batches = partial(_batches, store, split, name)
-        large[name] = Column(batches, path, dtype, len(small["context"]))
+        shape = len(small["context"]), *first[name].shape[1:]
+        large[name] = Column(batches, path, dtype, shape)
     return small, large
 
 

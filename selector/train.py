@@ -74,7 +74,7 @@ def train_selector(
     """
     crossed = cross_fit(training, config, folder, title)
     all_roots = replace(config, epochs=crossed.epochs)
-    selector, _ = fit_selector(training, validation, all_roots, logger, stop_early=False)
+    selector, _ = fit_selector(training, validation, all_roots, logger, final=True)
     learned = tuple(not config.fallback or low > 1 + config.min_gain for _, low, _ in crossed.gains)
     selector.schema = replace(selector.schema, learned=learned)
     return selector, crossed
@@ -99,27 +99,19 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
     for share, parts in results.items():
         if all(parts):
             paces = torch.cat([torch.tensor(part["paces"]).double() for part in parts], -1)
-            chosen, static = paces.transpose(0, 1).flatten(1)
-            gain = throughput_gain(chosen, static, prompt.repeat(len(paces)))
-            curve.append([count / share, *gain])
-    gains = gains_by_setting(paces, prompt, roots.setting[order])
+            curve.append([count / share, *_gain(paces, prompt)])
+    setting = roots.setting[order]
+    gains = [
+        _gain(paces[..., setting == index], prompt[setting == index])
+        for index in range(len(roots.settings))
+    ]
     return CrossFit(median_low([part["epochs"] for part in parts]), gains, curve)
 
 
-def gains_by_setting(paces: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
-    """Compute `CrossFit.gains`, all tables together.
-
-    Args:
-        paces: [tables, 2, R], see `_fold`.
-        prompt: [R].
-        setting: [R].
-    """
-    gains = []
-    for index in range(int(setting.max()) + 1):
-        here = setting == index
-        chosen, static = paces[:, :, here].transpose(0, 1).flatten(1)  # [tables x roots]
-        gains.append(throughput_gain(chosen, static, prompt[here].repeat(len(paces))))
-    return gains
+def _gain(paces: Tensor, prompt: Tensor) -> list[float]:
+    """Compute [ratio, low, high] of paces [tables, 2, R], all tables together: see `_fold`."""
+    chosen, static = paces.transpose(0, 1).flatten(1)
+    return throughput_gain(chosen, static, prompt.repeat(len(paces)))
 
 
 def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share: int = 1) -> dict:
@@ -135,7 +127,7 @@ def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share
         seen = seen.where(shuffled(seen.roots.prompt) % share == 0)
         if len(seen.roots.setting.unique()) < len(seen.roots.settings):
             return {}
-    selector, epochs = fit_selector(seen, unseen, config, progress=False)
+    selector, epochs = fit_selector(seen, unseen, config)
     for table in range(len(training.costs)):
         with torch.inference_mode():
             chosen = unseen.logits(selector, table).argmax(-1)
@@ -215,30 +207,25 @@ def fit_selector(
     validation: PricedRoots,
     config: SelectorConfig,
     logger: Logger | list[Logger] | None = None,
-    progress: bool = True,
-    stop_early: bool = True,
+    final: bool = False,
 ) -> tuple[Selector, int]:
     """Train on `training`; return the selector and the epochs it has seen.
 
-    With stop_early, those of the epoch with the best throughput on `validation`; else the last.
-    Equal arguments give equal weights.
+    It stops early, at the epoch with the best throughput on `validation`; `final`: it sees all
+    epochs, and shows its progress. Equal arguments give equal weights.
     """
     pl.seed_everything(config.seed, verbose=False)
     selector = new_selector(training, config)
     module = SelectorModule(selector, config, training, validation)
-    best = BestEpoch(GAIN if stop_early else None)
-    callbacks: list[pl.Callback] = [best]
-    if stop_early:
-        callbacks.append(EarlyStopping(GAIN, mode="max", patience=config.patience))
-    if progress:
-        callbacks += [RichProgressBar(), Counted()]
+    best = BestEpoch()
+    stopping: list[pl.Callback] = [best, EarlyStopping(GAIN, mode="max", patience=config.patience)]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,
         max_epochs=config.epochs,
         logger=logger or False,
-        callbacks=callbacks,
-        enable_progress_bar=progress,
+        callbacks=[RichProgressBar(), Counted()] if final else stopping,
+        enable_progress_bar=final,
         enable_checkpointing=False,
         enable_model_summary=False,
         log_every_n_steps=1,
@@ -249,8 +236,9 @@ def fit_selector(
     order: DistributedSampler = DistributedSampler(seen, 1, 0, seed=config.seed)
     loader = DataLoader(seen, config.batch, sampler=order)
     trainer.fit(module, loader, DataLoader(unseen, len(validation)))
-    module.load_state_dict(best.weights)
-    return selector.cpu().eval(), best.epoch + 1
+    if not final:
+        module.load_state_dict(best.weights)
+    return selector.cpu().eval(), config.epochs if final else best.epoch + 1
 
 
 class SelectorModule(pl.LightningModule):
@@ -300,7 +288,7 @@ class SelectorModule(pl.LightningModule):
         """Eq. 12 and the deviance on the roots `index`, under one latency table."""
         config = self.config
         logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
-        weights = self._weights[table][index] if self._weights else None
+        weights = self._weights[table][index] if self._weights else 1.0
         loss = config.policy_weight * selector_loss(
             logits,
             efficiency,
@@ -325,8 +313,9 @@ class SelectorModule(pl.LightningModule):
         for table in range(len(roots.costs)):
             logits, efficiency, seconds, base = self._policy(roots, index, table)
             for here in (setting == s for s in setting.unique()):
+                # Seconds per token add up over the texts.
                 chosen, static = (
-                    total_throughput(taken(efficiency, action)[here], taken(seconds, action)[here])
+                    1 / (1 / (taken(efficiency, action) / taken(seconds, action))[here]).mean()
                     for action in (logits.argmax(-1), base)
                 )
                 gains.append((chosen / static).log())
@@ -347,24 +336,16 @@ def cosine(step: int, steps: int) -> float:
     return (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def total_throughput(tokens: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second over the texts of roots whose steps commit `tokens` in `seconds`, both [B].
-
-    Seconds per token add up.
-    """
-    return 1 / (1 / (tokens / seconds)).mean()
-
-
 class BestEpoch(pl.Callback):
-    """Keeps the weights of the epoch with the highest `monitor`, or, without one, of the last."""
+    """Keeps the weights of the epoch with the highest held-out throughput."""
 
-    def __init__(self, monitor: str | None):
-        self.monitor, self.score, self.epoch = monitor, -math.inf, -1
+    def __init__(self) -> None:
+        self.score, self.epoch = -math.inf, -1
         self.weights: dict[str, Tensor] = {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare scores after validation."""
-        score = float(trainer.callback_metrics[self.monitor]) if self.monitor else math.inf
-        if score > self.score or not self.monitor:
+        score = float(trainer.callback_metrics[GAIN])
+        if score > self.score:
             self.score, self.epoch = score, trainer.current_epoch
             self.weights = {name: x.clone() for name, x in pl_module.state_dict().items()}

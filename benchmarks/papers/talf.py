@@ -43,6 +43,8 @@ THRESHOLDS = [n / 10 for n in range(1, 10)]
 RANKS = 5
 BINS = 15
 """Of the calibration error, equally wide."""
+STRIDE = 8
+"""Every so many tokens is a root of Figure 2b."""
 
 
 def trained(bench: Bench, steps: tuple[int, int]) -> dict[str, EagleHead]:
@@ -68,67 +70,47 @@ def fit_once(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: P
     return export
 
 
-def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Compute the expected calibration error (Guo et al. 2017) of n outcomes.
 
     It is the sum over bins of confidence of |mean correct - mean confidence|, weighted with the
     fraction of the outcomes in the bin.
 
     Args:
-        confidence: [n], the probability given to the most likely token.
-        correct: [n], whether it was right, or how likely that was.
-        bins: equally wide.
+        confidence: [n], a probability.
+        correct: [n], whether what it is of came about.
     """
-    index = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
+    index = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(BINS)]
     return float(sum(gaps) / len(confidence))
 
 
 @torch.inference_mode()
 def after_ranks(
-    head: EagleHead,
-    target: CausalModel,
-    rows: TokenRows,
-    ranks: int = RANKS,
-    stride: int = 8,
-    of_label: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The head after its own n-th most likely token, n = 1..ranks (Figure 2b).
-
-    Args:
-        head: as it was trained.
-        target: that it was trained for.
-        rows: of text.
-        ranks: how many.
-        stride: of the tokens that a root may be, every `stride`-th is one.
-        of_label: as in Appendix A of the paper: confidence is the head's probability of the
-            target's most likely token, and right is agree.
+    head: EagleHead, target: CausalModel, rows: TokenRows
+) -> tuple[np.ndarray, np.ndarray]:
+    """The head after its own n-th most likely token, n = 1..RANKS (Figure 2b).
 
     Returns:
-        Each [ranks, n]: agree (0 or 1), whether the head's most likely next token is the target's;
-        confidence, the head's probability of its most likely token; right, the target's probability
-        of that token, which is how often it is right where the target samples.
+        Each [RANKS, n]: the head's probability of the target's most likely next token, as in
+        Appendix A of the paper; whether that is the head's most likely one too.
     """
-    found: list[list[Tensor]] = [[], [], []]
-    for row, roots in rows_with_roots(rows.to(target.device), stride):
+    found: list[list[Tensor]] = [[], []]
+    for row, roots in rows_with_roots(rows.to(target.device), STRIDE):
         tokens, document = row.tokens, row.document
         _, features = target_features(target, tokens, document, layers=head.feature_layers)
         first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
-        guesses = head.logits(first).topk(ranks, -1).indices
+        guesses = head.logits(first).topk(RANKS, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
         drafted = head.tree_features(tokens, features, roots, levels, document=document)[-1]
         wanted = target_levels(target, tokens, roots, levels, document=document)[0]
         q = head.logits(drafted).float().softmax(-1)
-        p = target.logits(wanted).float().softmax(-1)
-        confidence, best = q.max(-1)
-        agree = (best == p.argmax(-1)).float()
-        right = p.gather(-1, best[..., None])[..., 0]
-        if of_label:
-            confidence, right = q.gather(-1, p.argmax(-1, keepdim=True))[..., 0], agree
-        for parts, values in zip(found, (agree, confidence, right), strict=True):
-            parts.append(values.flatten(0, 1))
-    agree, confidence, right = (torch.cat(parts).T for parts in found)
-    return agree, confidence, right
+        label = target.logits(wanted).argmax(-1, keepdim=True)
+        agree = q.argmax(-1, keepdim=True) == label
+        for parts, values in zip(found, (q.gather(-1, label), agree.float()), strict=True):
+            parts.append(values[..., 0].flatten(0, 1))
+    confidence, agreed = (torch.cat(parts).T.cpu().numpy() for parts in found)
+    return confidence, agreed
 
 
 def report(options: argparse.Namespace) -> None:
@@ -170,21 +152,19 @@ def report(options: argparse.Namespace) -> None:
 def calibration(bench: Bench, heads: dict[str, EagleHead]) -> None:
     """Print Figure 2b."""
     held_out = TokenRows.plain(spread(bench.pair.rows("held_out"), 16))
-    ranked = {
-        name: after_ranks(head, bench.models[0], held_out, of_label=True)[1:]
-        for name, head in heads.items()
-    }
+    ranked = {name: after_ranks(head, bench.models[0], held_out) for name, head in heads.items()}
+
+    def both(name: str, rank: str) -> str:
+        confidence, agreed = (part[int(rank) - 1] for part in ranked[name])
+        return f"{agreed.mean():.3f}, {calibration_error(confidence, agreed):.3f}"
+
     table(
         "Figure 2b: top-1 accuracy, and expected calibration error, after the head's n-th token",
         "Loss",
         heads,
         [str(rank) for rank in range(1, RANKS + 1)],
-        lambda name, rank: _both(*(part[int(rank) - 1].cpu().numpy() for part in ranked[name])),
+        both,
     )
-
-
-def _both(confidence: np.ndarray, right: np.ndarray) -> str:
-    return f"{right.mean():.3f}, {calibration_error(confidence, right):.3f}"
 
 
 def main() -> None:

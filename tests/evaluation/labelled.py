@@ -2,15 +2,18 @@
 is made from.
 """
 
+from dataclasses import replace
+
 import torch
 
 from nde_talf.decoding.actions import TREES, Action, tree_index
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.roots import ROOT_SCALARS, Roots
+from nde_talf.selector.roots import Roots
+from tests.selector import examples
+from tests.selector.examples import TABLE
 
+__all__ = ["BEST", "SETTING", "TABLE", "roots"]
 SETTING = SamplingSetting(1.0)
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 
 
 def roots(best: dict[str, Action], count: int = 40) -> Roots:
@@ -18,16 +21,7 @@ def roots(best: dict[str, Action], count: int = 40) -> Roots:
     labels = {rule: torch.ones(count, 2, len(TREES)) for rule in best}
     for rule, tree in best.items():
         labels[rule][:, :, tree_index(tree)] = 9.0
-    return Roots(
-        *(torch.zeros(count, size) for size in (16, 16, 16)),
-        scalars=torch.rand(count, len(ROOT_SCALARS), generator=torch.Generator().manual_seed(0)),
-        context=torch.full((count,), 50),
-        setting=torch.zeros(count, dtype=torch.long),
-        prompt=torch.arange(count) // 4,
-        samples=labels,
-        settings=[(1.0, 1.0)],
-        kind=["code"] * count,
-    )
+    return replace(examples.roots(count, 0), samples=labels, kind=["code"] * count)
 
 
 BEST = {"specinfer": Action(1, 0, 4), "traversal": Action(2, 0, 3), "naivetree": Action(1, 0, 4)}

@@ -176,13 +176,16 @@ def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
     p, q, r = torch.softmax(2 * torch.randn(3, 7, 40, dtype=torch.float64), -1)
-    features = dict(zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True))
-    assert torch.allclose(features["entropy_p_previous"], -(p * p.log()).sum(-1))
-    assert torch.allclose(features["entropy_q_previous"], -(q * q.log()).sum(-1))
-    assert torch.allclose(features["entropy_q_root"], -(r * r.log()).sum(-1))
-    assert torch.allclose(features["kl_p_q_previous"], (p * (p / q).log()).sum(-1))
-    assert torch.allclose(features["kl_q_p_previous"], (q * (q / p).log()).sum(-1))
-    assert torch.allclose(features["l1_previous"], (p - q).abs().sum(-1))
+    expected = {
+        "entropy_p_previous": -p * p.log(),
+        "entropy_q_previous": -q * q.log(),
+        "entropy_q_root": -r * r.log(),
+        "kl_p_q_previous": p * (p / q).log(),
+        "kl_q_p_previous": q * (q / p).log(),
+        "l1_previous": (p - q).abs(),
+    }
+    for name, feature in zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True):
+        assert torch.allclose(feature, expected[name].sum(-1)), name
 
 
 def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
@@ -196,14 +199,12 @@ def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
 
 def test_traces_that_cannot_be_learnt_from_are_named():
     count, warned = 40, list[str]()
-    states = dict.fromkeys(("h_p_previous", "h_q_previous", "h_q_root"), np.zeros((count, 4)))
+    numbers = (*SCALARS, "temperature", "top_p", "context")
+    states = "h_p_previous", "h_q_previous", "h_q_root"
     traces = {
-        **dict.fromkeys((*SCALARS, "temperature", "top_p"), np.ones(count)),
-        "context": np.arange(count),
-        "prompt_id": np.array([f"p{i // 4}" for i in range(count)]),
-        "kind": np.array(["code"] * count),
-        "split": np.array(["train"] * count),
-        **states,
+        **dict.fromkeys(numbers, np.ones(count)),
+        **dict.fromkeys(("prompt_id", "kind", "split"), np.array(["train"] * count)),
+        **dict.fromkeys(states, np.zeros((count, 4))),
         "specinfer": np.ones((count, 2, len(TREES))),
     }
     with pytest.raises(UserError, match=r"no labels for gbv.*traces.verifiers"):
