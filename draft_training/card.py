@@ -65,6 +65,7 @@ def write_head_card(
     }
     names = {
         "agreement": "most likely token is the target's, by depth",
+        "accepted_length": "tokens a pass that this predicts, 1 + the sum of its products",
         "overlap": "acceptance rate at temperature 1 after 0, 1, ... drafted tokens",
         "kl": "KL divergence by depth, nats",
         "roots": "contexts",

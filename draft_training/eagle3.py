@@ -5,15 +5,17 @@ The layers are a low, a middle and a high one (Li et al. 2025, arXiv 2503.01840)
 fc turns the three into one [H], which the head's own output, before its final norm, replaces after
 drafted tokens. The decoder layer is Llama's, but its queries, keys and values read
 [norm(embedding), norm(feature)], and what attention is added to is the feature alone. Layers, norms
-and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and norm_output off).
-It drafts from the target's full vocabulary, or from a part of it, which its lm_head then has rows
-for: elsewhere its distribution is 0. It knows nothing of losses.
+and what is fed back are those of vLLM's `llama_eagle3`. EAGLE 3.1 norms each layer's features
+before fc, and feeds back the output after the final norm (`NORMS`). It drafts from the target's
+full vocabulary, or from a part of it, which its lm_head then has rows for: elsewhere its
+distribution is 0. It knows nothing of losses.
 
 Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn
 at 20 times the rate that was meant (divergence from a target after 100 steps of Muon: 1.07 nats
 against 0.23). Sizes are powers of 2, so that an exported fc holds them without rounding.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_of
 from nde_talf.draft_training.families import family_of
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.settings import FAMILY
+from nde_talf.draft_training.settings import FAMILY, NORMS
 from nde_talf.draft_training.target_trees import target_features
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's
@@ -56,9 +58,9 @@ class Eagle3Head(EagleHead):
 
     Its methods mean what `EagleHead`'s do.
 
-    Output features are those before the final norm. vocabulary: ids [D] of the tokens it can draft,
-    ascending; None: all. options: `EagleHead`'s dtype and sizes. Raises UserError also where the
-    layer would not be Llama's.
+    Output features are those before the final norm, or after it (norm_output). vocabulary: ids [D]
+    of the tokens it can draft, ascending; None: all. norms: some of `NORMS`. options: `EagleHead`'s
+    dtype and sizes. Raises UserError also where the layer would not be Llama's.
     """
 
     kind = "eagle3"
@@ -69,6 +71,7 @@ class Eagle3Head(EagleHead):
         target: CausalModel,
         layer: str = FAMILY,
         vocabulary: Tensor | None = None,
+        norms: Sequence[str] = (),
         **options: Any,
     ):
         if (family := family_of(target, layer).name) != "llama":
@@ -77,6 +80,7 @@ class Eagle3Head(EagleHead):
                 " draft.layer=llama."
             )
         self.feature_layers = three_layers(target.layers)
+        self.norms = tuple(name for name in NORMS if name in norms)
         target.reader(self.feature_layers)
         self._layout = (
             (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
@@ -85,6 +89,10 @@ class Eagle3Head(EagleHead):
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
+        if "norm_before_fc" in self.norms:
+            self.input_norm = self._norm(3 * hidden)
+        if "fc_norm" in self.norms:
+            self.fc_norm = nn.ModuleList(self._norm(hidden) for _ in range(3))
         attention = decoder.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
             setattr(
@@ -92,14 +100,17 @@ class Eagle3Head(EagleHead):
                 name,
                 nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False),
             )
-        decoder.hidden_norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
+        decoder.hidden_norm = self._norm(hidden)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
-        self.norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
+        self.norm = self._norm(hidden)
         for name, tensor in zip(("d2t", "t2d"), self._layout, strict=True):
             self.register_buffer(name, tensor)
         drafted = self.config.vocab_size if self.d2t is None else len(self.d2t)
         self.lm_head = nn.Linear(hidden, drafted, bias=False)
+
+    def _norm(self, size: int) -> LlamaRMSNorm:
+        return LlamaRMSNorm(size, self.config.rms_norm_eps)
 
     def _initialise(self) -> None:
         # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed
@@ -127,12 +138,13 @@ class Eagle3Head(EagleHead):
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
-        """Measure each layer's features on some tokens: root mean square [3H], a power of 2."""
+        """Measure what fc reads of each layer on some tokens: size [3H] (rms), a power of 2."""
         tokens = torch.arange(
             min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device
         )
         _, features = target_features(self.target, tokens[None], None, layers=self.feature_layers)
-        sizes = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
+        features = self._normed(features.float().cpu())
+        sizes = features.unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
         return (
             sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
         )
@@ -155,13 +167,25 @@ class Eagle3Head(EagleHead):
         everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
         return everything.index_copy_(-1, self.vocabulary, logits)
 
+    def output(self, states: Tensor) -> Tensor:
+        """See `EagleHead.output`: with norm_output after the final norm."""
+        return self.norm(states) if "norm_output" in self.norms else states
+
     def read(self, outputs: Tensor) -> Tensor:
         """See `EagleHead.read`: after the final norm."""
-        return self.norm(outputs)
+        return outputs if "norm_output" in self.norms else self.norm(outputs)
 
     def combine(self, features: Tensor) -> Tensor:
-        """See `EagleHead.combine`: [..., 3H] through fc."""
-        return self.fc(features / self.sizes)
+        """See `EagleHead.combine`: [..., 3H] through its norms and fc."""
+        return self.fc(self._normed(features) / self.sizes)
+
+    def _normed(self, features: Tensor) -> Tensor:
+        if "norm_before_fc" in self.norms:
+            features = self.input_norm(features)
+        if "fc_norm" in self.norms:
+            parts = zip(self.fc_norm, features.chunk(3, -1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], -1)
+        return features
 
     def file_weights(self) -> dict[str, Tensor]:
         """See `EagleHead.file_weights`: fc for features as they are, and the layer as `midlayer`.
@@ -183,7 +207,8 @@ class Eagle3Head(EagleHead):
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See `EagleHead.entries`: the feature alone is added to."""
         layer = self.layers[0]
+        normed = layer.hidden_norm(features)
         return (
-            torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1),
-            features,
+            torch.cat([layer.input_layernorm(self.embed(tokens)), normed], -1),
+            normed if "norm_before_residual" in self.norms else features,
         )

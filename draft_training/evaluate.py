@@ -11,7 +11,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import counted_roots
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, node_metrics
+from nde_talf.draft_training.losses import HeadReadout, accepted_length, node_metrics
 from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
@@ -30,9 +30,10 @@ def held_out_report(
     """Measure how well `head` follows `target` after every eighth root of held-out rows.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
-    target's own beams; and `overlap`: mean of sum_v min(p, q) at the root and after
-    1, ..., 4 tokens sampled from q, which is the acceptance rate of one speculative draw at
-    temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
+    target's own beams; `accepted_length`, which the agreements predict; and `overlap`: mean of
+    sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
+    rate of one speculative draw at temperature 1 there. Where the head knows the precision of its
+    training, `trained_in` is it.
     """
     report: dict[str, Any] = {"roots": 0}
     if head.trained_in:
@@ -61,6 +62,7 @@ def held_out_report(
     report["agreement"], report["kl"] = (
         [float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl)
     )
+    report["accepted_length"] = accepted_length(torch.tensor(report["agreement"])).item()
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report
 

@@ -9,8 +9,8 @@ for a soft cap, which changes the head's probabilities there, but neither its mo
 the text. Layers with more norms (Qwen3, Gemma 2 and 3) have their own config, which vLLM's EAGLE
 loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout:
 its layer is called `midlayer`, it has norms and an lm_head of its own, `config.json` has the
-layers' numbers, and with a draft vocabulary there are d2t and t2d (`draft_vocab`). Nothing here
-knows training.
+layers' numbers and its norms (`NORMS`), and with a draft vocabulary there are d2t and t2d
+(`draft_vocab`). Nothing here knows training.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.families import served_config
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import LAYERS, SIZES, load_layout
-from nde_talf.draft_training.settings import FAMILY, LLAMA
+from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
 
 
 class Note(TypedDict):
@@ -130,8 +130,8 @@ def _served(head: EagleHead) -> dict[str, Any]:
         config |= {
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": len(head.own_matrix),
-            "norm_before_residual": False,
             LAYERS: list(head.feature_layers),
+            **{name: name in head.norms for name in NORMS},
         }
     elif head.target.readout.scale != 1:
         config["logit_scale"] = head.target.readout.scale

@@ -49,6 +49,7 @@ class EagleHead(nn.Module):
     Attributes:
         feature_layers: layers of the target whose features the head takes (`CausalModel.reader`);
             empty: after the final norm.
+        norms: those of `NORMS` that it has.
         vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
         native: the pass that decoding runs; None: that of transformers' layer.
         trained_in: Lightning's name of the precision of its training; None where it is not known.
@@ -60,6 +61,7 @@ class EagleHead(nn.Module):
     kind = "eagle"
     trained_in: str | None = None
     feature_layers: tuple[int, ...] = ()
+    norms: tuple[str, ...] = ()
     vocabulary: Tensor | None = None
     native: HeadForward | None = None
 
@@ -148,6 +150,10 @@ class EagleHead(nn.Module):
         """The matrix that reads it out, [V, H] or [D, H]; None where the target's readout does."""
         return None
 
+    def output(self, states: Tensor) -> Tensor:
+        """Turn the layer's states [..., H] into output features: here nothing is done."""
+        return states
+
     def read(self, outputs: Tensor) -> Tensor:
         """Turn output features [..., H] into what is read out [..., H]: here nothing is done."""
         return outputs
@@ -220,12 +226,13 @@ class EagleHead(nn.Module):
     tree_features = tree_attention.tree_features
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
-        """The part of the decoder layer after its attention."""
+        """The part of the decoder layer after its attention, and `output`."""
         layer = self.layers[0]
         if not self.family.sandwich:
             states = inputs + attended
-            return states + layer.mlp(layer.post_attention_layernorm(states))
+            return self.output(states + layer.mlp(layer.post_attention_layernorm(states)))
         states = inputs + layer.post_attention_layernorm(attended)
-        return states + layer.post_feedforward_layernorm(
-            layer.mlp(layer.pre_feedforward_layernorm(states))
+        return self.output(
+            states
+            + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
         )

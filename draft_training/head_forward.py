@@ -62,7 +62,8 @@ class HeadForward(FusedPass):
         attended = self.layer.attend(
             inputs.flatten(0, 1), batch, table.at(positions), seen, cache, 0
         )
-        return self.layer.finish(residual.flatten(0, 1), attended).view(residual.shape)
+        states = self.layer.finish(residual.flatten(0, 1), attended)
+        return self.head.output(states.view(residual.shape))
 
     def __deepcopy__(self, memo: dict) -> None:
         """A copy of a head has weights of its own, and no native pass yet."""

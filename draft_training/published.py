@@ -1,10 +1,11 @@
 """Draft heads that others published: the loop decodes with them, and a training starts from them.
 
 They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`,
-`norm`, `lm_head`), or of the speculators library (the same names, `layers.0` for both, and the
-layer's configuration inside another). The layer may have sizes of its own, such as a wider MLP than
-the target's. Such a folder does not say which target it belongs to. What can be compared is the
-sizes, and the copy of the target's embedding that most of them hold.
+`norm`, `lm_head`; EAGLE 3.1 has more norms, `NORMS`), or of the speculators library (the same
+names, `layers.0` for both, and the layer's configuration inside another). The layer may have sizes
+of its own, such as a wider MLP than the target's. Such a folder does not say which target it
+belongs to. What can be compared is the sizes, and the copy of the target's embedding that most of
+them hold.
 """
 
 from pathlib import Path
@@ -23,7 +24,7 @@ from nde_talf.draft_training.draft_vocab import vocabulary_in
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.families import family_of
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.settings import FAMILY, LLAMA
+from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
@@ -41,7 +42,7 @@ SIZES = (
     "attention_bias",
     "mlp_bias",
 )
-_OTHER_WIRING = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+_NORM_WEIGHTS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 # fraction of signs in which two copies of one embedding agree at least: in half precision a few
 # become zero
 _SAME = 0.999
@@ -81,12 +82,17 @@ def load_layout(
             " target."
         )
     name, sizes = layer or _layer_of(folder, config, target)
-    layers = _feature_layers(folder, config)
+    layers, norms = _wiring(folder, config, weights)
+    if norms and shape[1] == 2 * hidden:
+        raise UserError(
+            f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and its"
+            " fc.weight is that of a head on one."
+        )
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
         check_sizes(sizes, weights, target)
         if shape[1] == 3 * hidden:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
-            head: EagleHead = Eagle3Head(target, name, vocabulary, dtype=dtype, sizes=sizes)
+            head: EagleHead = Eagle3Head(target, name, vocabulary, norms, dtype=dtype, sizes=sizes)
         else:
             weights.pop("lm_head.weight", None)  # the target's is used
             bias = {"fc_bias": True} if "fc.bias" in weights else {}
@@ -101,20 +107,25 @@ def load_layout(
     return head.eval().requires_grad_(False)
 
 
-def _feature_layers(folder: Path, config: dict[str, Any]) -> list[int]:
-    """Return the target's layers that a published head takes; none where it does not say.
+def _wiring(
+    folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
+) -> tuple[list[int], list[str]]:
+    """Return the target's layers that a head takes (none where it does not say), and its norms.
 
-    Raises UserError for a wiring that cannot be run.
+    Raises UserError where `weights` has other norms.
     """
     with reading(folder / CONFIG, _AGAIN):
         wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
         layers = typed(wiring.get(LAYERS) or [], list[int])
-    if other := [key for key in _OTHER_WIRING if wiring.get(key)]:
-        raise UserError(
-            f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run"
-            " here."
-        )
-    return layers
+        norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
+    for norm, weight in _NORM_WEIGHTS.items():
+        if (norm in norms) != (weight in weights):
+            raise UserError(
+                f"{folder}: its config.json says {norm}={norm in norms}, and its weights have"
+                f"{'' if weight in weights else ' no'} {weight}. Take a good copy, or make it"
+                " again."
+            )
+    return layers, norms
 
 
 def _layer_of(

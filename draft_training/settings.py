@@ -25,6 +25,8 @@ from nde_talf.decoding.common.settings import (
 )
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Names of what a head on three layers may do beside EAGLE-3's, as vLLM and speculators call it."""
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 """Lightning's names of precisions, or what the machine is asked for."""
 
@@ -46,9 +48,8 @@ class TalfLoss:
     """Stop gradients at features that the head is fed back, instead of training through them."""
 
     # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along
-    # the text. regresses: compares the head's features with the target's, and not distributions
-    # alone.
-    target_trees, regresses = True, False
+    # the text.
+    target_trees, regression = True, 0.0
     classification, distillation, top = 1.0, 0.0, 0
 
 
@@ -61,7 +62,7 @@ class EagleLoss:
     regression: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Weight of the smooth L1 distance between the head's and the target's feature.
 
-    EAGLE's code has 1.
+    EAGLE's code has 1. 0 for a head on three layers.
     """
     classification: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Weight of the cross-entropy with the target's distribution.
@@ -74,7 +75,7 @@ class EagleLoss:
     """
 
     # Fixed: see `TalfLoss`.
-    target_trees, regresses = False, True
+    target_trees = False
     k, depth, detach_features, distillation, top = 4, 1, True, 0.0, 0
 
 
@@ -160,7 +161,14 @@ class HeadConfig(TrainingConfig):
     """Features of the target, for the head.
 
     `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
-    lm_head of the head's own (EAGLE-3; with loss talf).
+    lm_head of the head's own (EAGLE-3; no loss may compare its features with the target's).
+    """
+    norms: list[Annotated[str, one_of(NORMS)]] = field(default_factory=list)
+    """With features=three, norms beside EAGLE-3's (EAGLE 3.1 has fc_norm and norm_output).
+
+    `norm_before_fc`: one over the three concatenated features. `fc_norm`: one over each of them.
+    `norm_output`: what is fed back after drafted tokens is the output after the final norm.
+    `norm_before_residual`: what attention is added to is normed too.
     """
     draft_vocab: Count | None = None
     """With features=three, how many tokens the head can draft: those that are most frequent in the
@@ -199,10 +207,21 @@ class HeadConfig(TrainingConfig):
     """
 
     def __post_init__(self) -> None:
-        if self.features == "three" and self.loss.regresses:
+        if self.features == "three" and self.loss.regression:
             raise UserError(
                 f"draft.features=three with draft.loss.name={self.loss.name}: such a head's output"
-                " is no feature of the target's to be regressed to. Use draft.loss.name=talf."
+                " is no feature of the target's to be regressed to. Use draft.loss.regression=0 or"
+                " draft.loss.name=talf."
+            )
+        if self.norms and self.features != "three":
+            raise UserError(
+                f"draft.norms={','.join(self.norms)} with draft.features={self.features}: only a"
+                " head with draft.features=three has these norms."
+            )
+        if {"norm_before_fc", "fc_norm"} <= {*self.norms}:
+            raise UserError(
+                "draft.norms: norm_before_fc and fc_norm are two norms of one thing. Use one of"
+                " them."
             )
         if self.draft_vocab is not None and self.features != "three":
             raise UserError(

@@ -8,6 +8,7 @@ what a head has to learn, and the cheapest to teach. Nothing here knows text or 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,21 @@ def build_head(
     if config.warm_start:
         head = load_head(config.warm_start, target, dtype)
         drafted = None if head.vocabulary is None else len(head.vocabulary)
-        if type(head) is not HEADS[config.features] or drafted != config.draft_vocab:
+        same = {*head.norms} == {*config.norms} and drafted == config.draft_vocab
+        if type(head) is not HEADS[config.features] or not same:
             raise UserError(
-                f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} and drafts"
-                f" {drafted or 'all'} tokens, which is no head of"
-                f" draft.features={config.features} with draft.draft_vocab={config.draft_vocab}."
+                f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} with"
+                f" norms=[{','.join(head.norms)}] and drafts {drafted or 'all'} tokens, which is no"
+                f" head of draft.features={config.features} with"
+                f" draft.norms=[{','.join(config.norms)}] and"
+                f" draft.draft_vocab={config.draft_vocab}."
             )
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        part = {} if vocabulary is None else {"vocabulary": vocabulary}
-        return HEADS[config.features](target, config.layer, dtype=dtype, **part)
+        part = {"vocabulary": vocabulary, "norms": config.norms}
+        three = part if config.features == "three" else {}
+        return HEADS[config.features](target, config.layer, dtype=dtype, **three)
 
 
 class HeadModule(RowModule):
@@ -84,6 +89,7 @@ class HeadModule(RowModule):
 
     config: HeadConfig
     title = "training the head"
+    in_bar = ("loss", "accepted_length")
 
     def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
@@ -153,7 +159,9 @@ class HeadModule(RowModule):
         if config.loss.target_trees:
             tree = TreeSpec(config.loss.k, depth)
             return target_beam(target, tokens, tree, roots, document, self.head.feature_layers)
-        return chains(tokens, target_features(target, tokens, document)[0], roots, depth)
+        layers = self.head.feature_layers
+        along, features = target_features(target, tokens, document, layers=layers)
+        return replace(chains(tokens, along, roots, depth), features=features)
 
 
 def fit_head(
@@ -181,7 +189,9 @@ def fit_head(
         config: how it is trained.
         folder: of checkpoints.
         logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms),
-            `agreement_depth_d` (top-1, of a node), `lr`, `tokens_per_second` and `held_out_loss`.
+            `agreement_depth_d` (top-1, of a node), `accepted_length` (tokens a pass of the target
+            that the agreements predict, without the tree's branches), `lr`, `tokens_per_second` and
+            `held_out_loss`.
         callbacks: of Lightning.
         held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on
             them.

@@ -83,6 +83,8 @@ class RowModule(pl.LightningModule):
 
     title: str
     """Text at the progress bar and in messages."""
+    in_bar: tuple[str, ...] = ("loss",)
+    """Figures that the progress bar shows."""
     accelerator = "auto"
     """Lightning's name of the kind of device."""
     gpu: int | None = None
@@ -161,7 +163,7 @@ class RowModule(pl.LightningModule):
             return
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
-        self.log("loss", figures.pop("loss"), prog_bar=True)
+        self.log_dict({name: figures.pop(name) for name in self.in_bar}, prog_bar=True)
         self.log_dict(figures | {"lr": peak * fraction, "tokens_per_second": speed})
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -90,12 +90,15 @@ def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> Ea
 
 
 def random_eagle3(
-    target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None
+    target: CausalModel,
+    seed: int = 1,
+    layer: str = "family",
+    vocabulary: list[int] | None = None,
+    norms: tuple[str, ...] = (),
 ) -> Eagle3Head:
     """The same on three layers' features."""
-    return _stirred(
-        Eagle3Head, target, seed, layer, *([] if vocabulary is None else [torch.tensor(vocabulary)])
-    )
+    drafted = None if vocabulary is None else torch.tensor(vocabulary)
+    return _stirred(Eagle3Head, target, seed, layer, drafted, norms)
 
 
 def _stirred(kind, target, seed, *how):

@@ -19,16 +19,19 @@ from nde_talf.draft_training.draft_vocab import (
     vocabulary_of,
 )
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
-from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import NORMS, EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import build_head
 from tests.draft_training.heads import (
     family_target,
     random_eagle3,
     random_head,
+    same,
     tiny_target,
 )
+from tests.draft_training.one_by_one import plain_path
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
 TINY = HeadConfig(
@@ -134,11 +137,94 @@ def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
         build_head(target, replace(TINY, warm_start=str(folder)))
 
 
+def written_out_logits(weights, norms, embedding, tokens, features, drafted, config):
+    """What the weights of a file say after `drafted` of the `tokens`, in plain torch: each flag as
+    vLLM's llama_eagle3 and speculators have it.
+    """
+    heads, groups, eps = 4, 2, config.rms_norm_eps
+
+    def norm(states, name):
+        size = (states.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        return states / size * weights[f"{name}.weight"]
+
+    def linear(states, name):
+        return states @ weights[f"{name}.weight"].T
+
+    def rotated(states):  # [heads, n, 4]
+        angles = torch.arange(states.shape[1])[:, None] * torch.tensor([1.0, 1e4**-0.5]).repeat(2)
+        first, second = states.chunk(2, -1)
+        return states * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+    if "norm_before_fc" in norms:
+        features = norm(features, "input_norm")
+    if "fc_norm" in norms:
+        parts = enumerate(features.chunk(3, -1))
+        features = torch.cat([norm(part, f"fc_norm.{i}") for i, part in parts], -1)
+    inputs = linear(features[: len(tokens) - drafted - 1], "fc")
+    while True:
+        count = len(inputs)
+        normed = norm(inputs, "midlayer.hidden_norm")
+        embedded = norm(embedding[tokens[1 : count + 1]], "midlayer.input_layernorm")
+        query, key, value = (
+            linear(torch.cat([embedded, normed], -1), f"midlayer.self_attn.{name}_proj")
+            .unflatten(-1, (-1, 4))
+            .transpose(0, 1)
+            for name in "qkv"
+        )
+        key, value = (each.repeat_interleave(groups, 0) for each in (rotated(key), value))
+        scores = rotated(query) @ key.mT / 2 + torch.full((count, count), -torch.inf).triu(1)
+        attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(count, heads * 4)
+        residual = normed if "norm_before_residual" in norms else inputs
+        states = residual + linear(attended, "midlayer.self_attn.o_proj")
+        inner = norm(states, "midlayer.post_attention_layernorm")
+        gated = torch.nn.functional.silu(linear(inner, "midlayer.mlp.gate_proj"))
+        gated = gated * linear(inner, "midlayer.mlp.up_proj")
+        states = states + linear(gated, "midlayer.mlp.down_proj")
+        if count == len(tokens) - 1:
+            return linear(norm(states[-1], "norm"), "lm_head")
+        fed = norm(states, "norm") if "norm_output" in norms else states
+        inputs = torch.cat([inputs, fed[-1:]])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norms", [(), *((name,) for name in NORMS), NORMS])
+def test_each_norm_is_vllms_and_its_export_comes_back(target, tmp_path, norms):
+    head, tokens = random_eagle3(target, norms=norms), torch.tensor([3, 7, 1, 20, 5, 5, 9])
+    features = target_features(target, tokens[None], None, layers=head.feature_layers)[1][0]
+    folder = save_head(head, tmp_path / "head")
+    weights, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
+    assert {name for name in NORMS if config[name]} == {*norms}
+    again = load_head(folder, target)
+    assert same(again, head) and again.norms == norms
+    embedding = target.module.get_input_embeddings().weight
+    for drafted in (0, 1, 3):
+        known = (embedding, tokens, features, drafted)
+        theirs = written_out_logits(weights, norms, *known, head.config)
+        ours = again.logits(plain_path(again, tokens, features, drafted))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_part_of_fc_reads_features_of_size_one_whatever_the_norms(target):
+    for norms in ((), ("norm_before_fc",), ("fc_norm",)):
+        head = Eagle3Head(target, norms=norms)
+        features = target_features(
+            target, torch.arange(29)[None], None, layers=head.feature_layers
+        )[1]
+        read = (head._normed(features) / head.sizes).unflatten(-1, (3, -1))
+        assert ((read.pow(2).mean((0, 1, 3)).sqrt().log2()).abs() <= 0.5 + 1e-3).all()
+
+
 @pytest.mark.parametrize(
     "settings,words",
     [
-        ({"loss": HassLoss()}, r"draft\.loss\.name=hass"),
+        ({"loss": HassLoss()}, r"draft\.loss\.name=hass.*draft\.loss\.regression=0"),
         ({"loss": EagleLoss()}, r"draft\.loss\.name=eagle"),
+        ({"features": "final", "norms": ["fc_norm"]}, r"draft\.norms=fc_norm"),
+        ({"norms": ["fc_norm", "norm_before_fc"]}, r"two norms of one thing"),
+        ({"norms": ["fc_norms"]}, r"draft\.norms.*fc_norm"),
         ({"features": "final", "draft_vocab": 20}, r"draft\.draft_vocab"),
     ],
 )
@@ -154,5 +240,7 @@ def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(targ
     for features, folder in (("three", one), ("final", three)):
         with pytest.raises(UserError, match="warm_start"):
             build_head(target, replace(TINY, features=features, warm_start=str(folder)))
+    with pytest.raises(UserError, match=r"norms=\[\] .*draft\.norms=\[fc_norm\]"):
+        build_head(target, replace(TINY, norms=["fc_norm"], warm_start=str(three)))
     with pytest.raises(UserError, match=r"draft\.layer=llama"):
         Eagle3Head(family_target("qwen3"))

@@ -30,12 +30,15 @@ from tests.draft_training.one_by_one import branch_by_branch, plain_path, random
 
 GREEDY, WARM = SamplingSetting(0.0), SamplingSetting(0.8, 0.95)
 DRAFTED = [2, 3, 5, 11, 28]
+ONE_NORM = ("norm_before_residual", "norm_before_fc", "norm_output")
 KINDS = {family: lambda family=family: random_head(family_target(family)) for family in FAMILIES}
 KINDS |= {f"{name}, tied": lambda name=name: random_head(family_target(name, tied=True))
           for name in ("qwen2", "gemma3_text")}  # fmt: skip
 KINDS |= {
     "eagle3": lambda: random_eagle3(tiny_target(layers=4)),
     "eagle3, some tokens": lambda: random_eagle3(tiny_target(layers=4), vocabulary=DRAFTED),
+    "eagle3.1": lambda: random_eagle3(tiny_target(layers=4), norms=("fc_norm", "norm_output")),
+    "eagle3.1, one norm before fc": lambda: random_eagle3(tiny_target(layers=4), norms=ONE_NORM),
 }
 
 

@@ -20,9 +20,10 @@ from nde_talf.draft_training.settings import (
     HeadConfig,
     TalfLoss,
 )
-from nde_talf.draft_training.target_trees import chains
+from nde_talf.draft_training.target_trees import chains, target_features
 from nde_talf.draft_training.train_head import HeadModule
-from tests.draft_training.heads import batch_of, random_head, tiny_target
+from tests.draft_training.heads import batch_of, random_eagle3, random_head, tiny_target
+from tests.draft_training.one_by_one import plain_path
 
 # lm_head = identity: features are logits
 P, Q = [0.5, 0.3, 0.2], [0.6, 0.1, 0.3]
@@ -32,7 +33,7 @@ WEIGHTS = [TalfLoss(), HassLoss(classification=1.3, distillation=0.4, top=4), Ea
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(nde_talf.draft_training.losses) == (0, 8)
+    assert doctest.testmod(nde_talf.draft_training.losses) == (0, 9)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
@@ -107,10 +108,39 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     )
     loss, figures = HeadModule(head, config).loss(batch_of(tokens), 0)
     torch.testing.assert_close(loss, expected)
-    assert list(figures) == [f"{what}_depth_{d}" for what in ("loss", "agreement") for d in (0, 1)]
+    names = [f"{what}_depth_{d}" for what in ("loss", "agreement") for d in (0, 1)]
+    assert list(figures) == [*names, "accepted_length"]
+    one, two = figures["agreement_depth_0"], figures["agreement_depth_1"]
+    torch.testing.assert_close(figures["accepted_length"], 1 + one + one * two)
     plain = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1)))
     eagle, figures = plain.loss(batch_of(tokens), 0)
     guess, truth = guesses[0]
     cross = written_out(guess, truth, readout, TalfLoss()).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
-    assert list(figures) == ["loss_depth_0", "agreement_depth_0"]
+    assert list(figures) == ["loss_depth_0", "agreement_depth_0", "accepted_length"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norms", [(), ("fc_norm", "norm_output")])
+@pytest.mark.parametrize("loss", [HassLoss(depth=2, regression=0), EagleLoss(regression=0)])
+def test_hass_and_eagle_without_regression_train_a_head_on_three_layers(loss, norms):
+    """Cross-entropies along the text alone, on the target's features and then on the head's own."""
+    target = tiny_target(layers=4)
+    head = random_eagle3(target, norms=norms)
+    tokens = torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
+    along, features = target_features(target, tokens, None, layers=head.feature_layers)
+    outputs = [plain_path(head, tokens[0, : 2 + n], features[0], 0) for n in range(6)]
+    steps = [torch.stack(outputs)]
+    if loss.depth == 2:
+        paths = (plain_path(head, tokens[0, : 3 + n], features[0], 1) for n in range(5))
+        steps.append(torch.stack([*paths]))
+    expected = torch.zeros(())
+    for drafted, step in enumerate(steps):
+        p = target.logits(along[0, 1 + drafted : 7]).softmax(-1)
+        y = loss.classification * p
+        if loss.distillation:
+            cutoff = p.topk(10).values[:, -1:]
+            y = y + loss.distillation * p * (p >= cutoff)
+        expected += -(y * head.logits(step).log_softmax(-1)).sum(-1).mean()
+    config = HeadConfig(loss=loss, features="three", norms=norms, roots=0, chain_fraction=0.0)
+    torch.testing.assert_close(HeadModule(head, config).loss(batch_of(tokens), 0)[0], expected)

@@ -128,10 +128,54 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
     assert same(
         load_head(publish(tmp_path / "one", weights, config), target), load_head(eagle3, target)
     )
-    with pytest.raises(UserError, match="norm_before_residual"):
-        load_head(
-            publish(tmp_path / "two", weights, {**config, "norm_before_residual": True}), target
-        )
+
+
+NORMED = ("norm_before_residual", "norm_before_fc", "norm_output")
+
+
+@pytest.fixture
+def eagle31(target):
+    """Weights and config.json of EAGLE 3.1 as speculators trains it."""
+    weights = random_eagle3(target, norms=NORMED).file_weights()
+    flags = {"fc_norm": False, **dict.fromkeys(NORMED, True)}
+    return weights, {**CONFIG, "speculators_config": {}, **flags}
+
+
+def test_a_head_of_eagle_3_1_loads_and_starts_a_training_which_exports_it(
+    target, rows, eagle31, tmp_path
+):
+    folder = publish(tmp_path / "head", *eagle31)
+    head = load_head(folder, target)
+    assert same(head, random_eagle3(target, norms=NORMED)) and head.norms == NORMED
+    weights, config = eagle31  # NVIDIA's place of the flags
+    inside = {"eagle_config": {name: config.pop(name) for name in NORMED}}
+    assert load_head(publish(tmp_path / "two", weights, config | inside), target).norms == NORMED
+    settings = replace(
+        TINY, warm_start=str(folder), features="three", norms=[*NORMED], chain_fraction=0.0
+    )
+    trained = fit_head(target, rows, settings, tmp_path / "training")
+    again = load_head(save_head(trained, tmp_path / "export"), target)
+    assert same(trained, again) and again.norms == NORMED and not same(trained, head)
+
+
+@pytest.mark.parametrize(
+    "flags,words",
+    [
+        ({"norm_before_fc": False}, r"says norm_before_fc=False.* have input_norm\.weight"),
+        ({"fc_norm": True}, r"says fc_norm=True.* have no fc_norm\.0\.weight"),
+        ({"norm_output": "yes"}, r"config\.json"),
+    ],
+)
+def test_flags_and_weights_that_disagree_are_refused(target, eagle31, tmp_path, flags, words):
+    weights, config = eagle31
+    with pytest.raises(UserError, match=words):
+        load_head(publish(tmp_path / "head", weights, config | flags), target)
+
+
+def test_norms_of_three_layers_in_a_head_on_one_are_refused(target, tmp_path):
+    weights = random_head(target).state_dict()
+    with pytest.raises(UserError, match="norm_output, which is for heads on three layers"):
+        load_head(publish(tmp_path / "head", weights, {**CONFIG, "norm_output": True}), target)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head
 from tests.draft_training.heads import FAMILIES
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
@@ -33,6 +33,15 @@ CASES = {
     "EAGLE": (LlamaConfig, {}),
     "EAGLE-3": (LlamaConfig, {"features": "three"}),
     "EAGLE-3, some tokens": (LlamaConfig, {"features": "three", "draft_vocab": 40}),
+    "EAGLE 3.1": (LlamaConfig, {"features": "three", "norms": ["fc_norm", "norm_output"]}),
+    "EAGLE 3.1 of speculators, HASS": (
+        LlamaConfig,
+        {
+            "features": "three",
+            "norms": ["norm_before_residual", "norm_before_fc", "norm_output"],
+            "loss": HassLoss(regression=0),
+        },
+    ),
     "a Qwen2 layer, lm_head tied": (Qwen2Config, {}),
     "a Llama layer beside Qwen3, lm_head tied": (Qwen3Config, {"layer": "llama"}),
 }
@@ -65,7 +74,7 @@ def served(tmp_path_factory) -> dict[str, tuple[dict, dict, list]]:
     prompts = [row[:6].tolist() for row in rows[:8]]
     for number, (config, settings) in enumerate(CASES.values()):
         target = target_in(folder / f"target-{number}", config)
-        settings = HeadConfig(steps=150, **TRAINING, **settings)
+        settings = HeadConfig(steps=150, **(TRAINING | settings))
         head = fit_head(target, rows, settings, folder / f"training-{number}")
         export = save_head(head, folder / f"head-{number}")
         for method in (None, head_method(str(export), DRAFTED)):
