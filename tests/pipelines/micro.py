@@ -64,29 +64,6 @@ def process(command: list[str]) -> subprocess.CompletedProcess:
     )
 
 
-def nde(*arguments: str) -> subprocess.CompletedProcess:
-    """`nde ARGUMENTS`, which must end before anything heavy is imported: what was is named in the
-    last line of stderr.
-    """
-    heavy = (
-        "torch",
-        "transformers",
-        "pytorch_lightning",
-        "wandb",
-        "datasets",
-        "numpy",
-        "matplotlib",
-    )
-    code = (
-        "import sys\n"
-        "from nde_talf.cli import main\n"
-        f"sys.argv = ['nde', *{arguments!r}]\n"
-        "try:\n    main()\n"
-        f"finally:\n    print([name for name in {heavy} if name in sys.modules], file=sys.stderr)\n"
-    )
-    return process([sys.executable, "-c", code])
-
-
 def write_corpus(path: Path) -> None:
     """Real text: modules of this project, one document each."""
     import json

@@ -5,13 +5,10 @@ be used.
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import keys, nearest
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS
 from nde_talf.decoding.verifier import check_compatible
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 
 
@@ -27,14 +24,6 @@ def test_options_reach_the_policy():
     assert make_policy("dynatree", options).config.branches == (1, 2, 2)
     with pytest.raises(UserError, match="it has k, depth, nodes"):
         make_policy("beam", {"width": 3})
-
-
-def test_suggestions_name_the_key_that_was_meant():
-    known = set(keys(Config))
-    assert {"selector.lr", "data.sets.NAME.parts[0].source", "run"} <= known
-    assert nearest("traces.sampels", known) == "traces.samples"
-    assert nearest("new_token", keys(GenerateConfig)) == "new_tokens"
-    assert nearest("zzz", known) is None
 
 
 def test_names_that_are_checked_without_torch_are_the_names_there_are():
