@@ -28,16 +28,15 @@ from nde_talf.pipelines.machine import reach_hub
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
-    checks: tuple[Callable[[Config], object], ...] = (
-        _check_lengths,
-        _check_draft,
-        _check_selector,
-        _check_sources,
-        _check_installed,
-        _check_folder,
-    )
-    checks = (*checks, _check_models, _check_base, _check_prompts, _check_settings)
-    if faults := [*others, *faults_of(checks, config)]:
+    parts = (_lengths, _stages, _missing_sources, _installed, _folders, _counts)
+    templates = [RowTemplate(text or "", "", key) for key, text in _templates(config)]
+    tables = [lambda name=name: table_file(name, Path()) for name in config.selector.tables]
+    checks = [*(template.check for template in templates), *tables]
+    if faults := [
+        *others,
+        *(fault for part in parts for fault in part(config)),
+        *faults_of(checks),
+    ]:
         raise UserError("\n".join(faults))
 
 
@@ -78,60 +77,48 @@ def check_machine(config: Config) -> None:
         _check_login()
 
 
-def _check_settings(config: Config) -> None:
-    """Raise UserError for a setting to evaluate that is not traced."""
+def _stages(config: Config) -> Iterator[str]:
+    """Find stages and settings that lack what they need of each other."""
+    selector, traces = config.selector, config.traces
     for name in config.evaluation.settings:
-        if name not in config.traces.settings and name != GREEDY:
-            raise UserError(
+        if name not in traces.settings and name != GREEDY:
+            yield (
                 f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
-                f" traces.settings={config.traces.settings} and {GREEDY}, greedy decoding."
+                f" traces.settings={traces.settings} and {GREEDY}, greedy decoding."
             )
-
-
-def _check_draft(config: Config) -> None:
-    """Raise UserError for a stage of the draft model where there is none."""
     if config.stage in OF_DRAFT_MODEL and not config.drafts:
-        raise UserError(
+        yield (
             f"stage={config.stage} needs a draft model, and model.draft is not given. Give one"
             " (model.draft=FOLDER_OR_HUB_NAME stage=pair), or use the stages pair, draft and"
             " evaluate, which decode with a draft head."
         )
-
-
-def _check_selector(config: Config) -> None:
-    """Raise UserError for a selector whose verifiers, latency tables or folds are not there."""
-    selector, traces = config.selector, config.traces
     for name in selector.verifiers:
         if name not in traces.verifiers:
-            raise UserError(
+            yield (
                 f"selector.verifiers: {name} has no labels; add it to"
                 f" traces.verifiers={traces.verifiers}."
             )
-    for name in selector.tables:
-        table_file(name, Path())
     if selector.folds > traces.train_prompts:
-        raise UserError(
+        yield (
             f"selector.folds={selector.folds}: there are"
             f" traces.train_prompts={traces.train_prompts} to hold out in turn;"
             " raise them or lower selector.folds."
         )
 
 
-def _check_prompts(config: Config) -> None:
-    """Raise UserError where more prompts are asked for than there are."""
+def _counts(config: Config) -> Iterator[str]:
+    """Find more prompts asked for than there are."""
     traces, evaluation, data = config.traces, config.evaluation, config.data
     if evaluation.calibration_prompts > traces.validation_prompts:
-        raise UserError(
+        yield (
             f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
             " the traces' validation split, which has"
             f" traces.validation_prompts={traces.validation_prompts}."
         )
-    count, left = (
-        traces.train_prompts + traces.validation_prompts,
-        data.prompt_count - data.test_prompts,
-    )
+    count = traces.train_prompts + traces.validation_prompts
+    left = data.prompt_count - data.test_prompts
     if evaluation.prompts > data.test_prompts or count > left:
-        raise UserError(
+        yield (
             f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
             f" evaluation (data.test_fraction) and {left} for traces; asked for are"
             f" evaluation.prompts={evaluation.prompts} and {count} of traces. Raise"
@@ -139,24 +126,22 @@ def _check_prompts(config: Config) -> None:
         )
 
 
-def _check_lengths(config: Config) -> None:
-    """Raise UserError for texts that the context of a pair that is trained here cannot hold."""
-    if config.model.target:
-        return
-    prompt = 0 if config.data.sets else config.data.prompt_tokens[1]
+def _lengths(config: Config) -> Iterator[str]:
+    """Find texts that the context of a pair that is trained here cannot hold."""
+    model, data = config.model, config.data
+    prompt = 0 if data.sets else data.prompt_tokens[1]
     asked = {
-        "model.length": config.model.length,
+        "model.length": model.length,
         "latency.contexts": max(config.latency.contexts),
         "data.prompt_tokens with traces.new_tokens": prompt + config.traces.new_tokens,
         "data.prompt_tokens with evaluation.new_tokens": prompt + config.evaluation.new_tokens,
     }
-    models = {"target_lm": config.model.target_lm, "draft_lm": config.model.draft_lm}
-    for role, model in models.items():
+    for role, trained in {"target_lm": model.target_lm, "draft_lm": model.draft_lm}.items():
         for key, tokens in asked.items():
-            if tokens > model.max_length:
-                raise UserError(
+            if tokens > trained.max_length and not model.target:
+                yield (
                     f"{key}: {tokens} tokens do not fit model.{role}.max_length="
-                    f"{model.max_length}: lower them, or raise that."
+                    f"{trained.max_length}: lower them, or raise that."
                 )
 
 
@@ -176,8 +161,49 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
         yield "dialogues", config.dialogues.source, None
 
 
-def _check_models(config: Config) -> None:
-    """Raise UserError for a folder of a model or a head that is not there."""
+def _templates(config: Config) -> Iterator[tuple[str, str | None]]:
+    """List the keys of templates, with the templates."""
+    yield from ((f"{key}.template", template) for key, _, template in _sources(config))
+    yield "dialogues.user", config.dialogues.user
+    yield "dialogues.assistant", config.dialogues.assistant
+
+
+def _missing_sources(config: Config) -> Iterator[str]:
+    """Find files that a user gives, or that a preset leaves to the user, and that are not there."""
+    for key, source, _ in _sources(config):
+        if not source:
+            example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
+            yield (
+                f"{key}.source is not given: set {key}.source={example} (or .txt, .parquet, or the"
+                " name of a hub dataset)."
+            )
+            continue
+        local = Path(source).suffix in FILE_FORMATS and "://" not in source
+        if local and not Path(source).expanduser().is_file():
+            yield (
+                f"{key}.source={source}: there is no such file (relative paths start at the working"
+                " folder)."
+            )
+
+
+def _installed(config: Config) -> Iterator[str]:
+    """Find engines whose package is not installed; a dry run answers for another machine."""
+    engine = config.engine
+    if config.dry_run:
+        return
+    if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield (
+            "engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers."
+        )
+    if engine.workers > 1 and importlib.util.find_spec("ray") is None:
+        yield (
+            f"engine.workers={engine.workers} needs Ray: pip install -e '.[ray]', or set"
+            " engine.workers=1."
+        )
+
+
+def _folders(config: Config) -> Iterator[str]:
+    """Find folders of models, heads and runs that are not there, or cannot be written to."""
     folders = {
         "model.target": config.model.target,
         "model.draft": config.model.draft,
@@ -188,72 +214,20 @@ def _check_models(config: Config) -> None:
             continue
         if Path(folder).exists() or key == "draft.warm_start" or not is_hub_name(folder):
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
-            raise UserError(
+            yield (
                 f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
                 " ORG/NAME)."
             )
-
-
-def _check_sources(config: Config) -> None:
-    """Check that every file that a user gives, or that a preset leaves to the user, is there.
-
-    Raises:
-        UserError: a file is missing, or was not given, or a template cannot be read.
-    """
-    for key, source, template in _sources(config):
-        if not source:
-            example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
-            raise UserError(
-                f"{key}.source is not given: set {key}.source={example} (or .txt, .parquet, or the"
-                " name of a hub dataset)."
-            )
-        local = Path(source).suffix in FILE_FORMATS and "://" not in source
-        if local and not Path(source).expanduser().is_file():
-            raise UserError(
-                f"{key}.source={source}: there is no such file (relative paths start at the working"
-                " folder)."
-            )
-        RowTemplate(template or "", "", f"{key}.template").check()
-    for name in ("user", "assistant"):
-        RowTemplate(getattr(config.dialogues, name) or "", "", f"dialogues.{name}").check()
-
-
-def _check_installed(config: Config) -> None:
-    """Raise UserError for an engine whose package is not installed."""
-    engine = config.engine
-    if config.dry_run:  # it answers for another machine
-        return
-    if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers."
-        )
-    if engine.workers > 1 and importlib.util.find_spec("ray") is None:
-        raise UserError(
-            f"engine.workers={engine.workers} needs Ray: pip install -e '.[ray]', or set"
-            " engine.workers=1."
-        )
-
-
-def _check_base(config: Config) -> None:
-    """Raise UserError for a `base` that is no run."""
-    runs = Path(config.paths.checkpoints)
+    runs = Path(config.paths.checkpoints).absolute()
     if config.base and config.base not in finished(runs):
-        lacking = (
+        yield (
             f"base={config.base}: there is no run of that name with a finished stage in"
-            f" {runs.resolve()}."
+            f" {runs.resolve()}.{meant('base', config.base, runs)}"
         )
-        raise UserError(lacking + meant("base", config.base, runs))
-
-
-def _check_folder(config: Config) -> None:
-    """Raise UserError if nothing can be written where the runs lie."""
-    folder = Path(config.paths.checkpoints).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = next(path for path in (runs, *runs.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "is not a folder" if not there.is_dir() else "cannot be written to"
-        raise UserError(
-            f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."
-        )
+        yield (f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder.")
 
 
 def _check_login() -> None:

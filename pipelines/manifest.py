@@ -26,8 +26,6 @@ WORKING = ("training", "curves", "trajectories", "answers", "variants")
 
 No later stage reads them.
 """
-LARGE = 2 << 30
-"""Size in bytes from which on a file is known by its size and its ends, and not by all of it."""
 
 
 class Manifest(TypedDict):
@@ -59,19 +57,8 @@ def artefacts(folder: Path) -> dict[str, str]:
         )
         shard = path.suffix == ".parquet" and (file.parent / INDEX).exists()
         if file.is_file() and not ours and not shard:
-            found[str(path)] = digest(file)
+            found[str(path)] = file_digest(file)
     return found
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file; of a large one, of its size, its first and its last MiB."""
-    size = file.stat().st_size
-    if size < LARGE:
-        return file_digest(file)
-    with file.open("rb") as stream:
-        first = stream.read(1 << 20)
-        stream.seek(-(1 << 20), 2)
-        return "ends " + content_digest([size, first.hex(), stream.read().hex()])
 
 
 def identity(manifest: dict[str, Any]) -> str:
@@ -107,7 +94,7 @@ def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
     for name, expected in manifest["artefacts"].items():
         if not (folder / name).is_file():
             problems[name] = "it is missing"
-        elif digest(folder / name) != expected:
+        elif file_digest(folder / name) != expected:
             problems[name] = "it is not as it was written: its checksum is another"
     return problems
 
@@ -124,3 +111,14 @@ def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
 def plain(value: Any) -> Any:
     """`value`, which may contain dataclasses, as it reads back from JSON, without secrets."""
     return json.loads(masked(json.dumps(value, default=asdict)))
+
+
+def flat(nested: dict[str, Any], dot: str = ".") -> dict[str, Any]:
+    """Return nested values as one dictionary, with keys such as "draft.loss.k"."""
+    single: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict) and value:
+            single |= {f"{key}{dot}{inner}": part for inner, part in flat(value, dot).items()}
+        else:
+            single[str(key)] = value
+    return single

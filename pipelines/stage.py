@@ -41,6 +41,7 @@ from nde_talf.pipelines.manifest import (
     MANIFEST,
     check_files,
     faults,
+    flat,
     identity,
     plain,
     read_manifest,
@@ -310,17 +311,7 @@ def told(differing: list[tuple[str, Any, Any]]) -> str:
 
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """List what differs between the settings that a stage was made with and those of now."""
-    return differences(made.get("settings", {}), settings)
-
-
-def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """List the differences between two settings: key, old value, new value."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys([*old, *new])
-        return [
-            d
-            for k in keys
-            for d in differences(old.get(k), new.get(k), f"{name}.{k}" if name else k)
-        ]
-    return [] if old == new else [(name, old, new)]
+    """List what a stage was made with and what is asked for now: key, old value, new value."""
+    old, new = flat(made.get("settings", {})), flat(settings)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return [(key, old.get(key), new.get(key)) for key in keys]

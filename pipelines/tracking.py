@@ -15,7 +15,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.manifest import plain
+from nde_talf.pipelines.manifest import flat, plain
 
 
 class Tracker:
@@ -35,7 +35,7 @@ class Tracker:
 
     def log(self, metrics: dict) -> None:
         """Nested numbers, as the run's summary."""
-        self.run.summary.update(_flat(metrics))
+        self.run.summary.update(flat(metrics, "/"))
 
     def sample(self, name: str, texts: dict[str, str]) -> None:
         """Log texts of the user in the run's summary, where tracking.samples allows it."""
@@ -69,14 +69,6 @@ class Tracker:
         if self.samples:
             shown["report"] = wandb.Html((folder / "index.html").read_text(), inject=False)
         self.run.log(shown)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV; a row that a kill cut short is left out."""
-    with path.open(newline="") as stream:
-        return [
-            row for row in csv.DictReader(stream) if row.get("step") and None not in row.values()
-        ]
 
 
 @contextmanager
@@ -125,32 +117,16 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
 def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Return the series (step, value) of one training by metric.
 
-    Rows of a resumed training replace those of its steps and of later ones.
+    What a resumed training logs replaces what was logged at the same steps. A row that a kill cut
+    short is left out.
     """
-    rows: list[dict[str, str]] = []
-    for file in sorted(folder.glob("*/metrics.csv"), key=_version):
-        later = _rows(file)
-        rows = [row for row in rows if not later or _step(row) < _step(later[0])] + later
-    series: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name not in ("step", "epoch") and value:
-                series.setdefault(name, []).append((_step(row), float(value)))
-    return series
-
-
-def _version(file: Path) -> int:
-    return int(file.parent.name.rpartition("_")[2])
-
-
-def _step(row: dict[str, str]) -> int:
-    return int(float(row["step"]))
-
-
-def _flat(metrics: dict, prefix: str = "") -> dict[str, float | str]:
-    """Nested metrics as one dictionary, with keys such as "overlap/1.0"."""
-    flat: dict[str, float | str] = {}
-    for key, value in metrics.items():
-        nested = isinstance(value, dict)
-        flat |= _flat(value, f"{prefix}{key}/") if nested else {f"{prefix}{key}": value}
-    return flat
+    series: dict[str, dict[int, float]] = {}
+    versions = folder.glob("*/metrics.csv")
+    for file in sorted(versions, key=lambda file: int(file.parent.name.rpartition("_")[2])):
+        with file.open(newline="") as stream:
+            for row in csv.DictReader(stream):
+                if row.get("step") and None not in row.values():
+                    for name, value in row.items():
+                        if value and name not in ("step", "epoch"):
+                            series.setdefault(name, {})[int(float(row["step"]))] = float(value)
+    return {name: sorted(points.items()) for name, points in series.items()}
