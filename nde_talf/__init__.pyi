@@ -40,7 +40,7 @@ from nde_talf.draft_training.head_drafter import EagleDrafter as EagleDrafter
 from nde_talf.in_transformers import Speculation as Speculation
 from nde_talf.in_transformers import speculate as speculate
 from nde_talf.in_vllm import for_vllm as for_vllm
-from nde_talf.pipelines.generate import open_run as open_run
+from nde_talf.pipelines.streaming import open_run as open_run
 from nde_talf.saved import generate_from as generate_from
 from nde_talf.selector.latency import LatencyTable as LatencyTable
 from nde_talf.selector.network import Selector as Selector

@@ -28,7 +28,7 @@ from nde_talf.decoding.common.settings import settings
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig, make_decoder
+from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.machine import threads
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check(config: CheckConfig) -> None:
 
     from nde_talf.data.text.pair import Pair
     from nde_talf.decoding.static import MARGIN, StaticShapes
-    from nde_talf.pipelines.figures import described
+    from nde_talf.pipelines.streaming import describe, make_decoder
 
     if not config.temperature or config.prompt or config.chat or config.compare:
         raise UserError(
@@ -80,11 +80,7 @@ def check(config: CheckConfig) -> None:
             greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),
             sampled(decoder, prompts, config.new_tokens, config.setting, config.seed),
         ]
-        console.print(
-            described(decoder, config.policy or config.drafter, config.drafter, config.setting),
-            style="dim",
-            soft_wrap=True,
-        )
+        describe(decoder, config)
     for _, sentence in results:
         console.print(sentence, soft_wrap=True, highlight=False)
     if not all(passed for passed, _ in results):

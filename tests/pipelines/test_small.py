@@ -14,9 +14,9 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.recipe import RecipeConfig
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig, generate, open_run
+from nde_talf.pipelines.generate import GenerateConfig, generate
 from nde_talf.pipelines.small import SmallConfig, run
-from nde_talf.pipelines.table_here import table_here
+from nde_talf.pipelines.streaming import open_run, table_here
 
 
 def test_no_run_is_called_small():

@@ -1,0 +1,342 @@
+"""The decoder of a run: what it is made of, its text as it comes, and its figures in words.
+
+`nde_talf.pipelines.generate` is the command; this module is what needs torch.
+"""
+
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+import torch
+from rich.text import Text as Styled
+from transformers import PreTrainedTokenizerBase
+
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.shipped import SMALL
+from nde_talf.data.text.templates import load_tokenizer, render
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import content_digest, user_cache
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.mixed import Mixed, MixedDrafter
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.ngram import statistics as matches
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
+from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
+from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.streams import Generation
+from nde_talf.decoding.verifier import Verifier
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.evaluation.sample import pieces
+from nde_talf.pipelines.config import TABLE
+from nde_talf.pipelines.drafted import load_head_draft
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.generate import GenerateConfig
+from nde_talf.pipelines.policy_table import default_verifier, make_policy
+from nde_talf.selector.fingerprint import fingerprint, same_model
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.measure import machine, measure_latency
+from nde_talf.selector.network import Selector
+from nde_talf.selector.policy import NeuralPolicy
+
+WARM_UP = 8  # tokens decoded before the text that is shown
+SHOWN = 3  # trees that a selector chose most often
+PASSES = 3  # of each side of a comparison, in turn
+CONTEXTS, REPEATS = (64, 320), 1  # of a latency table that is measured before a text
+PLACES = ("target", "draft")
+"""What a latency table says of the machine that lies in the models."""
+
+
+def open_run(
+    run: str = SMALL, **settings: Any
+) -> tuple[SpeculativeDecoder, PreTrainedTokenizerBase]:
+    """Return the decoder of the shipped pair, or of a finished run, and the target's tokenizer.
+
+    Args:
+        run: "small", or the name of a run.
+        settings: other keys of `nde generate`, such as drafter="head" or policy="dyspec".
+
+    Raises:
+        UserError: there is no such run, or it lacks what is asked for.
+    """
+    config = GenerateConfig(run=run, **settings)
+    finished = Run(config.run, config.paths.checkpoints, config.base)
+    pair = Pair(finished.stage("pair"))
+    tokenizer = load_tokenizer(pair.where("target"))
+    return make_decoder(config, finished, pair, None), tokenizer
+
+
+@torch.inference_mode()
+def stream(config: GenerateConfig, run: Run) -> None:
+    """Decode, and print the text as it comes, then the figures."""
+    pair = Pair(run.stage("pair"))
+    tokenizer = load_tokenizer(pair.where("target"))
+    new_tokens, setting = config.new_tokens, config.setting
+    held_out = [prompt.text for prompt in pair.every_prompt() if prompt.split == "test"]
+    text = config.prompt or held_out[config.seed % len(held_out)]
+    prompt = tokens = encoded(text, config.chat, tokenizer)
+    static = None
+    if config.model.static_shapes:
+        static = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    decoder = make_decoder(config, run, pair, static)
+    stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    # Warmed up, so that times are true.
+    decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
+    stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
+    console.print(Styled(text, style="dim"), end="")
+    for block in stream:
+        for i, piece in enumerate(pieces(tokenizer, tokens, block.tokens)):
+            style = "green" if i < block.accepted else "bold yellow"
+            console.print(Styled(piece, style=style), end="", soft_wrap=True)
+        tokens = [*tokens, *block.tokens]
+    console.print("\n")
+    if len(stream.generation.tokens) < new_tokens and tokens[-1] not in stop:
+        console.print(
+            f"! the context of {decoder.max_context} tokens is full, so the text ends here."
+        )
+    compare = run.shipped if config.compare is None else config.compare
+    describe(decoder, config)
+    console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
+    if compare:
+        console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
+
+
+def encoded(text: str, chat: bool | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids, in the chat template where there is one and `chat` allows."""
+    if chat and not tokenizer.chat_template:
+        raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
+    if tokenizer.chat_template and chat is not False:
+        turn = [{"role": "user", "content": text}]
+        text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer(text)["input_ids"]
+
+
+def make_decoder(
+    config: GenerateConfig, run: Run, pair: Pair, static: StaticShapes | None
+) -> SpeculativeDecoder:
+    """Load what the configuration asks for: models, policy, rule and drafter.
+
+    Raises:
+        UserError: the run has none of these, or they do not go together.
+    """
+    policy, rule = choose_policy(config, run)
+    console.quiet = True  # the text is all that is printed before the figures
+    try:
+        placed = config.model.placed
+        target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
+    finally:
+        console.quiet = False
+    if run.shipped and isinstance(policy, NeuralPolicy) and draft is not None:
+        text = pair.rows("held_out")[0].tolist()
+        policy = NeuralPolicy(policy.selector, table_here(policy.table, target, draft, text))
+    ngram = NgramDrafter(target.vocab_size, config.ngram)
+    mixed = config.drafter.startswith("ngram+")
+    drafter: Drafter | None = None
+    if mixed or policy.trees != "none":
+        alone = config.drafter == "ngram"
+        drafter = ngram if alone else _draft_of_run(config, run, target, draft, static)
+        if isinstance(policy, NeuralPolicy):
+            _check_trained_for(config, policy, drafter)
+    if mixed and drafter:
+        policy = Mixed(policy, rule, NgramTree(config.ngram))
+        rule, drafter = policy.verifier, MixedDrafter(ngram, drafter)
+    return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
+
+
+def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
+    """Return the policy asked for, and its verifier. Raises UserError for options it lacks."""
+    name, selectors, drafter = config.policy, run.selectors(), config.drafter
+    policy: TreePolicy
+    # A run may have a selector for the verifier gbv, which is a policy's name too.
+    if name and name in POLICIES and name not in selectors:
+        policy = make_policy(name, config.options)
+        rule = VERIFIERS[default_verifier(name, config.temperature)]
+    elif config.options:
+        raise UserError(
+            "options: they are those of a policy, such as policy=salf. A selector takes none, and"
+            " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
+        )
+    elif name is None and drafter == "ngram":
+        policy = NgramTree(config.ngram)
+        rule = VERIFIERS["nss" if config.temperature else "greedy"]
+    elif name is None and (drafter in ("head", "ngram+head") or not selectors):
+        policy, rule = Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
+    else:
+        selector = Selector.from_pretrained(
+            run.stage("selector") / "export" / (name or selectors[0])
+        )
+        table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
+        policy = NeuralPolicy(selector, table)
+        rule = policy.verifier
+    return policy, VERIFIERS[config.verifier] if config.verifier else rule
+
+
+def _draft_of_run(
+    config: GenerateConfig,
+    run: Run,
+    target: CausalModel,
+    draft: CausalModel | None,
+    static: StaticShapes | None,
+) -> Drafter:
+    if config.drafter.endswith("lm"):
+        if draft is None:
+            raise UserError(
+                f"drafter={config.drafter}: this run has no draft model. Use drafter=head,"
+                " drafter=ngram, or policy=autoregressive."
+            )
+        return LMDrafter(draft, static)
+    export = run.stage("draft") / "export"
+    if not export.is_dir():
+        raise UserError(
+            f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or"
+            f" use drafter={'ngram' if draft is None else 'lm'}."
+        )
+    return load_head_draft(export, target).drafter(static)
+
+
+def _check_trained_for(config: GenerateConfig, policy: NeuralPolicy, drafter: Drafter) -> None:
+    """Raise UserError for a selector with n-grams, or with a head it was not trained for."""
+    if config.drafter == "ngram":
+        raise UserError(
+            f"policy={config.policy} with drafter=ngram: a selector looks at the draft's hidden"
+            " states, and n-grams have none. Leave policy out, or use drafter=ngram+lm, or one of"
+            f" {', '.join(POLICIES)}."
+        )
+    if not isinstance(drafter, EagleDrafter):
+        return
+    trained = policy.selector.schema.pair.get("draft")
+    if trained is None or not same_model(trained, fingerprint(drafter.model)):
+        raise UserError(
+            f"policy={config.policy} with drafter={config.drafter}: this run's selector was not"
+            " trained for its head, but for the LM draft, or a head of before. Train one for it"
+            f" (nde run run=with_head base={config.run} traces.drafter=head), or"
+            f" use drafter=lm, or one of {', '.join(POLICIES)}."
+        )
+
+
+def table_here(
+    shipped: LatencyTable, target: CausalModel, draft: CausalModel, text: list[int]
+) -> LatencyTable:
+    """Return the shipped table if it is of this machine, or else one that is measured here.
+
+    It is measured in seconds and kept in the folder `nde-talf` of the user's cache
+    (XDG_CACHE_HOME, ~/.cache); where that cannot be written, it is measured each time.
+
+    Args:
+        shipped: the table that the pair ships with.
+        target: the shipped target.
+        draft: its draft.
+        text: tokens that the steps start with.
+    """
+    here = {key: value for key, value in machine(target, draft).items() if key not in PLACES}
+    if here.items() <= shipped.machine.items():
+        return shipped
+    cache = user_cache()
+    key = content_digest({"machine": here, "models": shipped.models})
+    path = cache / f"latency-{key[:16]}.json"
+    with suppress(UserError):
+        return LatencyTable.load(path)
+    table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS)
+    with suppress(OSError, UserError):
+        cache.mkdir(parents=True, exist_ok=True)
+        table.save(path)
+    return table
+
+
+def compared(
+    decoder: SpeculativeDecoder,
+    prompt: list[int],
+    new_tokens: int,
+    setting: SamplingSetting,
+    seed: int,
+) -> str:
+    """Compare the speed with and without a draft on one prompt, in words.
+
+    Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
+    not stop either, so that both decode as many tokens.
+    """
+    plain = SpeculativeDecoder(
+        decoder.target, None, Autoregressive(), VERIFIERS["naive"], static=decoder.static
+    )
+    _, *pairs = (
+        [
+            each.generate(prompt, new_tokens, setting, Rng.seeded(number))
+            for each in (decoder, plain)
+        ]
+        for number in range(seed, seed + PASSES + 1)
+    )
+    if not all(generation.steps for pair in pairs for generation in pair):
+        return "compare=true needs more new tokens."
+    rates = [[each.decoded / each.decode_seconds for each in pair] for pair in pairs]
+    ratios, (ours, theirs) = sorted(a / b for a, b in rates), map(median, zip(*rates, strict=True))
+    text = (
+        f"{median(ratios):.2f} times as fast as autoregressive decoding ({ratios[0]:.2f} to"
+        f" {ratios[-1]:.2f} in {PASSES} pairs of passes over this prompt, in turn; {ours:.0f}"
+        f" against {theirs:.0f} tokens/s, batch size 1, prefill left out)."
+    )
+    if setting.temperature:
+        return text
+    if pairs[-1][0].tokens == pairs[-1][1].tokens:
+        return f"{text} The two texts are equal."
+    return f"{text} The two texts differ: see docs/decoding.md."
+
+
+def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
+    """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
+    policy, name = decoder.policy, config.policy or config.drafter
+    if isinstance(policy, NeuralPolicy):
+        steps = sum(policy.counts.values())
+        chosen = [
+            f"{tuple(TREES[option % len(TREES)])} in {count / steps:.0%} of the steps"
+            for option, count in policy.counts.most_common(SHOWN)
+        ]
+        if others := len(policy.counts) - len(chosen):
+            chosen.append(f"{others} others")
+        name = f"NDE selector, trees (K, L1, L2): {', '.join(chosen)}"
+    elif isinstance(policy, Delayed):
+        name = f"one tree at every step, (K, L1, L2) = {tuple(policy.action)}"
+    rule, threads = getattr(decoder.verifier, "name", decoder.verifier), torch.get_num_threads()
+    drafts = f"drafter {config.drafter}" if decoder.drafting else "no drafter"
+    console.print(
+        f"{name}; rule {rule}; T = {config.temperature:g}; {drafts}; {threads}"
+        f" thread{'s' * (threads > 1)}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def statistics(
+    generation: Generation, drafter: Drafter | None = None, compared: bool = False
+) -> str:
+    """Format one line of figures of a generation.
+
+    They are speed (unless it is `compared` after), tokens a target pass, tree size, fractions of
+    the time, memory, and what n-grams drafted.
+    """
+    stats, decode = generation.stats, generation.decode_seconds
+    parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
+    if generation.steps:
+        phases = stats.seconds.items()
+        if not compared:
+            parts.append(f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)")
+        parts += [
+            f"{stats.block_efficiency:.2f} tokens a target pass",
+            f"{stats.mean_nodes:.1f} nodes a tree",
+            ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in phases),
+        ]
+    if sizes := matches(drafter):
+        acceptances = ", ".join(
+            f"{tested.accepted} of {tested.drafted} at {size}" for size, tested in sizes.items()
+        )
+        parts.append(f"n-grams accepted by tokens matched: {acceptances}")
+    parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
+    colours = " Green: accepted drafts; yellow: the target's own." if console.color_system else ""
+    return "; ".join(parts) + "." + colours
