@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from rich.panel import Panel
@@ -59,11 +58,8 @@ def dialogue_rows(
         {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
     )
     sides = split_documents(named, settings.held_out, config.seed)
-    pad = (
-        tokenizer.pad_token_id
-        if tokenizer.pad_token_id is not None
-        else tokenizer.eos_token_id or 0
-    )
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad = next(token for token in ends if token is not None)
     packed: list[TokenRows] = []
     for title, side in zip(("train", "held out"), sides, strict=True):
         documents, skipped = encode_dialogues(
@@ -99,25 +95,36 @@ def _regenerated(
 ) -> list[Dialogue]:
     """Return the dialogues with the target's answers, written shard by shard.
 
-    Shards of these dialogues that are there already are used.
+    Shards of these dialogues that are there already are used. Messages are empty where the target
+    answered nothing.
     """
-    size, store = config.dialogues.shard, TraceStore(folders["draft"] / "answers", "answers")
-    shards = [dialogues[start : start + size] for start in range(0, len(dialogues), size)]
-    names = [store.name(i, len(shards)) for i in range(len(shards))]
-    todo = []
-    for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
-        asked = [one.name for one in shard]
-        if not store.holds(name) or store.lists(name)["asked"] != asked:
-            todo.append((name, shard, i))
+    own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
+    starts = range(0, len(dialogues), own.shard)
+    shards = {
+        store.name(i, len(starts)): dialogues[start : start + own.shard]
+        for i, start in enumerate(starts)
+    }
+    asked = {name: [one.name for one in shard] for name, shard in shards.items()}
+    todo = [
+        (seed, name)
+        for seed, name in enumerate(shards)
+        if not store.holds(name) or store.lists(name)["asked"] != asked[name]
+    ]
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
-        for name, shard, seed in track(
-            todo, "answers", len(shards), "shard", len(shards) - len(todo)
-        ):
-            store.write(name, _answers(config.dialogues, engine, encoder, shard, longest, seed))
+        finished = len(shards) - len(todo)
+        for seed, name in track(todo, "answers", len(shards), "shard", finished):
+            made = regenerate(
+                engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
+            )
+            by_name = {one.name: one for one in made}
+            answers = [by_name.get(key) or Dialogue(key, []) for key in asked[name]]
+            messages = [json.dumps(one.messages) for one in answers]
+            cut = [one.cut for one in answers]
+            store.write(name, {"asked": asked[name], "messages": messages, "cut": cut})
         engine.close()
         store.finish()
-    return _answered(store, names, config.dialogues)
+    return _answered(store, list(shards), own)
 
 
 def _answered(store: TraceStore, names: list[str], settings: DialogueConfig) -> list[Dialogue]:
@@ -140,25 +147,6 @@ def _answered(store: TraceStore, names: list[str], settings: DialogueConfig) -> 
         f" {settings.new_tokens} tokens"
     )
     return answered
-
-
-def _answers(
-    settings: DialogueConfig,
-    engine: Engine,
-    encoder: ChatEncoder,
-    shard: list[Dialogue],
-    longest: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Let the target answer a shard: columns, empty messages where it answered nothing."""
-    made = regenerate(engine, encoder, shard, settings.setting, settings.new_tokens, longest, seed)
-    by_name = {one.name: one for one in made}
-    answers = [by_name.get(one.name) or Dialogue(one.name, []) for one in shard]
-    return {
-        "asked": [one.name for one in shard],
-        "messages": [json.dumps(one.messages) for one in answers],
-        "cut": [one.cut for one in answers],
-    }
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:

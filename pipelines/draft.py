@@ -33,10 +33,8 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    given = (
-        [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
-    )
-    weights = [path for path in given if path.exists()]
+    start = config.draft.warm_start
+    weights = [path for name in FILES if start and (path := Path(start) / name).exists()]
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,

@@ -18,6 +18,19 @@ def needs(config: Config) -> tuple[str, ...]:
     return ("pair", "draft") if config.traces.drafter == "head" else ("pair",)
 
 
+def timed_on(config: Config) -> dict[str, Any]:
+    """Return the settings that decide how long a pass takes, and which two models are timed."""
+    model = config.model
+    return {
+        "drafter": config.traces.drafter,
+        "device": model.device,
+        "device_map": model.device_map,
+        "dtype": model.dtype,
+        "forward": model.forward,
+        "static_shapes": model.static_shapes,
+    }
+
+
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
     """The target, and the draft or the head."""
     pair, placed = Pair(folders["pair"]), config.model.placed

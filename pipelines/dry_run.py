@@ -13,7 +13,6 @@ import torch
 from rich.filesize import decimal
 from rich.table import Table
 
-from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
@@ -61,28 +60,6 @@ def pair_without_weights(config: Config) -> dict[str, Any]:
         return {role: build_llama(lm, model.vocab_size).to(dtype) for role, lm in sizes.items()}
 
 
-def trace_sizes(traces: TracesConfig, models: dict[str, Any]) -> tuple[int, int]:
-    """Return the largest number of roots, and their bytes on disk before compression.
-
-    A root has hidden states, scalars and labels.
-    """
-    prompts = traces.train_prompts + traces.validation_prompts
-    roots = prompts * len(traces.settings) * -(-traces.new_tokens // traces.stride)
-    hidden = {role: model.get_output_embeddings().in_features for role, model in models.items()}
-    samples = max(traces.samples, traces.validation_samples)
-    numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
-    return roots, roots * (2 * (hidden["target"] + 2 * hidden["draft"]) + 4 * numbers)
-
-
-def cache_bytes(model: Any) -> int:
-    """Count the bytes of one token's keys and values in all layers."""
-    config = model.config.get_text_config()
-    heads, given = config.num_attention_heads, config.to_dict()
-    size = given.get("head_dim") or config.hidden_size // heads
-    keys = (given.get("num_key_value_heads") or heads) * size
-    return 2 * config.num_hidden_layers * keys * model.dtype.itemsize
-
-
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
     """Print what a run needs and does, and read its data.
 
@@ -94,16 +71,25 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
 
 def _print_sizes(config: Config) -> None:
-    """Print what models and traces take."""
-    models = pair_without_weights(config)
+    """Print what models take, and traces at most: hidden states, scalars and labels of roots."""
+    models, traces = pair_without_weights(config), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
-        weights = decimal(count * model.dtype.itemsize)
-        table.add_row(f"{role}: {name}", f"{count:,} parameters, {weights}")
-        table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * cache_bytes(model)))
+        size, text = model.dtype.itemsize, model.config.get_text_config()
+        heads, given = text.num_attention_heads, text.to_dict()
+        keys = given.get("num_key_value_heads") or heads
+        keys *= given.get("head_dim") or text.hidden_size // heads
+        context = decimal(2000 * text.num_hidden_layers * keys * size)
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
+        table.add_row(f"{role}: 1,000 tokens of context", context)
     if "draft" in models:
-        roots, size = trace_sizes(config.traces, models)
+        prompts = traces.train_prompts + traces.validation_prompts
+        roots = prompts * len(traces.settings) * -(-traces.new_tokens // traces.stride)
+        target, draft = (model.get_output_embeddings().in_features for model in models.values())
+        samples = max(traces.samples, traces.validation_samples)
+        numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
+        size = roots * (2 * (target + 2 * draft) + 4 * numbers)
         table.add_row("traces on disk", f"{decimal(size)}, at most {roots:,} roots")
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
@@ -117,20 +103,16 @@ def _print_data(config: Config) -> None:
 
     from nde_talf.pipelines.pair import check_template, set_prompts, shared_tokenizer
 
-    given = config.model.target
-    if not given:
+    named = [name for name in (config.model.target, config.model.draft) if name]
+    if not named:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if not config.data.sets:
         return
-    named = [name for name in (given, config.model.draft) if name]
-    configs = [
-        AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
-        for name in named
-    ]
-    context = min(map(longest_context, configs))
+    configs = (AutoConfig.from_pretrained(name, trust_remote_code=False) for name in named)
+    context = min(longest_context(each.get_text_config()) for each in configs)
     prompts = set_prompts(config, tokenizer, context)
     longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
     console.print(

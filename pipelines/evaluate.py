@@ -25,12 +25,12 @@ from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.drafted import load_decoded
+from nde_talf.pipelines.drafted import load_decoded, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.methods import benches, methods, without_labels
 from nde_talf.pipelines.selector import selectors
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
-from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
+from nde_talf.pipelines.tracking import read_curves, tracked
 
 # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 GIBBERISH = 600
@@ -38,23 +38,15 @@ GIBBERISH = 600
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    chosen = asdict(config.evaluation)
-    if "policies" not in config.evaluation.methods:
+    chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
+    if "policies" not in asked:
         del chosen["policies"]
-    if not {"ngram", "mixed"} & {*config.evaluation.methods}:
+    if not {"ngram", "mixed"} & asked:
         del chosen["ngram"]
-    if chosen["draft_temperature"] == AUTO:
-        del chosen["draft_temperature"]
-    model = config.model
     return {
+        **timed_on(config),
         "evaluation": chosen,
         "selectors": selectors(config.selector),
-        "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
-        "dtype": model.dtype,
-        "device": model.device,
-        "device_map": model.device_map,
-        "static_shapes": model.static_shapes or None,
-        "forward": None if model.forward == "auto" else model.forward,
         "seed": config.seed,
     }
 
@@ -86,7 +78,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
             data.sample["trained_here"] = True
         write_report(data, folder)
-        _track(tracker, data)
+        for setting, rows in data.tables.items():
+            for row in rows:
+                figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
+                figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
+                tracker.log({f"{setting}/{row.method}": figures})
         tracker.report(folder)
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
@@ -104,10 +100,9 @@ def _prompts(
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     count = traced + evaluation.calibration_prompts
     tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
-    room = evaluation.new_tokens + MARGIN
-    context = min(model.max_context for model in models if model)
-    check_prompts(prompts + tuning, models[0], room, context)
-    longest = max(len(prompt.tokens) for prompt in prompts + tuning)
+    room, every = evaluation.new_tokens + MARGIN, prompts + tuning
+    check_prompts(every, models[0], room, min(model.max_context for model in models if model))
+    longest = max(len(prompt.tokens) for prompt in every)
     return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
 
 
@@ -149,23 +144,20 @@ def report_data(
     }
     metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
     evaluation, model = config.evaluation, config.model
-    timed_on = model.device, model.dtype, evaluation.threads or torch.get_num_threads()
-    parts = [
-        f"{evaluation.prompts} held-out prompts",
-        f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}",
-        f"{evaluation.new_tokens} tokens each",
+    machine = model.device, model.dtype, evaluation.threads or torch.get_num_threads()
+    measured = [
+        f"{evaluation.prompts} held-out prompts, {evaluation.passes}"
+        f" pass{'es' * (evaluation.passes > 1)}, {evaluation.new_tokens} tokens each",
+        "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
+        without_labels(config),
     ]
-    measured = [", ".join(parts)]
-    if config.traces.drafter == "head":
-        measured.append("all methods draft with the run's draft head")
-    measured.append(without_labels(config))
     head = dict(metrics.get("draft", {}))
     if head:  # the precision stands first
         head = {"precision of training": head.pop("trained_in", config.draft.precision), **head}
     return ReportData.of(
         config.run,
         records,
-        conditions(*timed_on),
+        conditions(*machine),
         measured="; ".join(filter(None, measured)),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
         pair=metrics["pair"],
@@ -173,7 +165,7 @@ def report_data(
         head=head,
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
-        environment=environment(*timed_on),
+        environment=environment(*machine),
         same={setting: plan.same for setting, plan in plans.items()},
         exports={setting: plan.exports for setting, plan in plans.items()},
     )
@@ -185,12 +177,12 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
     A selector that only exported static trees has none.
     """
     learned = {title for plan in plans for title in plan.learned}
-    choosing = [name for name in selectors(config.selector) if selector_title(name) in learned]
-    trainings = [("pair", "target"), ("pair", "draft")]
-    trainings += [*(("selector", name) for name in choosing), ("draft", "head")]
+    stages = {"target": "pair", "draft": "pair"}
+    stages |= {n: "selector" for n in selectors(config.selector) if selector_title(n) in learned}
+    stages["head"] = "draft"
     curves = {
         name: read_curves(folders[stage] / "curves" / name)
-        for stage, name in trainings
+        for name, stage in stages.items()
         if stage in folders
     }
     return {name: series for name, series in curves.items() if series}
@@ -223,15 +215,6 @@ def _sample(
         "accepted": sum(block.accepted for block, _ in blocks),
         "pieces": coloured(tokenizer, prompt.tokens, blocks),
     }
-
-
-def _track(tracker: Tracker, data: ReportData) -> None:
-    """Log how much faster than plain decoding each method is, with its interval and other rates."""
-    for setting, table in data.tables.items():
-        for row in table:
-            figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
-            figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
-            tracker.log({f"{setting}/{row.method}": figures})
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -121,14 +121,13 @@ class Run:
 
         It is the one under the setting nearest in temperature.
         """
-        trees_by_setting = {
-            f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")
-        }
-        traced = [name for name in trees_by_setting if name in SETTINGS]
-        if not traced:
+        report = self.stage("report")
+        trees = {name: report / f"head-{name}.json" for name in SETTINGS}
+        decoded = [name for name, file in trees.items() if file.exists()]
+        if not decoded:
             return Action(1, 0, 4)
-        nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(trees_by_setting[nearest], Tree)["action"])
+        nearest = min(decoded, key=lambda name: abs(SETTINGS[name].temperature - temperature))
+        return Action(*read_json(trees[nearest], Tree)["action"])
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

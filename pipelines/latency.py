@@ -10,7 +10,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling import RAW
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
-from nde_talf.pipelines.drafted import load_drafted, needs
+from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
@@ -20,16 +20,11 @@ from nde_talf.selector.measure import ROOM, Conditions, measure_latency
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
+    latency = asdict(config.latency)
+    del latency["accept_noise"]  # it decides nothing of what is measured
     return {
-        # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
-        "latency": {
-            name: value for name, value in asdict(config.latency).items() if name != "accept_noise"
-        },
-        "model": {"device": config.model.device, "dtype": config.model.dtype},
-        "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
-        "device_map": config.model.device_map,
-        "static_shapes": config.model.static_shapes or None,
-        "forward": None if config.model.forward == "auto" else config.model.forward,
+        **timed_on(config),
+        "latency": latency,
         "threads": config.evaluation.threads,
         "verifiers": config.traces.verifiers,
     }

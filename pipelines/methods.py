@@ -6,7 +6,6 @@ from typing import Any
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.evaluation.methods import Bench
@@ -61,21 +60,14 @@ def benches(
             exports = folders["selector"] / "export"
             bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
         if "policies" in groups:
-            bench.policies = _policies(evaluation.policies, setting)
+            bench.policies = {
+                policy_title(name, options): (
+                    make_policy(name, options),
+                    default_verifier(name, setting.temperature),
+                )
+                for name, options in evaluation.policies.items()
+            }
     return parts_by_setting
-
-
-def _policies(
-    asked: dict[str, dict[str, Any]], setting: SamplingSetting
-) -> dict[str, tuple[TreePolicy, str]]:
-    """Make the policies asked for, each with its verifier, by their titles."""
-    return {
-        policy_title(name, options): (
-            make_policy(name, options),
-            default_verifier(name, setting.temperature),
-        )
-        for name, options in asked.items()
-    }
 
 
 def policy_title(name: str, options: dict[str, Any]) -> str:

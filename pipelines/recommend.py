@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from nde_talf.selector.latency import LatencyTable
 
 FOLDER = "recommend"
-ONE_SEQUENCE = (
-    "This latency table knows batches of one sequence only, so there is no schedule by batch size. "
-    "Tables that stage=latency measures know up to 16."
-)
-
-
 BATCHES = (1, 4, 16, 64, 256)
 LONGEST = 16
 """Tokens of the longest path in the table without a run."""
@@ -95,6 +89,7 @@ def recommend(config: RecommendConfig) -> None:
         return
     run = Run(config.run, config.paths.checkpoints, config.base)
     quiet()
+    from nde_talf.data.text.pair import Pair
     from nde_talf.evaluation import recommend as choices
     from nde_talf.pipelines.selector import roots_of
 
@@ -105,12 +100,13 @@ def recommend(config: RecommendConfig) -> None:
             "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
             " like the target"
         )
-    table = _table(config, run)
+    table, pair = _table(config, run), Pair(run.stage("pair"))
     splits = roots_of(run.stage("traces"), made["verifiers"], run.folders[0], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
-    method, settings = _method(run, made["drafter"]), [SETTINGS[name] for name in names]
-    vllm = choices.vllm_config(method, best.lengths, rule, settings)
+    method = _method(run, made["drafter"], pair.where("draft"))
+    choice = (method, best.lengths, rule, [SETTINGS[name] for name in names])
+    vllm, sglang = choices.vllm_config(*choice), choices.sglang_options(*choice)
     figures = {
         "settings": names,
         "rejection": rule,
@@ -118,48 +114,41 @@ def recommend(config: RecommendConfig) -> None:
         "paths": {count: asdict(shape) for count, shape in best.paths.items()},
         "trees": {name: asdict(shape) for name, shape in best.trees.items()},
         "vllm": vllm,
-        "sglang": choices.sglang_options(method, best.lengths, rule, settings),
+        "sglang": sglang,
     }
     out = run.folders[0] / FOLDER
     refuse_link(out)
+    lines = [
+        "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch"
+        " size."
+    ]
     if vllm is None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
         write_json(out / "vllm.json", vllm)
+        serve = f"vLLM: vllm serve {pair.where('target')}"
+        lines = [
+            f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
+            f"SGLang: {' '.join(sglang)}",
+        ]
     write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     if len(best.lengths) == 1:
-        console.print(ONE_SEQUENCE)
-    for line in (*_commands(run, figures), f"Figures: {out}/recommend.json"):
+        console.print(
+            "This latency table knows batches of one sequence only, so there is no schedule by"
+            " batch size. Tables that stage=latency measures know up to 16."
+        )
+    for line in (*lines, f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _method(run: Run, drafter: str) -> "Method":
+def _method(run: Run, drafter: str, draft: str) -> "Method":
     """Return how an engine drafts one token with the run's draft."""
     from nde_talf.data.engines.vllm_speculation import draft_method, head_method
-    from nde_talf.data.text.pair import Pair
 
     if drafter == "head":
         return head_method(str((run.stage("draft") / "export").resolve()), 1)
-    folder = Pair(run.stage("pair")).where("draft")
-    return draft_method(str(Path(folder).resolve()) if Path(folder).is_dir() else folder, 1)
-
-
-def _commands(run: Run, figures: dict[str, Any]) -> list[str]:
-    """Return the commands that start the engines with what is recommended."""
-    from nde_talf.data.text.pair import Pair
-
-    if figures["vllm"] is None:
-        return [
-            "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every"
-            " batch size."
-        ]
-    out = run.folders[0] / FOLDER
-    serve = f"vllm serve {Pair(run.stage('pair')).where('target')}"
-    return [
-        f'vLLM: {serve} --speculative-config "$(cat {out}/vllm.json)"',
-        f"SGLang: {' '.join(figures['sglang'])}",
-    ]
+    return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 
 def _warn(text: str) -> None:
@@ -214,14 +203,8 @@ def _shown(title: str, best: "Recommendation") -> Table:
     from nde_talf.evaluation.loops import TITLES
     from nde_talf.evaluation.recommend import NONE
 
-    table = Table(
-        title=f"{title}: held-out prompts, by labels and prices",
-        title_style="bold",
-        title_justify="left",
-        box=SIMPLE,
-    )
-    for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
-        table.add_column(column, justify="left" if column.startswith("best") else "right")
+    columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
+    table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
     shapes = {
         f"batch of {count}: {shape.tree.depth or 'no'} drafted": shape
         for count, shape in best.paths.items()
@@ -261,9 +244,7 @@ def _before_training(config: RecommendConfig, acceptance: float) -> Table:
         " the time of one. The measured table of a run: nde recommend run=NAME.",
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE)
-    for column in ("batch", "best to draft", "tokens\na step", "over plain"):
-        table.add_column(column, justify="right")
+    table = Table("batch", "best to draft", "tokens\na step", "over plain", box=SIMPLE)
     for batch in BATCHES:
         length, tokens, speedup = expected(config, acceptance, batch)
         table.add_row(str(batch), str(length or "nothing"), f"{tokens:.2f}", f"{speedup:.2f}")

@@ -28,6 +28,7 @@ from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.export import write_selector_card
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from nde_talf.selector.rows import columns
 from nde_talf.selector.settings import SelectorConfig
@@ -45,7 +46,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Train, evaluate and export the selectors; return the figures for the manifest."""
-    folder = folders["selector"]
+    folder, asked = folders["selector"], config.selector
     models = load_drafted(config, folders)
     tables = latency_tables(config, folders, models)
     raw = config.traces.draft_temperature == "raw"
@@ -55,48 +56,38 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     }
     run = Path(config.paths.checkpoints) / config.run
     splits = roots_of(folders["traces"], config.traces.verifiers, run, _warn)
-    if config.selector.features == "draft":
+    if asked.features == "draft":
         splits = draft_only(splits[0]), draft_only(splits[1])
-    console.print(f"{len(splits[0])} training roots, {len(splits[1])} held out")
+    size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
+    console.print(size)
     report = {}
-
-    def priced(verifiers: list[str]) -> tuple[PricedRoots, PricedRoots]:
-        train, held_out = (
-            PricedRoots.of(r, verifiers, [*tables.values()], config.selector.pricing)
-            for r in splits
-        )
-        return train, held_out
-
     # More threads only get into each other's way.
     with threads(1), tracked(config, "selector", folder) as tracker:
-        for name, verifiers in selectors(config.selector).items():
-            ours, export = priced(verifiers), folder / "export" / name
+        for name, verifiers in selectors(asked).items():
+            export = folder / "export" / name
+            training, held_out = (
+                PricedRoots.of(roots, verifiers, [*tables.values()], asked.pricing)
+                for roots in splits
+            )
             selector, crossed = train_selector(
-                *ours, config.selector, folder / "training" / name, tracker.loggers(name), name
+                training, held_out, asked, folder / "training" / name, tracker.loggers(name), name
             )
             selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
             selector.save_pretrained(export)
-            gains = zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True)
-            for setting, gain, learned in gains:
-                if not learned:
-                    console.print(f"· {_nothing_won(name, setting, gain)}")
-            console.print(f"· {name}: {_learning(crossed, folders['traces'])}")
-            by_table = report[name] = {
-                table: {**evaluate_offline(selector, *ours, i), "curve": crossed.curve}
+            _tell(name, splits[0].settings, selector, crossed, folders["traces"])
+            report[name] = {
+                table: {**evaluate_offline(selector, training, held_out, i), "curve": crossed.curve}
                 for i, table in enumerate(tables)
             }
-            facts = {
-                "roots": f"{len(splits[0])} training, {len(splits[1])} held out",
-                "latency tables": list(tables),
-            }
+            of_all = {table: of["all"] for table, of in report[name].items()}
             figures = {
-                f"of the best static tree's tokens/s, table {table}": of["all"]["selector"]
-                for table, of in by_table.items()
+                f"of the best static tree's tokens/s, table {table}": of["selector"]
+                for table, of in of_all.items()
             }
+            facts = {"roots": size, "latency tables": list(tables)}
             write_selector_card(selector.schema, export, facts, figures)
-            tracker.log({f"{name}/{table}": of["all"] for table, of in by_table.items()})
-            tracker.log({f"{name}/twice the prompts": crossed.doubling})
+            tracker.log({name: of_all | {"twice the prompts": crossed.doubling}})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))
@@ -119,24 +110,31 @@ def _warn(text: str) -> None:
     console.print(f"! {text}")
 
 
-def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> str:
-    value, low, high = gain
-    return (
-        f"{name}, {setting_title(setting)}: on training prompts held out in turn, choosing gets"
-        f" {value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so"
-        " that tree is exported."
-    )
-
-
-def _learning(crossed: CrossFit, traces: Path) -> str:
-    """Say what more traces would bring, from the learning curve, and what they would cost."""
-    seconds = read_manifest(traces)["seconds"]
+def _tell(
+    name: str,
+    settings: Sequence[tuple[float, float]],
+    selector: Selector,
+    crossed: CrossFit,
+    traces: Path,
+) -> None:
+    """Print where choosing won too little, and what more traces would bring and cost."""
+    for setting, gain, learned in zip(
+        settings, crossed.gains, selector.schema.learned, strict=True
+    ):
+        if not learned:
+            value, low, high = gain
+            console.print(
+                f"· {name}, {setting_title(setting)}: on training prompts held out in turn,"
+                f" choosing gets {value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's"
+                " tokens/s: too little, so that tree is exported."
+            )
     points = ", ".join(f"{n:.0f} prompts {ratio:.3f}" for n, ratio, *_ in crossed.curve)
     more = "more is not known of so few"
     if math.isfinite(crossed.doubling):
+        minutes = read_manifest(traces)["seconds"] / 60
         more = f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
-        more += f" would hardly bring more, for {seconds / 60:.0f} min of traces"
-    return f"of the best static tree's tokens/s, held out: {points}; {more}"
+        more += f" would hardly bring more, for {minutes:.0f} min of traces"
+    console.print(f"· {name}: of the best static tree's tokens/s, held out: {points}; {more}")
 
 
 def selectors(asked: SelectorConfig) -> dict[str, list[str]]:
@@ -180,8 +178,7 @@ def latency_tables(
         path = table_file(name, folders["latency"])
         table = tables[name] = LatencyTable.load(path)
         table.check_models(*models, path)
-        trained_here = name == MEASURED and not config.model.target
-        if not config.latency.accepts_noise(trained_here):
+        if not config.latency.accepts_noise(name == MEASURED and not config.model.target):
             table.check_quiet(path)
     return tables
 

@@ -5,7 +5,6 @@ Labels come from super-trees (Eq. 3 of the NDE paper).
 
 import importlib.util
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -49,11 +48,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     work, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
-    make = _maker(config, folders, stores, engine)
     missing = {kind: _missing(TraceStore(where, kind), len(work)) for kind, where in stores.items()}
     todo = missing["traces"]
     if len(todo) < len(work):
         console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
+    placed = model.device, traces.dtype, *model.placed[2:]
+    head: Any = None
+    if traces.drafter == "head":
+        head = partial(load_head_draft, folders["draft"] / "export")
+    make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
     with tracked(config, "traces", folder) as tracker:
         if todo:
             count = min(engine.workers, len(todo))
@@ -63,10 +66,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 ((_, said),) = pool.map(_check_needs, [needs], 1)
                 console.print(f"{engine.name}: {said}")
                 _write(pool, work, missing)
-        for kind, where in stores.items():
-            _finish(TraceStore(where, kind), len(work) if kind == "traces" else 0)
-        store = TraceStore(folder)
-        _check_roots(store, len(prompts))
+        store = _finished(stores, len(work), len(prompts))
         if reason := nothing_to_choose([part["l1_previous"] for part in store.batches("train")]):
             console.print(f"! {reason}")
         metrics = {"roots": store.roots, "shards": len(work)}
@@ -87,16 +87,28 @@ def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
     ]
 
 
-def _maker(
-    config: Config, folders: dict[str, Path], stores: dict[str, Path], engine: EngineConfig
-) -> Callable[[], Tracer]:
-    """Return what makes a worker, wherever it runs."""
-    traces, model = config.traces, config.model
-    placed = model.device, traces.dtype, *model.placed[2:]
-    head: Any = None
-    if traces.drafter == "head":
-        head = partial(load_head_draft, folders["draft"] / "export")
-    return partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
+def _finished(stores: dict[str, Path], count: int, prompts: int) -> TraceStore:
+    """Finish all stores, and return that of the traces.
+
+    Raises UserError if some of `count` shards that workers wrote are not seen here, or where no
+    text is long enough to hold a root.
+    """
+    for kind, where in stores.items():
+        store = TraceStore(where, kind)
+        store.finish()
+    names = [store.name(i, count) for i in range(count)]
+    if lost := [name for name in names if name not in store.shards]:
+        raise UserError(
+            f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
+            f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
+            " shared file system."
+        )
+    if not store.roots:
+        raise UserError(
+            f"the target ended its text at once after every one of {prompts} prompts: there is no"
+            " root to trace. Are these prompts complete texts already?"
+        )
+    return store
 
 
 def _write(pool: Workers, work: list[Unit], missing: dict[str, list[int]]) -> None:
@@ -124,8 +136,6 @@ def _missing(store: TraceStore, count: int) -> list[int]:
 
 def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path) -> str:
     """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
-    target: Any
-    draft: Any
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
@@ -140,43 +150,20 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder
     return f"up to {roots:,} roots, about {size(most)} of disk"
 
 
-def _finish(store: TraceStore, count: int) -> None:
-    """Finish a store.
-
-    Raises UserError if shards that workers wrote are not seen here; count: how many there should
-    be.
-    """
-    store.finish()
-    if lost := [name for i in range(count) if (name := store.name(i, count)) not in store.shards]:
-        raise UserError(
-            f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
-            f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
-            " shared file system."
-        )
-
-
-def _check_roots(store: TraceStore, prompts: int) -> None:
-    """Raise UserError where no text is long enough to hold a root."""
-    if not store.roots:
-        raise UserError(
-            f"the target ended its text at once after every one of {prompts} prompts: there is no"
-            " root to trace. Are these prompts complete texts already?"
-        )
-
-
 def nothing_to_choose(distances: list[np.ndarray]) -> str | None:
     """Say why one tree is best at every root, if it is; `distances` are L1, by shard."""
     low, high = np.quantile(1 - np.concatenate(distances or [np.ones(1)]) / 2, [0.1, 0.9])
-    for alike, what, tree in (
-        (low > ALIKE, "agree nearly everywhere", "the deepest tree that pays"),
-        (high < 1 - ALIKE, "agree nearly nowhere", "drafting nothing"),
-    ):
-        if alike:
-            return (
-                f"Draft and target {what} (overlap {low:.2f} to {high:.2f} at 8 of 10 roots):"
-                f" {tree} is best at every root, so a selector has nothing to win with this pair."
-            )
-    return None
+    if low <= ALIKE and high >= 1 - ALIKE:
+        return None
+    where, tree = (
+        ("nearly everywhere", "the deepest tree that pays")
+        if low > ALIKE
+        else ("nearly nowhere", "drafting nothing")
+    )
+    return (
+        f"Draft and target agree {where} (overlap {low:.2f} to {high:.2f} at 8 of 10 roots):"
+        f" {tree} is best at every root, so a selector has nothing to win with this pair."
+    )
 
 
 def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineConfig:

@@ -80,8 +80,11 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     refuse_link(root / "wandb")
     # Copies of artefacts that wait for `wandb sync`, and logs: else they would be in the home.
     folders = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}
-    chosen = {key: str((root / "wandb" / name).resolve()) for key, name in folders.items()}
-    chosen = {key: place for key, place in chosen.items() if key not in os.environ}
+    chosen = {
+        key: str((root / "wandb" / name).resolve())
+        for key, name in folders.items()
+        if key not in os.environ
+    }
     os.environ.update(chosen)
     # Progress bars would be recorded line by line. The metadata are the command, its folder, host
     # and user; the settings hold paths and texts.
