@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,16 +88,6 @@ class Text(NamedTuple):
             self.scores.append(apply(processors, ids[:, :-1], row)[0])
 
 
-class Silent:
-    """Streamer of a call that streams nothing."""
-
-    def put(self, tokens: Tensor) -> None:
-        """Drop the tokens."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
 @checked
 @dataclass(eq=False)
 class Speculation:
@@ -130,30 +121,36 @@ class Speculation:
         **given: Any,
     ) -> Any:
         """See `GenerationMixin._sample`, whose arguments and results these are."""
-        config = generation_config
-        streamer = streamer or of_generate("streamer") or Silent()
+        config, streamer = generation_config, streamer or of_generate("streamer")
         check(model, config, given, synced_gpus)
         sampled, stateless = bool(config.do_sample), tuple(self.stateless)
         asked, setting = split(logits_processor, sampled, stateless, len(input_ids))
         loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
-        scored, recorded = _recorded(config, logits_processor) if full else (None, False)
-        ends = _ends(config)
+        scored = logits_processor if full and config.output_scores else None
+        recorded = full and bool(config.output_scores or config.output_logits)
+        ends = () if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
         self.generations, texts = [], list[Text]()
         for row in rows_of(input_ids, given):
-            process = RowProcess(asked, row, ends, limit) if asked else None
+            process = RowProcess(asked, row, frozenset(ends), limit) if asked else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
             for token, logits in self._tokens(decoders, row, limit, setting):
                 ids = torch.tensor([[*row.ids, *text.tokens, token]], device=input_ids.device)
                 text.add(token, logits, scored, ids)
-                streamer.put(torch.tensor([token]))
+                if streamer:
+                    streamer.put(torch.tensor([token]))
                 if stopping_criteria(ids, tuple(x[None] for x in text.scores) or None).item():
                     break
-        streamer.end()
-        sequences = _padded(input_ids, texts, config._pad_token_tensor)
-        return _output(sequences, texts, bool(config.output_logits)) if full else sequences
+        if streamer:
+            streamer.end()
+        sequences: Any = _padded(input_ids, texts, config._pad_token_tensor)
+        if not full:
+            return sequences
+        scores: Any = _steps([text.scores for text in texts])
+        kept: Any = _steps([text.logits for text in texts]) if config.output_logits else None
+        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=kept)
 
     @checked
     def save(self, folder: str | Path) -> Path:
@@ -213,8 +210,7 @@ class Speculation:
             if is_head(Path(draft)):
                 return EagleDrafter.from_pretrained(draft, target)
             check_vocabularies(target.module.name_or_path, str(draft), str(draft))
-            dtype = str(target.dtype).removeprefix("torch.")
-            device = str(target.device)
+            device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
             model = CausalModel.load(draft, device, dtype, "speculate: draft", self.forward)
         elif isinstance(draft, PreTrainedModel):
             names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
@@ -310,12 +306,8 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
             f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in"
             " trees needs it on one device. Load it with device_map={'': device}."
         )
-    return CausalModel(
-        model,
-        name,
-        "transformers" if _hooked(model) and forward == "auto" else forward,
-        owned=False,
-    )
+    way = "transformers" if forward == "auto" and _hooked(model) else forward
+    return CausalModel(model, name, way, owned=False)
 
 
 def _hooked(model: PreTrainedModel) -> bool:
@@ -358,15 +350,13 @@ def check_vocabularies(
         alike: whether they have the same number of rows; None: it is not known yet.
         key: what the user gave the draft as.
     """
-    ours, theirs = (_vocabulary(where) for where in (target, draft))
+    ours, theirs = map(_vocabulary, (target, draft))
     if ours and theirs:
         try:
             check_tokenizers(ours, theirs, name)
         except UserError as error:
-            message = (
-                str(error).replace("model.draft=", f"{key} ").replace("model.target", "the model")
-            )
-            raise UserError(message) from error
+            message = str(error).replace("model.draft=", f"{key} ")
+            raise UserError(message.replace("model.target", "the model")) from error
     elif alike is False:
         raise UserError(
             f"{key}: {name} has another number of tokens than the model, and no tokenizers were"
@@ -383,53 +373,30 @@ def _vocabulary(where: str | None) -> dict[str, int] | None:
     if not where:
         return None
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             where, local_files_only=True, trust_remote_code=False
-        ).get_vocab()
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return tokenizer.get_vocab()
 
 
 def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     """[B, m + longest]: shorter texts are filled up with the padding token."""
-    longest = max(len(text.tokens) for text in texts)
-    if pad is None and any(len(text.tokens) < longest for text in texts):
+    rows = [text.tokens for text in texts]
+    if pad is None and len({*map(len, rows)}) > 1:
         raise UserError(
             "speculate: the rows have other lengths, and there is no padding token. Give generate()"
             " pad_token_id."
         )
     filler = 0 if pad is None else int(pad)
-    rows = [text.tokens + [filler] * (longest - len(text.tokens)) for text in texts]
-    return torch.cat(
-        [input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], -1
-    )
-
-
-def _ends(config: Any) -> frozenset[int]:
-    tokens = config._eos_token_tensor
-    return frozenset(() if tokens is None else tokens.tolist())
-
-
-def _recorded(config: Any, processors: Any) -> tuple[Any, bool]:
-    """Return the processors of the scores that are asked for, and whether logits are kept."""
-    scores = bool(config.output_scores)
-    return processors if scores else None, scores or bool(config.output_logits)
-
-
-def _output(sequences: Tensor, texts: list[Text], logits: bool) -> GenerateDecoderOnlyOutput:
-    """What generate() returns with return_dict_in_generate."""
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,  # type: ignore[arg-type]
-        scores=_steps([text.scores for text in texts]),  # type: ignore[arg-type]
-        logits=_steps([text.logits for text in texts]) if logits else None,  # type: ignore[arg-type]
-    )
+    columns = list(zip_longest(*rows, fillvalue=filler))
+    return torch.cat([input_ids, input_ids.new_tensor(columns).view(-1, len(rows)).T], -1)
 
 
 def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:
     """By step the rows' [B, V]; None where nothing was recorded. After its end a row has zeros."""
     if not rows[0]:
         return None
-    longest, blank = max(map(len, rows)), torch.zeros_like(rows[0][0])
-    return tuple(
-        torch.stack([row[at] if at < len(row) else blank for row in rows]) for at in range(longest)
-    )
+    blank = torch.zeros_like(rows[0][0])
+    return tuple(torch.stack(step) for step in zip_longest(*rows, fillvalue=blank))

@@ -155,28 +155,19 @@ class Proposer:
 
     def load_model(self, target: Any) -> None:
         """VLLM calls this once, with its own target, which is not looked at."""
-        model, options = self.config.model_config, self.options
+        model, options, most = self.config.model_config, self.options, self.max_tokens
         rows = model.get_vocab_size()
         if options.draft == NGRAM:
-            self.proposals = Proposals(
-                NgramDrafter(rows, options.ngram),
-                Fixed(self.max_tokens),
-                self.max_tokens,
-                options.idle,
-            )
+            ngram = NgramDrafter(rows, options.ngram)
+            self.proposals = Proposals(ngram, Fixed(most), most, options.idle)
             return
-        check_vocabularies(
-            model.tokenizer or model.model, options.draft, options.draft, key="for_vllm(draft=)"
-        )
-        device, dtype = (
-            str(self.config.device_config.device),
-            str(model.dtype).removeprefix("torch."),
-        )
-        draft = CausalModel.load(options.draft, device, dtype, "for_vllm: draft", options.forward)
+        folder, key = options.draft, "for_vllm(draft=)"
+        check_vocabularies(model.tokenizer or model.model, folder, folder, key=key)
+        dtype = str(model.dtype).removeprefix("torch.")
+        device = str(self.config.device_config.device)
+        draft = CausalModel.load(folder, device, dtype, "for_vllm: draft", options.forward)
         draft.match(rows)
-        self.proposals = Proposals(
-            LMDrafter(draft), self._lengths(draft), self.max_tokens, options.idle
-        )
+        self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most, options.idle)
 
     def propose(
         self,

@@ -180,11 +180,10 @@ def _faults(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -
 
 
 def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
-    if config.return_dict_in_generate:
-        asked = config.to_dict()
-        for name in ("output_attentions", "output_hidden_states"):
-            if asked.get(name):
-                yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
+    asked = config.to_dict() if config.return_dict_in_generate else {}
+    for name in ("output_attentions", "output_hidden_states"):
+        if asked.get(name):
+            yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
     cache = given.get("past_key_values")
     of_user = cache is not None and vars(cache).get("_is_user_defined", False)
     if config.cache_implementation not in (None, "dynamic") or of_user:
@@ -193,18 +192,21 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
             f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
             " its own cache; leave cache_implementation and past_key_values out."
         )
-    given = {name: value for name, value in given.items() if value is not None}
-    foreign = [name for name in given if name not in _TEXT_INPUTS and not _says_text(given, name)]
+    foreign = [
+        name
+        for name, value in given.items()
+        if value is not None and name not in _TEXT_INPUTS and not _says_text(name, value)
+    ]
     if foreign:
         names = ", ".join(sorted(foreign))
         yield f"the model's input {names} is not possible; it decodes text alone."
 
 
-def _says_text(given: dict[str, Any], name: str) -> bool:
+def _says_text(name: str, value: Any) -> bool:
     """Tell an empty dictionary of images, and token types of 0, which say nothing but text."""
     if name == "mm_encoder_outputs":
-        return not given[name]
-    return name.endswith("token_type_ids") and not given[name].any()
+        return not value
+    return name.endswith("token_type_ids") and not value.any()
 
 
 def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
@@ -242,25 +244,21 @@ def split(
         UserError: a processor keeps a state from call to call, or may do so; or one tells the rows
             of a batch apart, where there are several.
     """
-    asked, top_k = list(processors), []
+    asked = list(processors)
     _check_processors(asked, stateless, rows)
     if not sampled:
         return asked, SamplingSetting(0.0)
 
     def ends_with(kind: type) -> bool:
         # A warper that keeps at least so many tokens is no plain top-k, top-p or min-p.
-        return (
-            bool(asked)
-            and type(asked[-1]) is kind
-            and vars(asked[-1]).get("min_tokens_to_keep", 1) == 1
-        )
+        kinds = [type(each) for each in asked]
+        return kinds[-1:] == [kind] and vars(asked[-1]).get("min_tokens_to_keep", 1) == 1
 
     if ends_with(LogitNormalization):  # the softmax after it gives the same
         asked.pop()
     min_p = asked.pop().min_p if ends_with(MinPLogitsWarper) else 0.0
     top_p = asked.pop().top_p if ends_with(TopPLogitsWarper) else 1.0
-    if ends_with(TopKLogitsWarper):
-        top_k = [asked.pop()]
+    top_k = [asked.pop()] if ends_with(TopKLogitsWarper) else []
     temperature = asked.pop().temperature if ends_with(TemperatureLogitsWarper) else 1.0
     setting = SamplingSetting(float(temperature), top_p=float(top_p), min_p=float(min_p))
     return [*asked, *top_k], setting

@@ -9,7 +9,6 @@ read the beginning of its text, and its cache.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,16 +84,13 @@ class Followed:
         Drafted tokens that it goes on with count as accepted; its last one never does, being the
         target's own.
         """
-        tokens, tree, path = text[len(self.text) :].tolist(), self.tree, list[int]()
+        tokens, tree, path, node = text[len(self.text) :].tolist(), self.tree, list[int](), 0
         for token in tokens[:-1]:
-            after = [
-                child
-                for child in tree.children[path[-1] if path else 0]
-                if tree.tokens[child] == token
-            ]
+            after = [child for child in tree.children[node] if tree.tokens[child] == token]
             if not after:
                 break
-            path.append(after[0])
+            node = after[0]
+            path.append(node)
         self.steps.append((len(tree) - 1, len(path)))
         self.drafter.advance(Accepted(tree, path, tokens), features)
         self.drafter.commit(len(tokens))
@@ -130,39 +126,29 @@ class Proposals:
             max_length: of a text and its drafts.
         """
         limit = min(max_length, self.drafter.max_context)
-        rows = [row for row, text in enumerate(texts) if 2 <= len(text) < limit]
-        asked = [np.asarray(texts[row]) for row in rows]
-        now = self._found(asked)
-        rooms = [min(self.max_tokens, limit - len(text)) for text in asked]
-        chosen = (
-            self.lengths.choose([one.drafter for one in now], [len(text) for text in asked])
-            if now
-            else []
-        )
+        asked = {i: np.asarray(text) for i, text in enumerate(texts) if 2 <= len(text) < limit}
+        now, sizes = self._found([*asked.values()]), [len(text) for text in asked.values()]
+        chosen = self.lengths.choose([one.drafter for one in now], sizes) if now else []
         drafted: list[list[int]] = [[] for _ in texts]
-        for row, one, length, room in zip(rows, now, chosen, rooms, strict=True):
-            one.tree = self._path(one, min(length, room))
+        for row, one, length, size in zip(asked, now, chosen, sizes, strict=True):
+            one.tree = self._path(one, min(length, self.max_tokens, limit - size))
             drafted[row] = one.tree.tokens[1:]
         return drafted
 
     def _found(self, texts: list[np.ndarray]) -> list[Followed]:
         """Of each text its drafter, which has read it."""
-        free, now = list[Followed | None](self.followed), list[Followed]()
+        free, now = dict(enumerate(self.followed)), list[Followed]()
         for row, text in enumerate(texts):
-            order = chain([row] if row < len(free) else [], range(len(free)))
-            at = next(
-                (at for at in order if (one := free[at]) is not None and one.begins(text)), None
-            )
-            one = None if at is None else free[at]
-            if at is None or one is None:
-                drafter = self.drafter.fork()
-                drafter.start(text[:-1].tolist(), int(text[-1]), self._none, GREEDY)
-                one = Followed(text.copy(), drafter, DraftTree.rooted(int(text[-1])))
+            order = [row, *free] if row in free else free
+            at = next((at for at in order if free[at].begins(text)), None)
+            if at is None:
+                one = Followed(text.copy(), self.drafter.fork(), DraftTree.rooted(int(text[-1])))
+                one.drafter.start(text[:-1].tolist(), int(text[-1]), self._none, GREEDY)
             else:
-                free[at] = None
+                one = free.pop(at)
                 one.advance(text, self._none)
             now.append(one)
-        self.followed = now + [one for one in free if one is not None][: self.idle]
+        self.followed = now + [*free.values()][: self.idle]
         return now
 
     def _path(self, one: Followed, length: int) -> DraftTree:

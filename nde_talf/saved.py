@@ -75,17 +75,34 @@ def save(speculation: Speculation, folder: Path) -> Path:
     """Write `speculation` to `folder`, all or nothing.
 
     Raises:
-        UserError: the folder is there already, or draft or selector are objects of this process,
-            which have no folder.
+        UserError: the folder is there already, or it is not empty; draft or selector are objects of
+            this process, which have no folder; or there is no selector in its folder.
     """
     draft, selector = speculation.draft, speculation.selector
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"save: {folder} is there already; give a new folder.")
-    _check_folders(speculation)
+    faults = {
+        f"{folder} is there already; give a new folder.": (
+            folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+        ),
+        "the draft is a model of this process. Give speculate() its folder or hub name.": (
+            not isinstance(draft, (str, Path))
+        ),
+        "the selector is a policy of this process. Give speculate() the folder of an exported"
+        " selector.": not isinstance(selector, (str, Path, type(None))),
+        "stateless names classes of this process, which the folder cannot hold; leave it out.": (
+            bool(speculation.stateless)
+        ),
+    }
+    for fault in (fault for fault, is_so in faults.items() if is_so):
+        raise UserError(f"save: {fault}")
     head = draft != NGRAM and is_head(Path(draft))
-    copied, trees = {HEAD: draft} if head else {}, _trees(selector)
-    if selector:
-        copied[SELECTOR] = selector
+    copied, trees = {HEAD: draft} if head else {}, "static"
+    if isinstance(selector, (str, Path)) and selector:
+        copied[SELECTOR], trees = (
+            selector,
+            "static, the best that the selector in `selector/` knows",
+        )
+        if any(Selector.from_pretrained(selector).schema.learned):
+            trees = "chosen step by step by the selector in `selector/`"
     settings = {
         "format": FORMAT.number,
         "draft": HEAD if head else str(draft),
@@ -94,12 +111,8 @@ def save(speculation: Speculation, folder: Path) -> Path:
         "draft_temperature": speculation.draft_temperature,
         "forward": speculation.forward,
     }
-    card = CARD.format(
-        version=__version__,
-        folder=folder,
-        draft="the EAGLE head in `head/`" if head else f"`{draft}`",
-        trees=trees,
-    )
+    named = "the EAGLE head in `head/`" if head else f"`{draft}`"
+    card = CARD.format(version=__version__, folder=folder, draft=named, trees=trees)
 
     def write(partial: Path) -> None:
         code = partial / "custom_generate"
@@ -113,33 +126,6 @@ def save(speculation: Speculation, folder: Path) -> Path:
 
     write_atomically(folder, write)
     return folder
-
-
-def _trees(selector: Any) -> str:
-    """Say how trees are chosen. Raises UserError for a folder that holds no selector."""
-    if not selector:
-        return "static"
-    if any(Selector.from_pretrained(str(selector)).schema.learned):
-        return "chosen step by step by the selector in `selector/`"
-    return "static, the best that the selector in `selector/` knows"
-
-
-def _check_folders(speculation: Speculation) -> None:
-    """Raise UserError for objects of this process, which have no folder."""
-    if not isinstance(speculation.draft, (str, Path)):
-        raise UserError(
-            "save: the draft is a model of this process. Give speculate() its folder or hub name."
-        )
-    if not isinstance(speculation.selector, (str, Path, type(None))):
-        raise UserError(
-            "save: the selector is a policy of this process. Give speculate() the folder of an"
-            " exported selector."
-        )
-    if speculation.stateless:
-        raise UserError(
-            "save: stateless names classes of this process, which the folder cannot hold; leave it"
-            " out."
-        )
 
 
 def load(where: str) -> Speculation:
