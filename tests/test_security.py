@@ -71,27 +71,18 @@ def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
 
 @pytest.mark.parametrize("name", ["../..", "/abs", "", "../default"])
 def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
-    victim = tmp_path / "checkpoints/default/pair"
-    victim.mkdir(parents=True)
-    (victim / "pair.json").write_text("{}")
-    (victim / "manifest.json").write_text("{}")
+    (tmp_path / "default/pair").mkdir(parents=True)
+    (tmp_path / "default/pair/pair.json").write_text("{}")
     with pytest.raises(UserError, match="run="):
-        Config(run=name, force=True, stage="pair")
+        Config(run=name)
     config = Config()
-    config.run, config.force, config.stage, config.paths.checkpoints = (
-        name,
-        True,
-        "pair",
-        str(victim.parent),
-    )
+    config.run, config.paths.checkpoints = name, str(tmp_path / "default")
     with pytest.raises(UserError, match="run="):
         check_config(config)
-    with pytest.raises(UserError, match="run="):
-        Run(name, str(victim.parents[1]))
-    if name:
-        with pytest.raises(UserError, match="base="):
-            Run("default", str(victim.parents[1]), name)
-    assert sorted(path.name for path in victim.iterdir()) == ["manifest.json", "pair.json"]
+    for given, key in ((name,), "run="), (("default", name), "base="):
+        if given[-1] or key == "run=":
+            with pytest.raises(UserError, match=key):
+                Run(given[0], str(tmp_path), *given[1:])
 
 
 def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from tests.selector.examples import DEPTH, TABLE, schema
 VOCABULARY, DRAFTED, NEW = 16, 4, 40
 TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.05)
 GREEDY = SamplingSetting(0.0)
+PATH = Action(1, 0, DRAFTED)
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [6, 7, 8, 9, 10]]
 BATCH = replace(
     TABLE,
@@ -79,67 +80,39 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
     Two requests have the same text for all time. Each draft is the one of a batch of its own, made
     from nothing.
     """
-    drafter, dice = drafters()[kind], np.random.default_rng(0)
-    proposals, read = (
-        Proposals(drafter, Fixed(DRAFTED), DRAFTED, idle=2),
-        [len(prompt) + 1 for prompt in PROMPTS],
-    )
+    dice, steps, hits = np.random.default_rng(0), 0, 0
+    proposals = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED, idle=2)
+    read = [len(prompt) + 1 for prompt in PROMPTS]
     Counted.started.clear()
-    steps, hits = 0, 0
-    while min(now - len(text) for now, text in zip(read, texts, strict=True)) < 0:
-        running = [
-            i
-            for i in dice.permutation(len(texts))
-            if read[i] < len(texts[i]) and dice.random() < 0.7
-        ]
-        within = [
-            texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running
-        ]  # []: a row that is still in its prompt
+    while left := [i for i, text in enumerate(texts) if read[i] < len(text)]:
+        running = [i for i in dice.permutation(left) if dice.random() < 0.7]
+        # []: a row that is still in its prompt
+        within = [texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running]
         drafts = proposals.propose(within, NEW + 20)
         for i, text, draft in zip(running, within, drafts, strict=True):
-            if not text:
-                assert draft == []
-                continue
-            (alone,) = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED).propose(
-                [text], NEW + 20
-            )
-            assert draft == alone and len(draft) <= DRAFTED
-            verified = (
-                draft[: dice.integers(len(draft) + 1)] if dice.random() < 0.3 else draft
-            )  # an engine may cut it
-            tau = accepted(verified, texts[i][read[i] :])
-            read[i] += tau + 1
-            steps, hits = steps + 1, hits + tau
+            alone = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED)
+            assert [draft] == alone.propose([text], NEW + 20) and len(draft) <= DRAFTED * bool(text)
+            if text:
+                cut = dice.integers(len(draft) + 1) if dice.random() < 0.3 else None  # by an engine
+                tau = accepted(draft[:cut], texts[i][read[i] :])
+                read[i], steps, hits = read[i] + tau + 1, steps + 1, hits + tau
     assert len(proposals.followed) <= len(texts) and hits > 5
-    if kind == "lm":
-        assert (
-            len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2
-        )  # less the ones of the comparison
+    if kind == "lm":  # less those of the comparison
+        assert len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2
 
 
 def test_steps_are_those_of_our_loop(texts):
     """Greedily as many tokens are drafted and accepted as by `Delayed` with the same path."""
-    proposals = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED)
-    decoder = SpeculativeDecoder(
-        TARGET, LMDrafter(DRAFT), Delayed(Action(1, 0, DRAFTED)), "traversal"
-    )
-    loops = [
-        [step.tau for step in decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).steps]
-        for prompt in PROMPTS
-    ]
-    read = [len(prompt) + 1 for prompt in PROMPTS]
-    taus: list[list[int]] = [[] for _ in PROMPTS]
-    while any(now < len(text) for now, text in zip(read, texts, strict=True)):
-        rows = [i for i, text in enumerate(texts) if read[i] < len(text)]
-        for i, draft in zip(
-            rows, proposals.propose([texts[i][: read[i]] for i in rows], 1000), strict=True
-        ):
-            taus[i].append(accepted(draft, texts[i][read[i] :]))
-            read[i] += taus[i][-1] + 1
-    assert [tau[:-1] for tau in taus] == [
-        loop[: len(tau) - 1] for tau, loop in zip(taus, loops, strict=True)
-    ]
-    assert len({tau for row in taus for tau in row}) > 1
+    proposals, policy = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED), Delayed(PATH)
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "traversal")
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        steps = decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).steps
+        read, taus = len(prompt) + 1, []
+        while read < len(text):
+            (draft,) = proposals.propose([text[:read]], 1000)
+            taus.append(accepted(draft, text[read:]))
+            read += taus[-1] + 1
+        assert taus[:-1] == [step.tau for step in steps][: len(taus) - 1] and len({*taus}) > 1
 
 
 @pytest.fixture(scope="module")
@@ -164,28 +137,24 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
     """
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
-    policy = NeuralPolicy(again, TABLE)
+    policy, sampled = NeuralPolicy(again, TABLE), SamplingSetting()
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, policy.verifier)
-    assert (
-        len(decoder.generate([1, 2], 30, SamplingSetting(), Rng.seeded(0)).tokens) == 30
-        and len(policy.counts) > 1
-    )
-    lengths = PathLengths(again, DRAFT, 8, SamplingSetting(), TABLE)
-    paths, chosen = [tree_index(Action(1, 0, length)) for length in range(9)], set()
+    assert len(decoder.generate([1, 2], 30, sampled, Rng.seeded(0)).tokens) == 30
+    assert len(policy.counts) > 1
+    lengths = PathLengths(again, DRAFT, 8, sampled, TABLE)
+    paths = [tree_index(Action(1, 0, length)) for length in range(9)]
     drafts = [LMDrafter(DRAFT) for _ in range(6)]
-    for row, drafter in enumerate(drafts):
-        drafter.start([1, 2, row], row + 1, torch.empty(0), SamplingSetting())
     with torch.inference_mode():
+        for row, drafter in enumerate(drafts):
+            drafter.start([1, 2, row], row + 1, torch.empty(0), sampled)
         by_length = lengths.choose(drafts, [4] * 6)
-    for drafter, length in zip(drafts, by_length, strict=True):
-        rows = (drafter.previous.q, drafter.root.q)
-        for p in (torch.full((VOCABULARY,), 1 / VOCABULARY), rows[1]):
+        for drafter, length in zip(drafts, by_length, strict=True):
             states = torch.empty(0), drafter.previous.hidden, drafter.root.hidden
-            with torch.inference_mode():
+            rows = (drafter.previous.q, drafter.root.q)
+            for p in (torch.full((VOCABULARY,), 1 / VOCABULARY), rows[1]):
                 logits = policy._fast.logits(states, (p, *rows), 4, 1.0, 1.0)
-            assert int(logits[paths].argmax()) == length
-        chosen.add(length)
-    assert len(chosen) > 1
+                assert int(logits[paths].argmax()) == length
+    assert len({*by_length}) > 1
 
 
 def test_a_length_is_cut_to_the_room_and_chosen_row_by_row(selector):
@@ -239,6 +208,5 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
     with pytest.raises(UserError, match="hidden size 99"):
         PathLengths(Selector(schema(0, 99)), DRAFT, 8, GREEDY, TABLE)
     asked = for_vllm("ngram", tokens=5)
-    assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer" and Options.read(
-        asked["additional_config"][KEY]
-    )
+    assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer"
+    assert Options.read(asked["additional_config"][KEY])

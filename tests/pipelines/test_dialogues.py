@@ -47,26 +47,14 @@ def folders(tmp_path, tokenizer):
 
 def config(folders, **options) -> Config:
     source = folders["pair"] / "chats.jsonl"
-    turns = zip(QUESTIONS, ANSWERS, strict=True)
-    rows = [
-        {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
-        for q, a in turns
+    turns = [
+        [{"from": "human", "value": q}, {"from": "gpt", "value": a}]
+        for q, a in zip(QUESTIONS, ANSWERS, strict=True)
     ]
-    source.write_text(
-        "".join(
-            json.dumps(row) + "\n"
-            for row in [*rows, {"conversations": [rows[0]["conversations"][1]]}]
-        )
-    )
-    options = {
-        "source": str(source),
-        "length": LENGTH,
-        "held_out": 0.3,
-        "new_tokens": NEW_TOKENS,
-        "shard": 8,
-        **options,
-    }
-    return Config(dialogues=DialogueConfig(**options))
+    rows = [{"conversations": each} for each in (*turns, turns[0][1:])]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = {"length": LENGTH, "held_out": 0.3, "new_tokens": NEW_TOKENS, "shard": 8}
+    return Config(dialogues=DialogueConfig(**{"source": str(source), **sizes, **options}))
 
 
 def said(rows: TokenRows, tokenizer) -> list[str]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -16,6 +15,7 @@ from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.selector import latency_tables
 from nde_talf.selector.latency import LatencyTable
+from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE as QUIET
 
 
@@ -23,19 +23,8 @@ from tests.selector.examples import TABLE as QUIET
 def folders(tmp_path_factory):
     """A pair of random weights, and an empty folder for its latency table."""
     root = tmp_path_factory.mktemp("run")
-    for role, layers in (("target", 2), ("draft", 1)):
-        torch.manual_seed(layers)
-        sizes = LlamaConfig(
-            vocab_size=29,
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            max_position_embeddings=256,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        LlamaForCausalLM(sizes).save_pretrained(root / "pair" / role)
+    for role, model in zip(("target", "draft"), tiny_pair(29), strict=True):
+        model.module.save_pretrained(root / "pair" / role)
     prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
     rows = torch.arange(48).reshape(8, 6) % 29
     Pair(root / "pair").write("target", "draft", prompts, 1, rows, rows)

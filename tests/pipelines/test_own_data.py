@@ -72,14 +72,12 @@ def test_words_are_written_out_and_presets_win(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.parquet", "p.txt", "folder/p.jsonl"])
 def test_counts_and_splits_follow_the_file(name, tmp_path):
     (tmp_path / "folder").mkdir()
-    written = write(
-        tmp_path, name, [{"prompt": text, "id": i} for i, text in enumerate(TEXTS[:60])]
-    )
+    rows = [{"prompt": text, "id": i} for i, text in enumerate(TEXTS[:60])]
+    written = write(tmp_path, name, rows)
     source = str(Path(written).parent) if "/" in name else written
     config, faults = fitted(f"data={source}")
     check_config(config, faults)
-    kept = load_table(source)
-    assert len(kept) == 60 and config.data.prompt_count == 60
+    assert len(load_table(source)) == 60 and config.data.prompt_count == 60
     assert (config.traces.train_prompts, config.traces.validation_prompts) == (27, 13)
     assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
 
@@ -146,22 +144,16 @@ def test_a_folder_without_text_is_refused(tmp_path):
     assert "no file in this folder" in fitted(f"data={tmp_path}")[1][0]
 
 
+ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}
+
+
 @pytest.mark.parametrize(
     "row,key,value",
     [
         ({"question": "{}", "answer": "b"}, "assistant", "{answer}"),
         ({"prompt": "{}"}, "regenerate", True),
         ({"turns": ["{}", "b"]}, "regenerate", True),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "{}"},
-                    {"role": "assistant", "content": "b"},
-                ]
-            },
-            "regenerate",
-            False,
-        ),
+        ({"messages": [ASKED, ANSWERED]}, "regenerate", False),
     ],
 )
 def test_layouts_of_dialogues_are_recognised(row, key, value, tmp_path):
@@ -188,20 +180,21 @@ def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
 
 @pytest.mark.pipeline
 def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
+    def run_with(*given: str) -> str:
+        done = finish("nde_talf.pipelines.run", [*given, *asked])
+        return " ".join((done.stdout + done.stderr).replace("│", " ").split())
+
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
     small = (
         "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 20, batch: 4, max_length: 256}"
     )
     asked = ["run=x", f"paths.checkpoints={tmp_path}", "stage=pair", "tracking=disabled"]
     sizes = [f"model.target_lm={small}", f"model.draft_lm={small}", "model.length=64"]
-    done = finish("nde_talf.pipelines.run", [f"data={source}", "model=tiny_ci", *sizes, *asked])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "your prompts with the target's answers" in " ".join(done.stdout.split())
+    said = run_with(f"data={source}", "model=tiny_ci", *sizes)
+    assert "your prompts with the target's answers" in said, said
     prompts = [json.loads(line) for line in (tmp_path / "x/pair/prompts.jsonl").open()]
     assert len(prompts) == 60 and sum(prompt["split"] == "test" for prompt in prompts) == 20
-    again = finish("nde_talf.pipelines.run", asked)
-    assert "pair: finished" in again.stdout, again.stdout + again.stderr
-    other = finish("nde_talf.pipelines.run", [*asked, "model.length=32"])
-    said = " ".join(other.stdout.replace("│", " ").split())
-    assert "model.length: 64 recorded, 32 given" in said and "model.length=32. To keep it" in said
+    assert "pair: finished" in run_with()
+    said = run_with("model.length=32")
+    assert "model.length: 64 recorded, 32 given" in said and "To keep it" in said
     assert "model.length=32" not in (tmp_path / "x/command.json").read_text()

@@ -17,10 +17,8 @@ from safetensors.torch import save_file
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, resumable
-from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
-    content_digest,
     memory_is_short,
     read_json,
     unreadable,
@@ -31,6 +29,7 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
 from nde_talf.selector.network import Selector
+from tests.robustness.damage import apply
 
 HERE = Path(__file__).parents[1] / "fixtures"
 
@@ -98,20 +97,10 @@ def test_short_memory_is_called_that():
     assert "not enough memory" in told and "delete" not in told
 
 
-def changed(kind: str, folder: Path, file: str, **changes: Any) -> Path:
-    """A copy of an export, some keys of its JSON file changed and its checksums written anew."""
+def changed(kind: str, folder: Path, file: str, **fields: Any) -> Path:
+    """A copy of an export, some fields of its JSON file changed and its checksums written anew."""
     path = Path(shutil.copytree(HERE / kind, folder / kind))
-    content = json.loads((path / file).read_text())
-    for key, value in changes.items():
-        *outer, last = key.split("__")
-        (content[outer[0]] if outer else content)[last] = value
-    if "sha256" in content:
-        content.pop("sha256")
-        content["sha256"] = content_digest(content)
-    (path / file).write_text(json.dumps(content))
-    if (path / "checksums.json").exists():
-        (path / "checksums.json").unlink()
-        write_checksums(path)
+    apply({"set": {key.replace("__", "."): value for key, value in fields.items()}}, path / file)
     return path
 
 
