@@ -26,7 +26,7 @@ def build_llama(
     config: LanguageModelConfig,
     vocab_size: int,
     end_of_text: int = 0,
-    like: LlamaForCausalLM | None = None,
+    like: PreTrainedModel | None = None,
 ) -> LlamaForCausalLM:
     """A Llama with fresh fp32 weights, a pure function of the arguments.
 
@@ -34,7 +34,7 @@ def build_llama(
         config: its sizes.
         vocab_size: of its tokenizer.
         end_of_text: the id of the token that begins and ends documents.
-        like: a model of the same vocabulary to start near. Where it has the same hidden size,
+        like: a model of the same vocabulary to start near. Of a Llama of the same hidden size,
             copies of its token embeddings, final norm and head replace random ones. A draft learns
             faster that way.
     """
@@ -54,7 +54,7 @@ def build_llama(
                 eos_token_id=end_of_text,
             )
         )
-    if like is not None and like.config.hidden_size == config.hidden:
+    if isinstance(like, LlamaForCausalLM) and like.config.hidden_size == config.hidden:
         for part in ("model.embed_tokens", "model.norm", "lm_head"):
             model.get_submodule(part).load_state_dict(like.get_submodule(part).state_dict())
     return model
@@ -98,7 +98,8 @@ class LanguageModel(RowModule):
     def on_fit_start(self) -> None:
         """Move the teacher, which is no submodule, to this process's device."""
         for teacher in self._teacher:
-            teacher.to(self.device)
+            if teacher.device != self.device:  # one that lies on several devices stays
+                teacher.to(self.device)
 
     def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over the positions of rows [B, T], in nats a token."""

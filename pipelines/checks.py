@@ -64,7 +64,7 @@ def check_machine(config: Config) -> None:
     selectable(config.selector.verifiers, "selector.verifiers")
     sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
     sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
-    reach_hub(filter(None, [config.model.target, config.model.draft, *sources]))
+    reach_hub([*config.model.given.values(), *sources])
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)
@@ -127,7 +127,7 @@ def _counts(config: Config) -> Iterator[str]:
 
 
 def _lengths(config: Config) -> Iterator[str]:
-    """Find texts that the context of a pair that is trained here cannot hold."""
+    """Find texts that the context of a model that is trained here cannot hold."""
     model, data = config.model, config.data
     prompt = 0 if data.sets else data.prompt_tokens[1]
     asked = {
@@ -136,11 +136,11 @@ def _lengths(config: Config) -> Iterator[str]:
         "data.prompt_tokens with traces.new_tokens": prompt + config.traces.new_tokens,
         "data.prompt_tokens with evaluation.new_tokens": prompt + config.evaluation.new_tokens,
     }
-    for role, trained in {"target_lm": model.target_lm, "draft_lm": model.draft_lm}.items():
+    for role, trained in model.trained.items():
         for key, tokens in asked.items():
-            if tokens > trained.max_length and not model.target:
+            if tokens > trained.max_length:
                 yield (
-                    f"{key}: {tokens} tokens do not fit model.{role}.max_length="
+                    f"{key}: {tokens} tokens do not fit model.{role}_lm.max_length="
                     f"{trained.max_length}: lower them, or raise that."
                 )
 
@@ -205,8 +205,7 @@ def _installed(config: Config) -> Iterator[str]:
 def _folders(config: Config) -> Iterator[str]:
     """Find folders of models, heads and runs that are not there, or cannot be written to."""
     folders = {
-        "model.target": config.model.target,
-        "model.draft": config.model.draft,
+        **{f"model.{role}": name for role, name in config.model.given.items()},
         "draft.warm_start": config.draft.warm_start,
     }
     for key, folder in folders.items():

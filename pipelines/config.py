@@ -60,6 +60,8 @@ WITHOUT_DRAFT = ("head", "ngram", "transformers")
 TABLE = "table.json"
 """The file of a run's own latency table, in the folder of stage latency."""
 MEASURED = "measured"
+DISTIL = "distil"
+"""A draft that is trained here for the user's target."""
 PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 
 
@@ -112,8 +114,8 @@ class ModelConfig(LoadingConfig):
     target: Place | None = None
     """Folder or hub name of the target; null: a small pair is trained."""
     draft: Place | None = None
-    """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and
-    evaluates a head.
+    """Folder or hub name of the draft. distil: a small one is trained for the target. null beside a
+    target: there is none, and stage=all makes and evaluates a head.
     """
     vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
@@ -121,7 +123,9 @@ class ModelConfig(LoadingConfig):
     """Tokens in a row of text."""
     target_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
     """The target that is trained here."""
-    draft_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    draft_lm: LanguageModelConfig = field(
+        default_factory=lambda: LanguageModelConfig(layers=1, intermediate=384, steps=1500)
+    )
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
@@ -130,6 +134,19 @@ class ModelConfig(LoadingConfig):
                 "model.draft is given and model.target is not: give both, or neither to train a"
                 " small pair."
             )
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Folders or hub names of the user's models, by role."""
+        named = {"target": self.target, "draft": self.draft}
+        return {role: name for role, name in named.items() if name and name != DISTIL}
+
+    @property
+    def trained(self) -> dict[str, LanguageModelConfig]:
+        """Models that are trained here, by role."""
+        if self.draft == DISTIL:
+            return {"draft": self.draft_lm}
+        return {} if self.target else {"target": self.target_lm, "draft": self.draft_lm}
 
     @property
     def has_draft(self) -> bool:

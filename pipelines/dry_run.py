@@ -48,16 +48,14 @@ def pair_without_weights(config: Config) -> dict[str, Any]:
     from nde_talf.draft_training.train_lm import build_llama
 
     model, dtype = config.model, getattr(torch, config.model.dtype)
-    if model.target:
-        where = {"target": model.target, "draft": model.draft}
-        return {
-            role: without_weights(name, f"model.{role}", dtype)
-            for role, name in where.items()
-            if name
-        }
-    sizes = {"target": model.target_lm, "draft": model.draft_lm}
+    models = {
+        role: without_weights(name, f"model.{role}", dtype) for role, name in model.given.items()
+    }
+    target = models.get("target")
+    rows = target.config.get_text_config().vocab_size if target else model.vocab_size
     with torch.device("meta"):
-        return {role: build_llama(lm, model.vocab_size).to(dtype) for role, lm in sizes.items()}
+        ours = {role: build_llama(lm, rows).to(dtype) for role, lm in model.trained.items()}
+    return models | ours
 
 
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
@@ -101,18 +99,25 @@ def _print_data(config: Config) -> None:
     """Print how long the prompts are, and check that text and chat template can be read."""
     from transformers import AutoConfig
 
-    from nde_talf.pipelines.pair import check_template, set_prompts, shared_tokenizer
+    from nde_talf.pipelines.pair import (
+        check_template,
+        set_prompts,
+        shared_context,
+        shared_tokenizer,
+    )
 
-    named = [name for name in (config.model.target, config.model.draft) if name]
-    if not named:
+    if not config.model.target:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if not config.data.sets:
         return
-    configs = (AutoConfig.from_pretrained(name, trust_remote_code=False) for name in named)
-    context = min(longest_context(each.get_text_config()) for each in configs)
+    configs = (
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        for name in config.model.given.values()
+    )
+    context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
     prompts = set_prompts(config, tokenizer, context)
     longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
     console.print(

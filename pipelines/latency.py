@@ -4,17 +4,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling import RAW
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.latency import AGREE
+from nde_talf.selector.latency import AGREE, LatencyTable
 from nde_talf.selector.measure import ROOM, Conditions, measure_latency
 
 
@@ -62,6 +66,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             "draft_ms": 1e3 * table.draft[0][0],
             "disagreement": table.disagreement,
         }
+        overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
+        if overlap and config.traces.drafter == "lm":
+            metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", place)
     console.print(
@@ -70,7 +77,22 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         f" step); {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; repeats"
         f" differ by {table.disagreement:.0%}; {place}"
     )
+    if gain := metrics.get("path_speedup"):
+        console.print(
+            f"At T=1 a path of {metrics['path']} drafted tokens should decode {gain:.2f} times as"
+            " fast as plain decoding, by these prices and the overlap on held-out text:"
+            f" the draft {'pays' if gain > 1 else 'does not pay'}."
+        )
     return metrics
+
+
+def _best_path(table: LatencyTable, overlap: float, rule: str) -> dict[str, float]:
+    """Return the length and speed-up of the fastest path, if `overlap` accepts each token."""
+    depths, context = torch.arange(1, L1_MAX + L2_MAX + 1), torch.tensor(table.contexts[:1])
+    paths = torch.stack([torch.ones_like(depths), torch.zeros_like(depths), depths], 1)
+    tokens = 1 + (overlap**depths).cumsum(0)
+    gains = tokens * table.plain(context) / table.steps(context, rule, paths)[0]
+    return {"path": int(gains.argmax()) + 1, "path_speedup": gains.max().item()}
 
 
 STAGE = Stage("latency", "latency", needs, settings, work)

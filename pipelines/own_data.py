@@ -153,7 +153,7 @@ def _tell(config: Config) -> None:
     )
     if data.source == ANSWERS:
         console.print(
-            f"The {'head learns' if config.model.target else 'draft and the head learn'} from your"
+            f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
             " prompts with the target's answers, but for those held out; no built-in text."
         )
         if not config.model.target:

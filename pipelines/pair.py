@@ -1,6 +1,6 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
 from nde_talf.data.text.pair import (
-    ROLES,
     Pair,
     check_tokenizers,
     load_models,
@@ -37,14 +36,15 @@ from nde_talf.decoding.common.progress import track, working
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
+from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from nde_talf.pipelines.config import Config, ModelConfig
+from nde_talf.pipelines.config import DISTIL, Config, ModelConfig
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
-ANSWERED = {"train": 256, "held_out": 64}
-"""Answers that rows of the target's own text are made of; one prompt may have several."""
+ANSWERED, EPOCHS = 256, 16
+"""Answers to learn from at least, and times that a draft for a given target sees them all."""
 ANSWER, AT_ONCE = 128, 64
 """Tokens of an answer at most, and answers sampled together."""
 SPECIAL = 4
@@ -61,24 +61,26 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
-    folder, data, given = folders["pair"], config.data, config.model.target
-    where = (given, config.model.draft) if given else [str(folder / role) for role in ROLES]
-    placed = config.model.placed
-    models = load_models([*filter(None, where)], *placed) if given else []  # wrong input first
+    folder, data, model = folders["pair"], config.data, config.model
+    given = [*model.given.values()]
+    models = load_models(given, *model.placed) if given else []  # wrong input first
     text, prompts = _read(config, folder, models)
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
     with tracked(config, "pair", folder) as tracker:
-        if not given:
-            _train_pair(config, folder, text, prompts, tracker)
-            models = load_models([*filter(None, where)], *placed)
+        if model.trained:
+            _train(config, folder, text, prompts, models, tracker)
+            models.clear()  # the target is not held twice
+            where = [*given, *(str(folder / role) for role in model.trained)]
+            models = load_models(where, *model.placed)
         tokens = text.train.numel(), text.held_out.numel()
         console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
             metrics = _figures(models, text)
-        target, draft = where if given else ROLES
+        named: dict[str, Any] = {role: role for role in model.trained} | model.given
+        target, draft = named["target"], named.get("draft")
         Pair(folder).write(target, draft, prompts, data.test_prompts, text.train, text.held_out)
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
@@ -107,7 +109,7 @@ def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
     data, tokenizer, (train, domains) = config.data, shared_tokenizer(config.model), shipped_rows()
     prompts = (
-        set_prompts(config, tokenizer, _context(models))
+        set_prompts(config, tokenizer, _context(config, models))
         if data.sets
         else shipped_prompts(data.prompt_count)
     )
@@ -128,7 +130,7 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
     if data.sets:
-        prompts = set_prompts(config, tokenizer, _context(models))
+        prompts = set_prompts(config, tokenizer, _context(config, models))
     else:
         limits = (data.prompt_tokens[0], data.prompt_tokens[1])
         prompts = prompts_from_documents(
@@ -152,7 +154,7 @@ def _documents(data: DataConfig) -> Dataset:
 def _read(
     config: Config, folder: Path, models: Sequence[CausalModel]
 ) -> tuple[_Text, list[Prompt]]:
-    """Read text and prompts; a target that is given answers own prompts."""
+    """Read text and prompts; a target that is given writes the text that a draft learns from."""
     given = config.model.target
     own = given is not None and config.data.source == ANSWERS
     read = _own_text if own else _shipped_text if is_shipped(given) else _text
@@ -160,29 +162,33 @@ def _read(
     prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
         _answer(config, folder, text, prompts, models[0])
+    elif config.model.draft == DISTIL:
+        openings = spread(text.train, _answers(config))[:, :OPENING].tolist()
+        store, end = TraceStore(folder / "answers", "train"), text.tokenizer.eos_token_id
+        written = _sampled(store, models[0], openings, config.seed, (1.0, 0.6))
+        own_rows = in_rows(written, end, config.model.length)
+        text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text, prompts
 
 
 def _own_text(config: Config, models: Sequence[CausalModel]) -> _Text:
     """Read own prompts; what the target answers is the text."""
     tokenizer, none = shared_tokenizer(config.model), torch.zeros(0, config.model.length).long()
-    prompts = set_prompts(config, tokenizer, _context(models))
+    prompts = set_prompts(config, tokenizer, _context(config, models))
     return _Text(tokenizer, none, none, {}, none, prompts)
 
 
-def _context(models: Sequence[CausalModel]) -> int | None:
-    return min([model.max_context for model in models], default=None)
+def _context(config: Config, models: Sequence[CausalModel]) -> int:
+    return shared_context(config, (model.max_context for model in models))
 
 
-def set_prompts(
-    config: Config, tokenizer: PreTrainedTokenizerBase, context: int | None
-) -> list[Prompt]:
-    """Draw the prompts of `data.sets`; none is longer than there is room for in the context.
+def shared_context(config: Config, given: Iterable[int]) -> int:
+    """Return the longest context of all models: the given ones, and those trained here."""
+    return min([*given, *(lm.max_length for lm in config.model.trained.values())])
 
-    context: of the models, in tokens; None: of those that are trained here.
-    """
-    if context is None:
-        context = min(config.model.target_lm.max_length, config.model.draft_lm.max_length)
+
+def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int) -> list[Prompt]:
+    """Draw the prompts of `data.sets`; none is longer than there is room for in the context."""
     new = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN + SPECIAL
     if context <= new:
         raise UserError(
@@ -209,25 +215,37 @@ def _answer(
     first = len(traced) - max(1, len(traced) // 3)
     sides = {"train": traced[:first], "held_out": traced[first:]}
     end, length = text.tokenizer.eos_token_id, config.model.length
-    rows = {}
+    rows, counts = {}, {"train": _answers(config), "held_out": ANSWERED // 4}
     for side, asked in sides.items():
-        repeated = asked * -(-ANSWERED[side] // len(asked))
+        repeated = asked * -(-counts[side] // len(asked))
         store = TraceStore(folder / "answers", side)
         rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
 
 
+def _answers(config: Config) -> int:
+    """Count the answers to learn from; a draft for a given target sees them `EPOCHS` times."""
+    model, tokens = config.model, config.model.draft_lm.batch * config.model.length
+    rows = model.draft_lm.steps * tokens if model.draft == DISTIL else 0
+    return max(ANSWERED, rows // (EPOCHS * ANSWER))
+
+
 def _sampled(
-    store: TraceStore, target: CausalModel, prompts: list[list[int]], seed: int
+    store: TraceStore,
+    target: CausalModel,
+    prompts: list[list[int]],
+    seed: int,
+    temperatures: Sequence[float] = (1.0,),
 ) -> list[list[int]]:
-    """Sample a text after each prompt at temperature 1, shard by shard; a killed run goes on."""
-    engine, setting = TransformersEngine(target), SamplingSetting(1.0)
+    """Sample a text after each prompt, shard by shard; a killed run goes on."""
+    engine = TransformersEngine(target)
     shards = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
     for i, name in track(enumerate(names), f"answers, {store.kind}", len(names), "shard"):
         if not store.holds(name):
             new = min(ANSWER, target.max_context - max(map(len, shards[i])))
+            setting = SamplingSetting(temperatures[i % len(temperatures)])
             store.write(name, {"tokens": engine.sample(shards[i], setting, new, seed * 1_009 + i)})
     return [tokens for name in names for tokens in store.lists(name)["tokens"]]
 
@@ -247,23 +265,20 @@ def shortened(text: str, max_length: int = 600) -> str:
     )
 
 
-def shared_tokenizer(given: ModelConfig) -> PreTrainedTokenizerBase:
+def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the target's tokenizer.
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.
     """
-    target = load_tokenizer(given.target, "model.target")
+    target = load_tokenizer(model.target, "model.target")
     if target.eos_token_id is None:
         raise UserError(
-            f"model.target={given.target}: its tokenizer has no end-of-text token"
+            f"model.target={model.target}: its tokenizer has no end-of-text token"
             " (eos_token); set one."
         )
-    if given.draft:
-        check_tokenizers(
-            target.get_vocab(),
-            load_tokenizer(given.draft, "model.draft").get_vocab(),
-            given.draft,
-        )
+    if draft := model.given.get("draft"):
+        vocabulary = load_tokenizer(draft, "model.draft").get_vocab()
+        check_tokenizers(target.get_vocab(), vocabulary, draft)
     return target
 
 
@@ -284,10 +299,15 @@ def _known_to_draft(train: Dataset) -> list[str]:
     return texts
 
 
-def _train_pair(
-    config: Config, folder: Path, text: _Text, prompts: list[Prompt], tracker: Tracker
+def _train(
+    config: Config,
+    folder: Path,
+    text: _Text,
+    prompts: list[Prompt],
+    models: Sequence[CausalModel],
+    tracker: Tracker,
 ) -> None:
-    """Train the target, and distil the draft from it.
+    """Train the target unless it is one of `models`, and distil the draft from it.
 
     A finished model is loaded, an unfinished training resumed.
     """
@@ -297,11 +317,12 @@ def _train_pair(
         model.save_pretrained(path)
         text.tokenizer.save_pretrained(path)
 
-    teacher: Any = None
-    tokenizer = text.tokenizer
-    for role, lm in (("target", config.model.target_lm), ("draft", config.model.draft_lm)):
+    tokenizer, trained = text.tokenizer, config.model.trained
+    teacher: Any = models[0].module if models else None
+    vocabulary = models[0].vocab_size if models else len(tokenizer)
+    for role, lm in trained.items():
         out = folder / role
-        if role == "draft" and config.data.source == ANSWERS:
+        if role == "draft" and "target" in trained and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
             _answer(config, folder, text, prompts, target)
         rows = text.train if role == "target" else text.for_draft
@@ -311,12 +332,12 @@ def _train_pair(
             continue
         distilled = "" if teacher is None else ", distilled from the target"
         console.print(f"training the {role}{distilled}")
-        built = build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher)
+        built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
         module = LanguageModel(built, lm, teacher)
         module.gpu = torch.device(config.model.device).index
         model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
         write_export(out, save)
-    for role in ROLES:
+    for role in trained:
         tracker.artifact(f"{config.run}-{role}", "model", folder / role)
 
 

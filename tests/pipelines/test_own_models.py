@@ -3,6 +3,7 @@ be built for.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,53 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     ):
         done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
         assert told in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
+    asked = ("run=distilled", f"model.target={folder}/llama", "model.draft=distil", *QUICK)
+    dry = " ".join(run(folder, *asked, "dry_run=true").stdout.split())
+    assert "draft: trained here" in dry and "skipped" not in dry
+    done = run(folder, *asked, "stage=pair")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training the draft, distilled from the target" in done.stdout
+    done = run(folder, *asked, "stage=latency")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "plain decoding, by these prices and the overlap on held-out text: the draft" in said
+    pair, latency = (folder / "checkpoints/distilled" / name for name in ("pair", "latency"))
+    metrics = json.loads((pair / "manifest.json").read_text())["metrics"]
+    assert 0 < metrics["overlap"]["1.0"] <= 1 and metrics["draft_nats"] > 0
+    assert json.loads((pair / "pair.json").read_text())["draft"] == "draft"
+    assert not (pair / "target").exists()
+    assert json.loads((pair / "draft/config.json").read_text())["vocab_size"] == 304
+    assert json.loads((latency / "manifest.json").read_text())["metrics"]["path_speedup"] > 0
+    # what a killed stage has is not made again: neither the target's text nor the training
+    made = (pair / "draft/model.safetensors").read_bytes()
+    shards = {shard: shard.stat().st_mtime_ns for shard in pair.glob("answers/*.parquet")}
+    (pair / "manifest.json").unlink()
+    shutil.rmtree(pair / "draft")
+    done = run(folder, *asked, "stage=pair")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shards and shards == {shard: shard.stat().st_mtime_ns for shard in shards}
+    assert (pair / "draft/model.safetensors").read_bytes() == made
+
+
+def test_a_draft_is_distilled_on_answers_to_own_prompts(folder):
+    lines = (folder / "corpus.jsonl").read_text().splitlines()
+    texts = dict.fromkeys(json.loads(line)["text"][:40].strip() for line in lines)
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
+    )
+    small = "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 8, batch: 4}"
+    asked = [f"model.target={folder}/llama", "model.draft=distil", f"model.draft_lm={small}"]
+    asked += [f"data={folder}/prompts.jsonl", "model.length=64", "tracking=disabled"]
+    here = ["run=answers", "stage=pair", f"paths.checkpoints={folder}/checkpoints"]
+    asked += ["traces.new_tokens=32", "evaluation.new_tokens=32", "latency.contexts=[64]"]
+    done = finish("nde_talf.pipelines.run", [*asked, *here])
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "draft and the head learn from your prompts with the target's answers" in said
+    assert "overlap" in said and (folder / "checkpoints/answers/pair/draft").is_dir()
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
