@@ -187,6 +187,10 @@ def _folders_of_hydra() -> Iterator[None]:
     """Name Hydra's keys where Hydra cannot make its folder; errors of work do not come here."""
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of --help has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.filename is None or error.errno in DISK:
             raise

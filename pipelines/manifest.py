@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from nde_talf.data.text.shipped import portable
 from nde_talf.data.traces.store import INDEX
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.checksums import file_digest
@@ -109,8 +110,11 @@ def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value`, which may contain dataclasses, as it reads back from JSON, without secrets."""
-    return json.loads(masked(json.dumps(value, default=asdict)))
+    """Return `value` as it reads back from JSON, in any checkout and without secrets.
+
+    It may contain dataclasses.
+    """
+    return json.loads(portable(masked(json.dumps(value, default=asdict, ensure_ascii=False))))
 
 
 def flat(nested: dict[str, Any], dot: str = ".") -> dict[str, Any]:

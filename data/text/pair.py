@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.shipped import PORTABLE, SHIPPED, portable
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import opened, reading, write_atomically, write_sealed
@@ -91,6 +92,7 @@ class Pair:
             role: recorded(place) for role, place in where.items() if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
+        where = {role: place and portable(place) for role, place in where.items()}
         write_sealed(
             self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
         )
@@ -146,6 +148,8 @@ class Pair:
                 f"{self._index}: its {role} {where!r} is neither its own nor recorded there:"
                 f" {FORMAT.again}."
             )
+        if where.startswith(PORTABLE):
+            return str(SHIPPED / where.removeprefix(PORTABLE))
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
 

@@ -10,6 +10,8 @@ SMALL = "small"
 """The name of the shipped pair, which no run takes."""
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / SMALL
 TARGET, DRAFT = "target", "draft"
+PORTABLE = "shipped:"
+"""Begins a place in the shipped folder where it is recorded: a checkout may lie elsewhere."""
 HEAD = SHIPPED / "draft" / "export"
 AGAIN = "take it from the repository or install the package again"
 
@@ -24,6 +26,15 @@ def shipped(role: str, folder: Path = SHIPPED) -> str:
     if not path.exists():
         raise UserError(f"{path}: this part of the shipped pair is missing; {AGAIN}.")
     return str(path)
+
+
+def portable(text: str) -> str:
+    """Write places in the shipped folder as every checkout can read them.
+
+    >>> portable(str(SHIPPED / "pair"))
+    'shipped:pair'
+    """
+    return text.replace(f"{SHIPPED}/", PORTABLE)
 
 
 def is_shipped(target: str | None) -> bool:

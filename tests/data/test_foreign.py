@@ -9,10 +9,27 @@ from safetensors.torch import load_file, save_file
 
 from nde_talf.data.text.pair import ROLES, Pair
 from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.manifest import plain
 
 TINY = Path(__file__).parents[1] / "fixtures/pair"
+
+
+def test_a_pair_of_the_shipped_models_is_read_in_another_checkout(tmp_path, monkeypatch):
+    pair, rows = Pair(tmp_path / "pair"), torch.arange(12).reshape(2, 6)
+    prompts = [Prompt("p", "text", "x", [1, 2])]
+    pair.write(
+        *(str(SHIPPED / "pair" / role) for role in ("target", "draft")), prompts, 1, rows, rows
+    )
+    assert str(SHIPPED) not in (tmp_path / "pair/pair.json").read_text()
+    assert pair.where("target") == str(SHIPPED / "pair/target")
+    assert plain({"model": {"target": f"{SHIPPED}/pair/target"}}) == {
+        "model": {"target": "shipped:pair/target"}
+    }
+    monkeypatch.setattr("nde_talf.data.text.pair.SHIPPED", tmp_path / "other")
+    assert pair.where("draft") == str(tmp_path / "other/pair/draft")
 
 
 def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
