@@ -64,7 +64,7 @@ def check_machine(config: Config) -> None:
     selectable(config.selector.verifiers, "selector.verifiers")
     sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
     sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
-    reach_hub([*config.model.given.values(), *sources])
+    reach_hub(filter(None, [*config.model.given.values(), *sources]))
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)

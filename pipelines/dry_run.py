@@ -6,6 +6,7 @@ Models are built without weights, on torch's meta device, from their config.json
 import importlib.util
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
     Raises UserError with all faults together, the given ones first.
     """
-    steps = (check_config, _print_sizes, _print_data, _print_stages)
+    faults = [*faults, *faults_of((check_config,), config)]
+    steps = (_print_sizes, partial(_print_data, whole=not faults), _print_stages)
     if faults := [*faults, *faults_of(steps, config)]:
         raise UserError("\n".join(faults))
 
@@ -95,8 +97,11 @@ def _print_sizes(config: Config) -> None:
     console.print(table)
 
 
-def _print_data(config: Config) -> None:
-    """Print how long the prompts are, and check that text and chat template can be read."""
+def _print_data(config: Config, whole: bool) -> None:
+    """Print how long the prompts are, and check that text and chat template can be read.
+
+    whole: read the prompts too, which are not faulty so far.
+    """
     from transformers import AutoConfig
 
     from nde_talf.pipelines.pair import (
@@ -111,7 +116,7 @@ def _print_data(config: Config) -> None:
         return
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
-    if not config.data.sets:
+    if not (whole and config.data.sets):
         return
     configs = (
         AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -29,7 +29,7 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
     named = [name for name in QUESTIONS if name in texts]
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"
-    chosen = named or turns[:1] or [name for name in texts if name not in ANSWERS]
+    chosen = named or turns[:1] or _of_words(rows, texts)
     if len(chosen) == 1:
         return f"{{{chosen[0]}}}"
     if not texts:
@@ -63,6 +63,12 @@ def _columns(rows: Sequence[Any], kind: type) -> list[str]:
         for name, values in given.items()
         if values and all(isinstance(value, kind) for value in values)
     ]
+
+
+def _of_words(rows: Sequence[Any], texts: list[str]) -> list[str]:
+    """Leave out answers, and where any text has several words also ids and dates."""
+    asked = [name for name in texts if name not in ANSWERS]
+    return [name for name in asked if " " in str(rows[0].get(name)).strip()] or asked
 
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:

@@ -90,6 +90,7 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
         ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
         ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
         ({"mine": "a", "number": 3}, "{mine}"),
+        ({"id": "r81", "wish": "Write a parser"}, "{wish}"),
     ],
 )
 def test_columns_are_recognised(row, template):
