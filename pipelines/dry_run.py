@@ -66,8 +66,11 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
     """
     faults = [*faults, *faults_of((check_config,), config)]
     steps = (_print_sizes, partial(_print_data, whole=not faults), _print_stages)
-    if faults := [*faults, *faults_of(steps, config)]:
-        raise UserError("\n".join(faults))
+    first: dict[str, str] = {}
+    for fault in (*faults, *faults_of(steps, config)):
+        first.setdefault(fault.partition(": ")[0], fault)  # of a model or file that is not there
+    if first:
+        raise UserError("\n".join(first.values()))
 
 
 def _print_sizes(config: Config) -> None:
