@@ -163,7 +163,8 @@ def check_stage(run: Run, stage: str) -> dict:
     folder, pair = run.stage(stage), run.stage("pair")
     if not (folder / MANIFEST).exists():
         raise UserError(
-            f"{folder}: stage={stage} is not finished, and recommend reads it; run stage={stage}."
+            f"{folder}: stage={stage} is not finished, and recommend reads it; "
+            + ("make a run: nde run." if run.shipped else f"run stage={stage}.")
         )
     manifest = read_manifest(folder)
     check_files(folder, manifest, stage)

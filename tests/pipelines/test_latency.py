@@ -13,6 +13,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import latency
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted
+from nde_talf.pipelines.manifest import write_manifest
 from nde_talf.pipelines.selector import latency_tables
 from nde_talf.selector.latency import LatencyTable
 from tests.decoding.pairs import tiny_pair
@@ -28,6 +29,7 @@ def folders(tmp_path_factory):
     prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
     rows = torch.arange(48).reshape(8, 6) % 29
     Pair(root / "pair").write("target", "draft", prompts, 1, rows, rows)
+    write_manifest(root / "pair", {"settings": {}, "inputs": {}}, {"overlap": {"1.0": 0.7}}, 0.0)
     (root / "latency").mkdir()
     return {name: root / name for name in ("pair", "latency")}
 
@@ -52,6 +54,7 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     assert not path.exists()
     config.latency.accept_noise = True
     metrics = latency.work(config, folders)
+    assert metrics["path"] >= 1 and metrics["path_speedup"] > 0
     table = LatencyTable.load(path)
     assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(
         config.traces.verifiers
@@ -89,3 +92,14 @@ def test_a_selector_is_trained_on_no_table_that_cannot_be_trusted(folders, tmp_p
     replace(QUIET, **change).save(tmp_path / "own.json")
     with pytest.raises(UserError, match=rf"own\.json.*{words}"):
         latency_tables(config, folders, load_drafted(config, folders))
+
+
+def test_a_path_pays_where_tokens_are_accepted_and_drafts_are_cheap():
+    table = LatencyTable(
+        [1], [1, 20], [1], [[1.0, 1.0]], [[0.1]], {"naivetree": [0.01, 0.01]}, autoregressive=[1.0]
+    )
+    best = latency._best_path(table, 0.5, "naivetree")
+    gains = [(2 - 0.5**k) / (1.01 + 0.1 * k) for k in range(1, 17)]
+    assert best["path"] == gains.index(max(gains)) + 1
+    assert best["path_speedup"] == pytest.approx(max(gains))
+    assert latency._best_path(table, 0.05, "naivetree")["path_speedup"] < 1
