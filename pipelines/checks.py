@@ -89,8 +89,9 @@ def _stages(config: Config) -> Iterator[str]:
     if config.stage in OF_DRAFT_MODEL and not config.drafts:
         yield (
             f"stage={config.stage} needs a draft model, and model.draft is not given. Give one"
-            " (model.draft=FOLDER_OR_HUB_NAME stage=pair), or use the stages pair, draft and"
-            " evaluate, which decode with a draft head."
+            " (model.draft=FOLDER_OR_HUB_NAME stage=pair), train one (model.draft=distil"
+            " stage=pair), or use the stages pair, draft and evaluate, which decode with a draft"
+            " head."
         )
     for name in selector.verifiers:
         if name not in traces.verifiers:

@@ -24,7 +24,7 @@ from nde_talf.pipelines.finished import read_record
 from nde_talf.pipelines.own_data import fit
 from nde_talf.pipelines.record import completed, remember
 
-WITHOUT_DRAFT = (
+SKIPPED = (
     "skipped, as there is no draft model: a draft head is trained and evaluated"
     " (model.draft=distil trains a draft model)"
 )
@@ -68,7 +68,7 @@ def run(config: Config) -> None:
         for name in config.stages if config.stage == "all" else (config.stage,):
             try:
                 if name in OF_DRAFT_MODEL and not config.drafts:
-                    console.print(f"· {name}: {WITHOUT_DRAFT}")
+                    console.print(f"· {name}: {SKIPPED}")
                 else:
                     run_stage(stages[name], config, stages, config.force)
             except NoHeadError as error:
