@@ -67,7 +67,7 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
     faults = [*faults, *faults_of((check_config,), config)]
     steps = (_print_sizes, partial(_print_data, whole=not faults), _print_stages)
     first: dict[str, str] = {}
-    for fault in (*faults, *faults_of(steps, config)):
+    for fault in "\n".join([*faults, *faults_of(steps, config)]).splitlines():
         first.setdefault(fault.partition(": ")[0], fault)  # of a model or file that is not there
     if first:
         raise UserError("\n".join(first.values()))
