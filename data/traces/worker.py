@@ -40,14 +40,15 @@ class Unit:
 
     Attributes:
         prompts: all of one split.
-        sampled: for each prompt, the sampling setting of its trajectory.
-        settings: the settings that the roots get labels for.
+        first: number of the first of them in the split.
+        settings: names of the settings that the roots get labels for, which take turns in sampling
+            the prompts' trajectories.
         samples: super-trees at each root.
         seed: of everything that is sampled.
     """
 
     prompts: list[Prompt]
-    sampled: list[str]
+    first: int
     settings: list[str]
     samples: int
     seed: int
@@ -63,16 +64,12 @@ def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
     for split in ("train", "validation"):
         samples = (split == "validation" and config.validation_samples) or config.samples
         those = [prompt for prompt in prompts if prompt.split == split]
+        raw = config.draft_temperature == "raw"
         for at in range(0, len(those), config.shard_prompts):
-            group, names = those[at : at + config.shard_prompts], config.settings
-            sampled = [[name] * len(group) for name in names]
-            labelled = [[name] for name in names]
-            if config.draft_temperature == "raw":
-                sampled = [[names[(at + i) % len(names)] for i in range(len(group))]]
-                labelled = [names]
-            for trajectories, roots in zip(sampled, labelled, strict=True):
+            group = those[at : at + config.shard_prompts]
+            for settings in [config.settings] if raw else [[name] for name in config.settings]:
                 seed = config.seed * 1_000_003 + len(work)
-                work.append(Unit(group, trajectories, roots, samples, seed))
+                work.append(Unit(group, at, settings, samples, seed))
     return work
 
 
@@ -150,11 +147,10 @@ class Tracer:
         """Sample the target's text after every prompt: columns prompt_id and tokens [P]."""
         engine, length = self._engine(), self.config.new_tokens
         tokens = [prompt.tokens for prompt in unit.prompts]
-        for name in dict.fromkeys(unit.sampled):
-            at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
-            texts = engine.sample([tokens[i] for i in at], SETTINGS[name], length, unit.seed)
-            for i, text in zip(at, texts, strict=True):
-                tokens[i] = text
+        for number, name in enumerate(unit.settings):
+            its = slice((number - unit.first) % len(unit.settings), None, len(unit.settings))
+            if asked := tokens[its]:
+                tokens[its] = engine.sample(asked, SETTINGS[name], length, unit.seed)
         return {"prompt_id": [prompt.id for prompt in unit.prompts], "tokens": tokens}
 
     def trace(
