@@ -145,10 +145,10 @@ def _mixed(pools: dict[str, list[Prompt]], count: int) -> list[Prompt]:
     Each kind is spread evenly over the list.
     """
     mixed = in_turn([pools[kind] for kind in sorted(pools)])
-    if count < 1 or len(mixed) < count:
+    if len(mixed) < count:
         raise UserError(
             f"{count} prompts are asked for, but the held-out documents yield {len(mixed)}. Ask for"
-            f" at least one and at most {len(mixed)}, use a larger source (or hold out more"
+            f" at most {len(mixed)}, use a larger source (or hold out more"
             " documents), or widen the range of lengths."
         )
     placed: list[tuple[float, str, Prompt]] = []
