@@ -14,20 +14,13 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message
+from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message, UnsuitedError
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
 from nde_talf.data.text.templates import SECONDS, render, within
 from nde_talf.decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
-
-
-class UnsuitedError(ValueError):
-    """A dialogue that the template or the tokenizer does not represent faithfully.
-
-    The message says why, to be put after a count.
-    """
 
 
 class ChatEncoder:

@@ -44,8 +44,8 @@ class Dialogue:
     cut: bool = False
 
 
-class OutOfOrderError(ValueError):
-    """Turns that are no dialogue.
+class UnsuitedError(ValueError):
+    """A dialogue that cannot be used.
 
     The message says why, to be put after a count: "3 without turns".
     """
@@ -77,10 +77,10 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             if config.regenerate:
                 messages = [message for message in messages if message["role"] != ASSISTANT]
             elif not answers:
-                raise OutOfOrderError("without an assistant's turn")
+                raise UnsuitedError("without an assistant's turn")
             else:
                 messages = messages[: answers[-1] + 1]
-        except OutOfOrderError as error:
+        except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
         name = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
@@ -101,29 +101,29 @@ def in_order(turns: Any) -> list[Message]:
     """Turn a data set's turns into messages.
 
     Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the user's.
-    Surrounding blanks are dropped, as most chat templates do. Raises OutOfOrderError for unknown
+    Surrounding blanks are dropped, as most chat templates do. Raises UnsuitedError for unknown
     roles, turns without text, and anything but user and assistant in turn after at most one system
     message.
     """
     if not isinstance(turns, list) or not turns:
-        raise OutOfOrderError("without turns")
+        raise UnsuitedError("without turns")
     if all(isinstance(turn, str) for turn in turns):
         return [_message({"role": USER, "content": text}) for text in turns]
     messages = [_message(turn) for turn in turns]
     roles = [message["role"] for message in messages]
     roles = roles[1:] if roles[0] == SYSTEM else roles
     if not roles or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(roles)):
-        raise OutOfOrderError("with roles out of order")
+        raise UnsuitedError("with roles out of order")
     return messages
 
 
 def _message(turn: Any) -> Message:
     role = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
     if role not in ROLES:
-        raise OutOfOrderError("with an unknown role")
+        raise UnsuitedError("with an unknown role")
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str) or not text.strip():
-        raise OutOfOrderError("with a turn that has no text")
+        raise UnsuitedError("with a turn that has no text")
     return {"role": ROLES[role], "content": text.strip()}
 
 

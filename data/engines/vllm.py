@@ -176,13 +176,8 @@ def import_vllm():
     try:
         import vllm
         import vllm.config
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         raise UserError(
             f"engine.name=vllm: vLLM cannot be imported ({error}); {INSTALL}."
-        ) from error
-    except RuntimeError as error:
-        raise UserError(
-            f"engine.name=vllm: vLLM cannot be imported ({error}). Beside a CPU torch remove what"
-            " breaks it: pip uninstall -y torchvision torchaudio torchcodec."
         ) from error
     return vllm

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nde_talf.data.dialogues.read import (
-    OutOfOrderError,
+    UnsuitedError,
     in_order,
     read_dialogues,
 )
@@ -43,7 +43,7 @@ def read(folder, rows, **config):
     ],
 )
 def test_turns_that_make_no_dialogue_are_refused(turns, reason):
-    with pytest.raises(OutOfOrderError, match=reason):
+    with pytest.raises(UnsuitedError, match=reason):
         in_order(turns)
 
 
