@@ -201,15 +201,18 @@ def _run(
         else:
             run = _masked(target, cache, unseen(entries, length, document), at, k)
         states = take_rows(features, entries)[:, :, None]
-        for level, chosen_parts in enumerate(parts, 1):
-            chosen = choose(level, some, states)
+        for number, level in enumerate(parts, 1):
+            chosen = choose(number, some, states)
             states = run(chosen)
-            chosen_parts.append((chosen.tokens, chosen.parents, states))
+            level.append((chosen.tokens, chosen.parents, states))
         if cache is not None:
             cache.commit(length)
-    full = [[torch.cat(each, 1) for each in zip(*level, strict=True)] for level in parts]
-    levels = [TreeLevel(tokens, parents) for tokens, parents, _ in full]
-    return TargetTrees(tokens, inputs, roots, levels, [states for *_, states in full], features)
+    trees = TargetTrees(tokens, inputs, roots, [], [], features)
+    for level in parts:
+        nodes, parents, states = (torch.cat(each, 1) for each in zip(*level, strict=True))
+        trees.levels.append(TreeLevel(nodes, parents))
+        trees.labels.append(states)
+    return trees
 
 
 def _masked(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue
+from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
 from nde_talf.data.engines.base import Engine
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -42,10 +42,8 @@ def regenerate(
         longest: maximum number of tokens of a question with everything before it and its answer.
         seed: of the sampling.
     """
-    made = [
-        replace(one, messages=[m for m in one.messages if m["role"] == SYSTEM]) for one in dialogues
-    ]
-    questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
+    made = [replace(one, messages=_said(one, by_system=True)) for one in dialogues]
+    questions = [_said(one, by_system=False) for one in dialogues]
     going_on: Iterable[int] = range(len(dialogues))
     for turn in count():
         asked = {
@@ -70,3 +68,7 @@ def regenerate(
                 if not cut:
                     going_on.append(i)
     return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]
+
+
+def _said(dialogue: Dialogue, by_system: bool) -> list[Message]:
+    return [m for m in dialogue.messages if (m["role"] == SYSTEM) == by_system]

@@ -68,16 +68,22 @@ def trace_trajectories(
         # The first generated token, and one every stride after it.
         first, end = len(prompt.tokens), len(trajectory) - cut * DEPTH
         roots = list(range(first, end, STRIDE if text else config.stride))
-        if roots:  # else the target ended its text at once
-            named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
-            texts = {name: [value] * len(roots) for name, value in named}
-            made = Positions(target, draft, trajectory, roots)
-            if text:
-                labelled = made.from_text(pairs)
-            else:
-                labelled = made.from_trees(pairs, config, micro_batch, generator)
-            kept = [{name: each[name] for name in config.verifiers} for each in labelled]
-            parts += [texts | columns for columns in made.tables(pairs, kept)]
+        if not roots:  # the target ended its text at once
+            continue
+        made = Positions(target, draft, trajectory, roots)
+        if text:
+            labelled = made.from_text(pairs)
+        else:
+            labelled = made.from_trees(pairs, config, micro_batch, generator)
+        kept = [{name: each[name] for name in config.verifiers} for each in labelled]
+        named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
+        texts = {name: [value] * len(roots) for name, value in named}
+        parts += [texts | columns for columns in made.tables(pairs, kept)]
+    return _joined(parts)
+
+
+def _joined(parts: list[dict[str, list | Tensor]]) -> dict[str, list | Tensor]:
+    """Join the rows of tables; no columns without any."""
     columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
     return {
         name: list(chain(*each)) if name in NAMES else torch.cat(cast("list[Tensor]", each))
