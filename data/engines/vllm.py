@@ -14,8 +14,7 @@ import torch
 
 from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.fitness import first_line
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
 INSTALL = (
@@ -87,19 +86,15 @@ class VLLMEngine:
         """Return the instance of vLLM; it is opened when it is first needed."""
         if self._model is not None:
             return self._model
-        options = {"tensor_parallel_size": self.config.tensor_parallel}
+        options: dict[str, Any] = {"tensor_parallel_size": self.config.tensor_parallel}
         if torch.cuda.is_available():
             options["gpu_memory_utilization"] = self.config.gpu_memory
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options["enable_chunked_prefill"] = False
         with self._errors():
-            self._model = open_llm(
-                self.folder,
-                self.dtype,
-                self.config.max_length,
-                enable_prefix_caching=True,
-                **options,
-            )
+            longest = self.config.max_length
+            options["enable_prefix_caching"] = True
+            self._model = open_llm(self.folder, self.dtype, longest, **options)
         return self._model
 
 

@@ -92,8 +92,8 @@ def prompts_from_documents(
         if document["name"].endswith(".py"):
             cuts = _python_cuts(document["text"], generator)
         else:
-            ends = _word_cuts(document["text"], generator, 8 * per_document)
-            cuts = {str(document.get("kind") or TEXT): ends}
+            words = _word_cuts(document["text"], generator, 8 * per_document)
+            cuts = {str(document.get("kind") or TEXT): words}
         for kind, ends in cuts.items():
             taken = 0
             for end in ends:
@@ -148,8 +148,8 @@ def _mixed(pools: dict[str, list[Prompt]], count: int) -> list[Prompt]:
     if len(mixed) < count:
         raise UserError(
             f"{count} prompts are asked for, but the held-out documents yield {len(mixed)}. Ask for"
-            f" at most {len(mixed)}, use a larger source (or hold out more"
-            " documents), or widen the range of lengths."
+            f" at most {len(mixed)}, use a larger source (or hold out more documents), or widen the"
+            " range of lengths."
         )
     placed: list[tuple[float, str, Prompt]] = []
     for kind in pools:
