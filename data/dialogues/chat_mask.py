@@ -99,6 +99,7 @@ class ChatEncoder:
             raise UnsuitedError(
                 "whose answers the template renders otherwise than it prompts for them"
             )
+        words = messages[-1]["content"].split()
         # The head may end with what stands before every answer, such as an empty block of thoughts.
         for start in (prompt, head):
             answer, words = (
