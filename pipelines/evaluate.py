@@ -13,27 +13,29 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.decoding.setting import (
-    AUTO,
-    read_draft_temperature,
-)
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
-from nde_talf.evaluation.methods import Plan, plan_methods, selector_title
+from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
 from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.drafted import load_decoded, timed_on
+from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.tuning import Tuner
+from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
+from nde_talf.pipelines.drafted import load_decoded, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.methods import benches, methods, without_labels
-from nde_talf.pipelines.selector import selectors
+from nde_talf.pipelines.policy_table import default_verifier, make_policy
+from nde_talf.pipelines.selector import roots_of, selectors
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
 from nde_talf.pipelines.tracking import read_curves, tracked
+from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.network import Selector
 
-# seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
-GIBBERISH = 600
+# Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
+MIN_PAIR_SECONDS = 600
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
     drawn = read_draft_temperature("raw" if raw else asked)
     prompts, tuning, fixed = _prompts(config, pair, models)
-    made = benches(config, folders, models, tuning, drawn, fixed)
+    made = _benches(config, folders, models, tuning, drawn, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
     plans = {}
@@ -69,13 +71,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         for name, bench in made.items():
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
-            plan = plans[str(setting)] = plan_methods(bench, methods(config))
+            plan = plans[str(setting)] = plan_methods(bench, _groups(config))
             roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
             write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
-        if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
+        if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
             data.sample["trained_here"] = True
         write_report(data, folder)
         for setting, rows in data.tables.items():
@@ -106,9 +108,91 @@ def _prompts(
     return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
 
 
+def _benches(
+    config: Config,
+    folders: dict[str, Path],
+    models: tuple[CausalModel, CausalModel | None],
+    tuning: list[Prompt],
+    draft_setting: SamplingSetting | str,
+    fixed: StaticShapes | None,
+) -> dict[str, Bench]:
+    """Make the parts of the methods of every sampling setting, by the setting's name."""
+    evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
+    texts = [prompt.tokens for prompt in tuning]
+    roots, table, head = None, None, None
+    if draft:
+        run = Path(config.paths.checkpoints) / config.run
+        roots = roots_of(folders["traces"], config.traces.verifiers, run, lambda text: None)[0]
+        table = LatencyTable.load(folders["latency"] / TABLE)
+    if "head" in groups:
+        head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
+    parts_by_setting = {}
+    for title in evaluation.settings:
+        setting = SETTINGS[title]
+        bench = parts_by_setting[title] = Bench(
+            target,
+            draft,
+            setting,
+            Tuner(folders["evaluate"] / f"tuned-{title}.json", evaluation.new_tokens, texts),
+            StaticTrees.of(roots, table, setting),
+            draft_setting,
+            evaluation.draft_temperature,
+            fixed,
+            "tuned" in groups and draft is not None,
+            config.selector.verifiers,
+            ngram=evaluation.ngram,
+            head=head,
+            kinds=[prompt.kind for prompt in tuning],
+        )
+        if "selector" in groups and bench.labels:
+            names = selectors(config.selector) if setting.temperature else [bench.main]
+            exports = folders["selector"] / "export"
+            bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
+        if "policies" in groups:
+            bench.policies = {
+                _policy_title(name, options): (
+                    make_policy(name, options),
+                    default_verifier(name, setting.temperature),
+                )
+                for name, options in evaluation.policies.items()
+            }
+    return parts_by_setting
+
+
+def _policy_title(name: str, options: dict[str, Any]) -> str:
+    """The name of a policy in tables: "SALF (nodes=32)"."""
+    titles = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
+    title = titles.get(name, name.replace("_", " ").capitalize())
+    given = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{title} ({given})" if given else title
+
+
+def _without_labels(config: Config) -> str:
+    """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
+    names = {*config.evaluation.settings} - {*config.traces.settings}
+    groups = _groups(config)
+    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in groups]
+    if "selector" in groups:
+        missing.append(f"the static tree of {config.selector.verifiers[0]} chosen by timing")
+    return f"{', '.join(names)} not traced, so {', '.join(missing)} there" * bool(names and missing)
+
+
+def _groups(config: Config) -> set[str]:
+    """Return the groups of methods that are compared with plain decoding.
+
+    They are those asked for. Without a draft model they are those of them that need none, and
+    n-grams are mixed with the head alone.
+    """
+    groups = {*config.evaluation.methods}
+    if config.traces.drafter == "head":
+        return groups - {"assisted", "head"}  # all methods draft with the head
+    mixed = {"mixed"} if "head" in groups else set()
+    return groups if config.model.has_draft else groups & {*WITHOUT_DRAFT, *mixed}
+
+
 def _notices(config: Config, assists: bool) -> Iterator[str]:
     """Name what was asked for and is left out, or is worse than it could be."""
-    groups, labelled = methods(config), config.traces.draft_temperature
+    groups, labelled = _groups(config), config.traces.draft_temperature
     asked = config.evaluation.draft_temperature
     if asked not in (AUTO, labelled) and {"selector", "rules", "baselines"} & groups:
         yield (
@@ -125,7 +209,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
             "· no assisted: the output layers of target and draft have different numbers of rows,"
             " which transformers' assisted generation takes for different tokenizers"
         )
-    if note := without_labels(config):
+    if note := _without_labels(config):
         yield f"! {note}: add them to traces.settings for labels."
 
 
@@ -149,7 +233,7 @@ def report_data(
         f"{evaluation.prompts} held-out prompts, {evaluation.passes}"
         f" pass{'es' * (evaluation.passes > 1)}, {evaluation.new_tokens} tokens each",
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
-        without_labels(config),
+        _without_labels(config),
     ]
     head = dict(metrics.get("draft", {}))
     if head:  # the precision stands first
@@ -220,7 +304,7 @@ def _sample(
 def needs(config: Config) -> tuple[str, ...]:
     """Return the names of the stages that the evaluation needs."""
     of_draft = ("latency", "traces", "selector") if config.drafts else ()
-    with_head = "head" in methods(config) or config.traces.drafter == "head"
+    with_head = "head" in _groups(config) or config.traces.drafter == "head"
     return ("pair", *of_draft, *(("draft",) if with_head else ()))
 
 

@@ -209,15 +209,16 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 
 
 def test_code_and_commands_of_the_pages_are_found():
-    assert {"README.md", "docs/tutorial.md", "docs/write_a_policy.md"} <= set(map(name, WITH_CODE))
     shown = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
-    assert all(
-        f"{each}(" in shown for each in ("@rule", "@policy", "@loss", "head_layer", "@family")
-    )
-    named = {(page, line.split()[2]) for page, line in COMMANDS}
-    assert {("README.md", "pipelines.run"), ("docs/tutorial.md", "pipelines.generate")} <= named
-    assert {("README.md", "pipelines.generate"), ("docs/small.md", "pipelines.small")} <= named
-    assert ("docs/serving.md", "evaluation.lossless") in named
+    for each in ("@rule", "@policy", "@loss", "head_layer", "@family"):
+        assert f"{each}(" in shown
+    assert {
+        ("README.md", "pipelines.run"),
+        ("README.md", "pipelines.generate"),
+        ("docs/tutorial.md", "pipelines.generate"),
+        ("docs/small.md", "pipelines.small"),
+        ("docs/serving.md", "evaluation.lossless"),
+    } <= {(page, line.split()[2]) for page, line in COMMANDS}
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
     assert variants(line) == [
         ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm"]

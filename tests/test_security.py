@@ -95,24 +95,16 @@ def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path, 
         with tracked(config, "pair", tmp_path):
             assert ("secret" in json.dumps(recorded.pop()["config"])) == samples
 
-    class Recorder:
-        """A W&B run's side that the tracker calls."""
-
-        def __init__(self):
-            self.summary, self.logged = {}, []
-            self.log = self.log_artifact = lambda content: self.logged.append(content)
-
+    (tmp_path / "index.html").write_text("a text")
+    (tmp_path / "table.json").write_text("{}")
     for samples in (True, False):
-        tracker = Tracker(Recorder(), tmp_path, samples)
+        run = Mock(summary={})
+        tracker = Tracker(run, tmp_path, samples)
         tracker.sample("first_prompt", {"code": "def secret():"})
-        (tmp_path / "index.html").write_text("a text")
-        (tmp_path / "table.json").write_text("{}")
         tracker.report(tmp_path)
         tracker.artifact("table", "latency-table", tmp_path / "table.json")
-        assert ("first_prompt/code" in tracker.run.summary) == samples
-        assert ("report" in tracker.run.logged[0]) == samples and len(
-            tracker.run.logged
-        ) == 1 + samples
+        assert ("first_prompt/code" in run.summary) == samples == run.log_artifact.called
+        assert ("report" in run.log.call_args[0][0]) == samples
 
 
 def test_the_projects_own_name_is_nowhere_a_bare_requirement():

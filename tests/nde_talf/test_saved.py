@@ -39,18 +39,16 @@ class Heard:
 
 @pytest.mark.parametrize("drafts", ["lm", "head"])
 def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
-    model, selector = (
-        TARGET.module,
-        Selector(schema(16, 16, learned=False)) if drafts == "lm" else None,
-    )
+    model, folder, heard = TARGET.module, tmp_path / "moved", Heard()
     DRAFT.module.save_pretrained(tmp_path / "lm")
     save_head(HEAD, tmp_path / "head")
-    if selector:
-        selector.table = TABLE
-        selector.save_pretrained(tmp_path / "selector")
-    ours = speculate(tmp_path / drafts, tmp_path / "selector" if selector else None)
-    ours.save(tmp_path / "saved")
-    folder, heard = tmp_path / "moved", Heard()
+    selector = None
+    if drafts == "lm":
+        selector = tmp_path / "selector"
+        static = Selector(schema(16, 16, learned=False))
+        static.table = TABLE
+        static.save_pretrained(selector)
+    speculate(tmp_path / drafts, selector).save(tmp_path / "saved")
     shutil.move(tmp_path / "saved", folder)
     for parts in ("head", "selector"):
         shutil.rmtree(tmp_path / parts, ignore_errors=True)
@@ -62,10 +60,9 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
     assert torch.equal(out, model.generate(**ASKED)) and heard.tokens == [*out[0].tolist(), "end"]
     requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
     assert not [line for line in requirements if line.startswith("nde")]  # no index has that name
-    assert (folder / "selector" / "config.json").exists() == bool(
-        selector
-    ) and "custom_generate" in (folder / "README.md").read_text()
-    assert "| trees | static" in (folder / "README.md").read_text()  # no setting was learned
+    assert (folder / "selector" / "config.json").exists() == bool(selector)
+    card = (folder / "README.md").read_text()
+    assert "custom_generate" in card and "| trees | static" in card  # no setting was learned
 
 
 def test_speculate_that_is_not_called_says_what_to_write():

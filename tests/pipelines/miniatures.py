@@ -116,67 +116,49 @@ def texts() -> list[str]:
     return [path.read_text() for path in sorted((ROOT / "decoding").rglob("*.py"))]
 
 
+SMALL_RUN = [
+    "model.device=cpu",
+    "model.device_map=null",
+    "model.dtype=float32",
+    "model.length=64",
+    "model.threads=1",
+    "data.prompt_count=30",
+    "data.prompt_tokens=[16, 24]",
+    "data.held_out=0.3",
+    "data.test_fraction=0.3",
+    "traces={train_prompts: 5, validation_prompts: 3, new_tokens: 32, stride: 16, samples: 2}",
+    "traces={validation_samples: 2, dtype: float32, micro_batch: 4}",
+    "evaluation={prompts: 2, new_tokens: 24, calibration_prompts: 1, passes: 1}",
+    "latency={contexts: [32], repeats: 2, accept_noise: true}",
+    "selector={epochs: 5, folds: 2}",
+    "draft={steps: 4, batch: 2, accumulate: 1, roots: 8, warm_up: 1, precision: 32-true}",
+    "tracking=disabled",
+]
+"""The size of a miniature's run."""
+
+
 def miniature(preset: str, folder: Path) -> Config:
     """The run of a preset with miniatures of its models in `folder`: its stages, methods and
     losses, on this project's own text, with few prompts and steps.
 
     Output layers differ by as many rows as those of the published models.
     """
-    config = composed(Config, f"model={preset}")
+    config = composed(Config, f"model={preset}", f"paths.checkpoints={folder}/runs", *SMALL_RUN)
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    models = {
-        role: published(name)
-        for role in ("target", "draft")
-        if (name := getattr(config.model, role))
-    }
+    names = {"target": config.model.target, "draft": config.model.draft}
+    models = {role: published(name) for role, name in names.items() if name}
     rows = {role: one.get_text_config().vocab_size for role, one in models.items()}
     for seed, (role, one) in enumerate(models.items()):
         build(shrink(one, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
+        setattr(config.model, role, str(folder / role))
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-    where = {role: str(folder / role) for role in models}
-    config.model = replace(
-        config.model,
-        **where,
-        device="cpu",
-        dtype="float32",
-        length=64,
-        threads=1,
-        device_map=None,
-    )
-    small = {"prompt_count": 30, "prompt_tokens": [16, 24], "held_out": 0.3, "test_fraction": 0.3}
-    config.data = replace(config.data, source=str(corpus), sets={}, mix={}, **small)
-    settings = [name for name in config.evaluation.settings if name in config.traces.settings][
-        :1
-    ] or config.traces.settings[:1]
-    small = {
-        "train_prompts": 5,
-        "validation_prompts": 3,
-        "new_tokens": 32,
-        "stride": 16,
-        "samples": 2,
-        "validation_samples": 2,
-    }
-    config.traces = replace(
-        config.traces, **small, settings=settings, dtype="float32", micro_batch=4
-    )
-    config.evaluation = replace(
-        config.evaluation,
-        settings=settings,
-        prompts=2,
-        new_tokens=24,
-        calibration_prompts=1,
-        passes=1,
-    )
-    config.latency = replace(config.latency, contexts=[32], repeats=2, accept_noise=True)
-    config.selector = replace(config.selector, epochs=5, folds=2)
-    config.draft = replace(
-        config.draft, steps=4, batch=2, accumulate=1, roots=8, warm_up=1, precision="32-true"
-    )
-    config.dialogues = replace(config.dialogues, source=None)
-    config.tracking.mode = "disabled"
-    config.paths.checkpoints = str(folder / "runs")
+    config.data = replace(config.data, source=str(corpus), sets={}, mix={})
+    traced = config.traces.settings
+    first = [name for name in config.evaluation.settings if name in traced][:1] or traced[:1]
+    config.traces.settings = config.evaluation.settings = first
+    config.dialogues.source = None
     return config
 
 

@@ -23,8 +23,6 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 64,
-}
-SIZES |= {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,
     "bos_token_id": 0,
