@@ -21,7 +21,7 @@ from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.checks import check_config, faults_of
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
+from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -44,11 +44,11 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
     return model
 
 
-def pair_without_weights(config: Config) -> dict[str, Any]:
+def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     """Build target and draft by role, those that would be trained here too."""
     from nde_talf.draft_training.train_lm import build_llama
 
-    model, dtype = config.model, getattr(torch, config.model.dtype)
+    dtype = getattr(torch, model.dtype)
     models = {
         role: without_weights(name, f"model.{role}", dtype) for role, name in model.given.items()
     }
@@ -75,7 +75,7 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
 def _print_sizes(config: Config) -> None:
     """Print what models take, and traces at most: hidden states, scalars and labels of roots."""
-    models, traces = pair_without_weights(config), config.traces
+    models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"

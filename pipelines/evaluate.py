@@ -247,7 +247,7 @@ def report_data(
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,
-        curves=_curves(config, folders, plans.values()),
+        curves=_curves(selectors(config.selector), folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
         same={setting: plan.same for setting, plan in plans.items()},
@@ -255,14 +255,16 @@ def report_data(
     )
 
 
-def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:
+def _curves(
+    names: Iterable[str], folders: dict[str, Path], plans: Iterable[Plan]
+) -> dict[str, dict]:
     """Return the curves of every training whose result is in use.
 
-    A selector that only exported static trees has none.
+    names: of the selectors; one that only exported static trees has no curve.
     """
     learned = {title for plan in plans for title in plan.learned}
     stages = {"target": "pair", "draft": "pair"}
-    stages |= {n: "selector" for n in selectors(config.selector) if selector_title(n) in learned}
+    stages |= {name: "selector" for name in names if selector_title(name) in learned}
     stages["head"] = "draft"
     curves = {
         name: read_curves(folders[stage] / "curves" / name)

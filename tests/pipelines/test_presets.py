@@ -53,7 +53,7 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     for part in ("computed, not run", "parameters", "traces on disk", "free in"):
         assert part in printed, printed
     assert not (tmp_path / "runs").exists()
-    models = pair_without_weights(config)
+    models = pair_without_weights(config.model)
     assert models["draft"].num_parameters() < models["target"].num_parameters() < 10e6
 
 
