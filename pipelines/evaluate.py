@@ -80,11 +80,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
             data.sample["trained_here"] = True
         write_report(data, folder)
-        for setting, rows in data.tables.items():
+        for name, rows in data.tables.items():
             for row in rows:
                 figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
                 figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
-                tracker.log({f"{setting}/{row.method}": figures})
+                tracker.log({f"{name}/{row.method}": figures})
         tracker.report(folder)
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()

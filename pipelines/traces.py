@@ -136,7 +136,8 @@ def _missing(store: TraceStore, count: int) -> list[int]:
 
 def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path) -> str:
     """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
-    target, draft = tracer.models
+    models: Any = tracer.models
+    target, draft = models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
     roots, most = tracer.most_roots(work)
