@@ -122,7 +122,7 @@ def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(f
 
 
 def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=10**6))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=10**5))
     told = refused(folder, *HEADS, with_pair(folder, "full"), "stage=traces")
-    assert "the traces need about" in told and "its disk has 1.0 MB" in told
+    assert "the traces need about" in told and "its disk has 100.0 kB" in told
     assert not list((folder / "checkpoints/full/traces").glob("*.parquet"))
