@@ -26,9 +26,6 @@ from nde_talf.decoding.tree import Committed, Tree
 if TYPE_CHECKING:
     from nde_talf.decoding.processing import Processed
 
-NewSession = Callable[[], TreeSession]
-Logits = Callable[[Tensor], Tensor]
-
 
 class DraftPoint:
     """Knowledge of the draft at one position: hidden state `hidden` [H_q] and distribution `q` [V].
@@ -156,7 +153,11 @@ class SessionDrafter(Drafter):
     ]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
 
     def __init__(
-        self, new_session: NewSession, logits: Logits, max_context: int, static: Shapes | None
+        self,
+        new_session: Callable[[], TreeSession],
+        logits: Callable[[Tensor], Tensor],
+        max_context: int,
+        static: Shapes | None,
     ):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)

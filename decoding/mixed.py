@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import Drafter, DraftPoint
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -43,8 +43,6 @@ class MixedDrafter(Drafter):
     """
 
     on_device = False
-    root: DraftPoint
-    previous: DraftPoint
 
     @checked
     def __init__(self, ngram: NgramDrafter, draft: Drafter):
@@ -72,12 +70,6 @@ class MixedDrafter(Drafter):
         self.draft.start(prompt, token, features, setting)
         self._late: list[tuple[Accepted, Tensor]] = []  # what the draft has not been given yet
         self._choose()
-
-    def __getattr__(self, name: str) -> Any:
-        """`root` and `previous` of the one that drafts here."""
-        if name not in ("root", "previous"):
-            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        return getattr(self._drafting, name)
 
     def expand(self, tree: Tree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
@@ -112,6 +104,7 @@ class MixedDrafter(Drafter):
             self.matched and sum(len(late.tokens) for late, _ in self._late) < _BEHIND
         ):
             self._catch_up()
+        self.root, self.previous = self._drafting.root, self._drafting.previous
 
     def _catch_up(self) -> None:
         """Give the draft all that was committed since it last ran, as one path.

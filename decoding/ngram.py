@@ -150,13 +150,6 @@ class NgramDrafter(Drafter):
         )
         self.append([*prompt, token])
 
-    def __getattr__(self, name: str) -> Any:
-        """`root`, when a policy asks for it: one that picks tokens does not."""
-        if name != "root":
-            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        self.root = DraftPoint(self.previous.hidden, self._distribution(self._matches[0]))
-        return self.root
-
     @property
     def ngram(self) -> NgramDrafter:
         """The drafter itself, as a `nde_talf.decoding.mixed.MixedDrafter` has one."""
@@ -207,8 +200,10 @@ class NgramDrafter(Drafter):
     def append(self, tokens: list[int]) -> None:
         """Go on to a new root: tokens that were committed, whoever drafted them."""
         self.index.extend(tokens)
-        self._matches = {0: self.index.match([])}
-        self.__dict__.pop("root", None)
+        match = self.index.match([])
+        self._matches = {0: match}
+        # A policy that picks tokens does not ask for q.
+        self.root = DraftPoint(self.previous.hidden, lambda: self._distribution(match))
 
     def _learn(self, accepted: Accepted) -> None:
         """Count every node with children: as drafted, and if it was accepted, as tested."""

@@ -28,14 +28,6 @@ class Like:
     kind: str = FLOAT
 
 
-def likes(tensors: Mapping[str, Tensor]) -> dict[str, Like]:
-    """The declaration that `tensors`, which may lie on torch's device "meta", fit."""
-    return {
-        name: Like(tuple(x.shape), _kind(str(x.dtype).removeprefix("torch.")))
-        for name, x in tensors.items()
-    }
-
-
 def read_tensors(
     path: Path, again: str, declared: Mapping[str, Like] | None = None
 ) -> dict[str, Tensor]:
@@ -102,6 +94,6 @@ def not_finite(tensors: Mapping[str, Tensor], largest: float = math.inf) -> str 
 
 
 def _kind(dtype: str) -> str:
-    """Return the kind of a dtype by its name in torch (float32, int64) or in a file (F32, I64)."""
+    """Return the kind of a dtype by its name in a file (F32, I64)."""
     name = dtype.lower()
     return BOOL if name == "bool" else FLOAT if name.startswith(("f", "bf")) else INTEGER

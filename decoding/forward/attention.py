@@ -99,11 +99,16 @@ def seen_in(
         mask = window.masked(mask, rows, columns, (first, open, tree))
     else:
         mask = F.pad(mask, (open, 0))
+    return Seen(first, open, tree, _repeated(mask, groups))
+
+
+def _repeated(mask: Tensor, groups: int) -> Tensor:
+    """Repeat the rows of a mask for every group of heads, in lines that CUDA's kernels take."""
     mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
     slots = mask.shape[-1]
     if mask.is_cuda and slots % ALIGNED:  # else every layer would copy it
         mask = F.pad(mask, (0, -slots % ALIGNED))[..., :slots]
-    return Seen(first, open, tree, mask)
+    return mask
 
 
 def attend(

@@ -184,7 +184,7 @@ class DecoderLayer:
             for name in _NORMS
             if optional(modules.get(name), "weight") is not None
         }
-        self.before_attention = norms.get("input_layernorm")
+        self.before_attention: Any = norms.get("input_layernorm")  # some heads have none
         # Norms before and after the MLP: the one called "post" then follows attention
         before, after = norms.get("pre_feedforward_layernorm"), norms["post_attention_layernorm"]
         self.before_mlp = before or after
@@ -197,30 +197,6 @@ class DecoderLayer:
         self.tensors += [tensor for each in linears for tensor in each.tensors]
         self.samples = [sample for each in linears for sample in each.samples]
 
-    def run(
-        self,
-        states: Tensor,
-        batch: int,
-        angles: Angles,
-        seen: Seen,
-        cache: KVCache | None,
-        index: int,
-    ) -> Tensor:
-        """Run the layer on states [B n, H].
-
-        Args:
-            states: [B n, H], the residual stream before the layer.
-            batch: number B of sequences.
-            angles: cos and sin at the rows' positions, see `rotate`.
-            seen: the slots that the rows see.
-            cache: takes the rows' keys and values, in its layer number `index`.
-            index: number of the layer in the cache.
-        """
-        assert self.before_attention is not None
-        return self.finish(
-            states, self.attend(self.before_attention(states), batch, angles, seen, cache, index)
-        )
-
     def attend(
         self,
         inputs: Tensor,
@@ -230,7 +206,16 @@ class DecoderLayer:
         cache: KVCache | None,
         index: int,
     ) -> Tensor:
-        """Attention [B n, H] of inputs [B n, width]."""
+        """Attention [B n, H] of inputs [B n, width].
+
+        Args:
+            inputs: rows of B sequences, one sequence after the other.
+            batch: number B of sequences.
+            angles: cos and sin at the rows' positions, see `rotate`.
+            seen: the slots that the rows see.
+            cache: takes the rows' keys and values, in its layer number `index`.
+            index: number of the layer in the cache.
+        """
         projected = self.qkv(inputs).view(batch, -1, self.heads + 2 * self.shared, self.size)
         turned = projected[:, :, : self.heads + self.shared]
         turned = rotate(turned if self.head_norms is None else self.head_norms(turned), angles)

@@ -66,6 +66,14 @@ class FusedPass:
         self._modules = list(self._module.modules())
         self._where = self._addresses()
 
+    def _changed(self) -> bool:
+        """Return True if weights were replaced or moved, or others packed than there are now."""
+        if self._addresses() != self._where:
+            return True
+        return self._sampled is not None and not torch.equal(
+            self._sampled, torch.cat(self._samples)
+        )
+
     def _addresses(self) -> list[int]:
         """List which modules there are, and where their parameters lie in memory."""
         addresses: list[int] = []
@@ -85,10 +93,7 @@ class FusedPass:
         stay where they are: CUDA graphs copy all else.
         """
         with self._lock, torch.inference_mode():  # which may write to any tensor
-            packed_others = self._sampled is not None and not torch.equal(
-                self._sampled, torch.cat(self._samples)
-            )
-            if packed_others or self._addresses() != self._where:
+            if self._changed():
                 try:
                     self._fuse()
                 except NotNativeError as error:
@@ -223,7 +228,9 @@ class NativeForward(FusedPass):
             states *= self.embedding_scale
         streams = [states] if 0 in features else []
         for index, layer in enumerate(self.layers):
-            states = layer.run(states, batch, angles[layer.kind], seen[layer.kind], cache, index)
+            inputs, kind = layer.before_attention(states), layer.kind
+            attended = layer.attend(inputs, batch, angles[kind], seen[kind], cache, index)
+            states = layer.finish(states, attended)
             if index + 1 in features:
                 streams.append(states)
         hidden = self.norm(states)

@@ -134,7 +134,7 @@ def solve_rows(rule: Rule, node: Nodes, alive: Tensor, rng: Rng) -> Tensor:
 
     -1 where a row had no positive, finite sum.
     """
-    node = rule.select_rows(node, rng)
+    node = rule.select(node, rng)
     law, state = accept_law(rule, node)
     most = law.shape[1] - 1
     first = rng.categorical(only(law, alive)) if most else torch.zeros_like(node.count)

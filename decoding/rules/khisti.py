@@ -3,7 +3,7 @@
 Algorithm 5, NDE paper, with the pair weights of every stage.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,19 +26,17 @@ class Khisti(Naive):
     play = staticmethod(play)
     """Gives the stages and laws of the tournament among k draws, from p, q [V] and k."""
 
-    def select(self, node: Node, rng: Rng) -> Node:
-        """Return the node with the winner as its only draw, from the law r."""
+    def select(self, node: Any, rng: Rng) -> Any:
+        """Return the node with the winner as its only draw, from the law r; or the nodes."""
+        if isinstance(node, Nodes):
+            winners, law = play_rows(node.p, node.q, node.draws, node.count, rng)
+            return Nodes(node.p, law, winners, node.count.clamp(max=1))
         stages, laws = self.play(node.p, node.q, node.count)
         winner = node.drafted[0]
         for stage, other in zip(stages, node.drafted[1:], strict=True):
             if winner != other and not rng.bernoulli(stage.keeps(winner, other)):
                 winner = other
         return Node(node.p, laws[-1], [winner])
-
-    def select_rows(self, node: Nodes, rng: Rng) -> Nodes:
-        """Return the nodes with the winners as their only draws."""
-        winner, law = play_rows(node.p, node.q, node.draws, node.count, rng)
-        return Nodes(node.p, law, winner, node.count.clamp(max=1))
 
     def branching(self, p: Tensor, q: Tensor, draws: Tensor) -> "KhistiBranching":
         """Return the branching probabilities at rows of p, q [R, V] with up to draws [R] draws."""

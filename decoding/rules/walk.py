@@ -145,7 +145,7 @@ class Rule:
         return p
 
     def select(self, node: Any, rng: Rng) -> Any:
-        """Return the node to be solved: Khisti first turns its draws into one."""
+        """Return the node or nodes to be solved: Khisti first turns the draws of each into one."""
         return node
 
     def start(self, node: Any) -> Any:
@@ -176,10 +176,6 @@ class Rule:
         They have the shape of node.p, which is a row [V], rows [B, V] or numbers at single tokens.
         """
         raise NotImplementedError
-
-    def select_rows(self, node: Any, rng: Rng) -> Any:
-        """Return the nodes to be solved on a device; see `select`."""
-        return node
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Any) -> Tensor:
         """Return acceptance rates [R, max(draws) + 1] by row of p, q [R, V] and number of draws."""

@@ -9,8 +9,22 @@ from nde_talf import (
     DySpecThreshold,
     Salf,
     Shaped,
+    TreePolicy,
     fixed_shape,
 )
+
+
+class Kept(TreePolicy):
+    """A policy, with the trees that it drafted and the states it saw."""
+
+    def __init__(self, policy):
+        self.policy, self.trees, self.drafted = policy, policy.trees, []
+
+    def draft(self, state, drafter, rng):
+        tree = self.policy.draft(state, drafter, rng)
+        self.drafted.append((state, tree))
+        return tree
+
 
 EVERY_POLICY = {
     "delayed": (lambda: Delayed(Action(3, 4, 4)), "specinfer"),

@@ -26,12 +26,12 @@ from nde_talf import (
     SamplingSetting,
     Shaped,
     SpeculativeDecoder,
-    TreePolicy,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.decoding.sampling import RAW, warp
 from nde_talf.decoding.setting import AUTO, drafted_under
 from tests.decoding.pairs import tiny_pair
+from tests.decoding.policies import Kept
 from tests.decoding.tables import TableDrafter, Tables, context_of
 from tests.draft_training.heads import random_head
 
@@ -51,17 +51,6 @@ GROWN = {
     "beam": (lambda: Beam(k=3, depth=3, nodes=6), "nss"),
     "salf": (lambda: Salf(nodes=8, batch=2, threshold=0.2), "nss"),
 }
-
-
-class Watched(TreePolicy):
-    """A policy whose trees are kept as they were drafted."""
-
-    def __init__(self, policy):
-        self.policy, self.trees, self.tree = policy, policy.trees, None
-
-    def draft(self, state, drafter, rng):
-        self.tree = self.policy.draft(state, drafter, rng)
-        return self.tree
 
 
 @torch.inference_mode()
@@ -101,7 +90,7 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
     make, rule = GROWN[policy]
     for setting, draft_setting in SETTINGS:
         watched, drafter = (
-            Watched(make()),
+            Kept(make()),
             LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD),
         )
         decoder = SpeculativeDecoder(
@@ -114,7 +103,7 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
         )
         text.append(next(stream).tokens[0])
         for step in islice(stream, 8):
-            tree = watched.tree
+            _, tree = watched.drafted[-1]
             assert tree.on_device == on_device
             for node, q in enumerate(tree.q):
                 if q is None:

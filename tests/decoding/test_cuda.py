@@ -74,29 +74,19 @@ def test_attention_in_two_parts_is_plain_attention(dtype, size):
     seen = seen_in(None, mask, torch.arange(600, 605, device="cuda")[None], None, 600, dtype, 2)
     assert (seen.open < seen.tree) == has_flash(query.device, dtype)
     wide = torch.cat([torch.zeros(1, 1, 5, 600, device="cuda"), mask], -1)
-    keys_of_all, values_of_all = (
-        states.float().repeat_interleave(2, 1) for states in (keys, values)
-    )
-    expected = F.scaled_dot_product_attention(
-        query.float(), keys_of_all, values_of_all, wide, scale=0.2
-    )
     split = Seen(0, 0, 600, mask.repeat(1, 1, 2, 1))  # also where there is no flash attention
-    for view in (seen, split):
-        attended = attend(query, keys, values, view, 0.2).view(1, 5, 4, size).transpose(1, 2)
+    for view, slots, blocked in (
+        (seen, 605, wide),
+        (split, 605, wide),
+        (Seen(causal=True), 5, mask),
+    ):
+        held = [states[:, :, :slots] for states in (keys, values)]
+        attended = attend(query, *held, view, 0.2).view(1, 5, 4, size).transpose(1, 2)
+        whole = (states.float().repeat_interleave(2, 1) for states in held)
+        expected = F.scaled_dot_product_attention(query.float(), *whole, blocked.float(), scale=0.2)
         torch.testing.assert_close(
             attended.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
         )
-    first = (
-        attend(query, keys[:, :, :5], values[:, :, :5], Seen(causal=True), 0.2)
-        .view(1, 5, 4, size)
-        .transpose(1, 2)
-    )
-    expected = F.scaled_dot_product_attention(
-        query.float(), keys_of_all[:, :, :5], values_of_all[:, :, :5], is_causal=True, scale=0.2
-    )
-    torch.testing.assert_close(
-        first.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2
-    )
 
 
 def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> None:

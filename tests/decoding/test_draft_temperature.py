@@ -13,7 +13,6 @@ from nde_talf import (
     Rng,
     SamplingSetting,
     SpeculativeDecoder,
-    TreePolicy,
     UserError,
 )
 from nde_talf.decoding.features import scalar_features
@@ -22,6 +21,7 @@ from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
 from nde_talf.pipelines.policy_table import make_policy
 from tests.decoding.pairs import tiny_pair
+from tests.decoding.policies import Kept
 from tests.decoding.tiny_loop import SETTING
 from tests.draft_training.heads import random_head
 
@@ -35,18 +35,6 @@ SMALLER = {  # options that keep the trees of slow policies small
     "dyspec": {"nodes": 8},
     "dyspec_threshold": {"nodes": 8},
 }
-
-
-class Kept(TreePolicy):
-    """A policy, with the trees that it drafted and the states it saw."""
-
-    def __init__(self, policy):
-        self.policy, self.trees, self.drafted = policy, policy.trees, []
-
-    def draft(self, state, drafter, rng):
-        tree = self.policy.draft(state, drafter, rng)
-        self.drafted.append((state, tree))
-        return tree
 
 
 def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, head=False):

@@ -88,16 +88,12 @@ def test_greedy_text_is_that_of_plain_passes(name):
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
-    random_steps(name, 20)
-
-
 @torch.inference_mode()
-def random_steps(name: str, steps: int) -> None:
+def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
     model, choose = family(name), random.Random(0)
     session, committed = model.session(), text(18)
     session.append(committed)
-    for _ in range(steps):
+    for _ in range(20):
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))

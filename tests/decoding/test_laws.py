@@ -97,25 +97,28 @@ TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
 SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")
 
 
-@pytest.mark.slow
+def kinds_of(tree: str, device: bool) -> tuple[str, ...]:
+    """Peaked rows that `make test` looks at; all others are for the night."""
+    if device and tree not in ("path", "two", "distinct"):
+        return ()
+    return tuple(PEAKED) if tree in ("distinct", "three distinct", "dyspec") else SOME
+
+
 @pytest.mark.parametrize(
-    "tree,name,device",
-    [case for case in CASES if not case[2] or case[0] in ("path", "two", "distinct")],
+    "tree,name,device,night",
+    [
+        pytest.param(*case, night, marks=pytest.mark.law if night else SLOW)
+        for case in CASES
+        for night in (False, True)
+        if night or kinds_of(case[0], case[2])
+    ],
 )
-def test_laws_of_peaked_rows(tree, name, device):
-    for kind in PEAKED if tree in ("distinct", "three distinct", "dyspec") else SOME:
-        for dtype in TOLERANCE if kind == "two steps" else [torch.float32]:
-            tables = PeakedTables(kind, dtype, 2 if tree in LARGE else 3)
+def test_laws_of_peaked_rows(tree, name, device, night):
+    for kind in PEAKED if night else kinds_of(tree, device):
+        for dtype in TOLERANCE if night or kind == "two steps" else [torch.float32]:
+            small = 3 if device or tree in LARGE else 4
+            tables = PeakedTables(kind, dtype, small if night else 2 if tree in LARGE else 3)
             assert error(tree, name, device, tables) < TOLERANCE[dtype], (kind, dtype)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("tree,name,device", CASES)
-def test_all_laws_of_peaked_rows(tree, name, device, dtype):
-    for kind in PEAKED:
-        tables = PeakedTables(kind, dtype, 3 if device or tree in LARGE else 4)
-        assert error(tree, name, device, tables) < TOLERANCE[dtype], kind
 
 
 @pytest.mark.parametrize("last_tau", [None, 0, 1, 2, 3])

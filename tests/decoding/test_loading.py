@@ -51,30 +51,41 @@ def test_a_whole_model_loads_with_its_weights_tied_or_not(tmp_path, family, tied
         CausalModel.load(tmp_path)
 
 
-def test_a_head_that_is_missing_and_not_tied_is_refused(folder):
-    edit(folder, lambda weights: weights.pop("lm_head.weight"))
-    with pytest.raises(
-        UserError, match=r"model\.draft=.*random numbers.*lm_head\.weight are missing"
-    ):
+def spoil(**tensors):
+    """Fill tensors of a folder with a number; None leaves the tensor out."""
+
+    def change(weights) -> None:
+        for name, value in tensors.items():
+            weights.pop(name) if value is None else weights[name].fill_(value)
+
+    return lambda folder: edit(folder, change)
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+REFUSED = {
+    "no head": (spoil(**{"lm_head.weight": None}), r"random numbers.*lm_head\.weight are missing"),
+    "a layer too many": (
+        lambda folder: configure(folder, num_hidden_layers=3),
+        r"model\.layers\.2\..* and 5 more are missing",
+    ),
+    "a layer too few": (
+        lambda folder: configure(folder, num_hidden_layers=1),
+        r"model\.layers\.1\..* belong to another architecture",
+    ),
+    "another shape": (
+        lambda folder: configure(folder, intermediate_size=64),
+        r"mlp\.down_proj\.weight \(32, 48\), not \(32, 64\).* have another shape",
+    ),
+    "NaN": (spoil(**{UP: torch.nan}), r"up_proj\.weight hold NaN, infinite or huge numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_folder_with_a_fault_is_refused_by_its_weights(folder, fault):
+    change, words = REFUSED[fault]
+    change(folder)
+    with pytest.raises(UserError, match=rf"model\.draft=.*{words}"):
         CausalModel.load(folder, name="model.draft")
-
-
-def test_layers_too_many_or_too_few_are_refused(folder):
-    configure(folder, num_hidden_layers=3)
-    with pytest.raises(UserError, match=r"model\.layers\.2\..* and 5 more are missing"):
-        CausalModel.load(folder)
-    configure(folder, num_hidden_layers=1)
-    with pytest.raises(UserError, match=r"model\.layers\.1\..* belong to another architecture"):
-        CausalModel.load(folder)
-
-
-def test_weights_of_another_shape_are_refused_with_both_shapes(folder):
-    configure(folder, intermediate_size=64)
-    with pytest.raises(
-        UserError,
-        match=r"layers\.0\.mlp\.down_proj\.weight \(32, 48\), not \(32, 64\).* have another shape",
-    ):
-        CausalModel.load(folder)
 
 
 def test_biases_of_another_architecture_are_refused(tmp_path):
@@ -100,14 +111,11 @@ def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
     assert foreign_names(build("gpt2", True), names) == names[1:3]
 
 
-def test_numbers_that_are_none_or_too_large_for_their_type_are_refused(folder):
-    edit(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][3, 4].fill_(1e6))
+def test_numbers_that_are_too_large_for_their_type_are_refused(folder):
+    spoil(**{UP: 1e6})(folder)
     CausalModel.load(folder)
     with pytest.raises(UserError, match=r"infinite or huge numbers \(as float16\)"):
         CausalModel.load(folder, dtype="float16")
-    edit(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"].fill_(torch.nan))
-    with pytest.raises(UserError, match=r"up_proj\.weight hold NaN, infinite or huge numbers"):
-        CausalModel.load(folder)
 
 
 def test_a_model_with_checksums_is_checked_and_one_without_is_not(folder):

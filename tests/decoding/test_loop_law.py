@@ -59,17 +59,18 @@ def decoder_of(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_the_law_is_the_targets_behind_a_peaked_draft(case):
-    assert distance(law_of(decoder_of(*case), 2), target_law(2)) < CLOSE
-
-
-@pytest.mark.law
 @pytest.mark.parametrize(
-    "draft", [COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None], ids=str
+    "case,draft",
+    [
+        *(pytest.param(case, COLD, marks=pytest.mark.slow) for case in SOME),
+        *(
+            pytest.param(case, draft, marks=pytest.mark.law)
+            for case in EVERY
+            for draft in (COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None)
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_law_of_the_loop_is_the_targets(case, draft):
     assert distance(law_of(decoder_of(*case, draft), 2), target_law(2)) < CLOSE
 

@@ -15,6 +15,7 @@ from nde_talf import (
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
 from nde_talf.decoding.registry import PATHS
 from tests.decoding.laws import distance
+from tests.decoding.policies import Kept
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, law_of, target_law
 
 CLOSE = 1e-6
@@ -47,12 +48,12 @@ def test_every_rule_keeps_the_law(policy, rule):
 
 @pytest.mark.parametrize("by", CRITERIA)
 def test_the_path_ends_where_the_draft_is_unsure(by):
-    lengths = set()
     policy = POLICIES[by]()
-    drafted = policy.draft
-
-    def watched(state, drafter, rng):
-        tree = drafted(state, drafter, rng)
+    kept, lengths = Kept(policy), set()
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), kept, "traversal")
+    for seed in range(4):
+        decoder.generate(PROMPT, 12, SETTING, Rng.seeded(seed))
+    for state, tree in kept.drafted:
         rows = [tree.q[node] for node in range(len(tree) - 1)]
         drawn = [float(row[token]) for row, token in zip(rows, tree.tokens[1:], strict=True)]
         confidences = [float(row.max()) for row in rows] if by == "largest" else drawn
@@ -67,12 +68,6 @@ def test_the_path_ends_where_the_draft_is_unsure(by):
         else:
             assert all(confidence >= policy.threshold for confidence in confidences[:-1])
         lengths.add(len(rows))
-        return tree
-
-    policy.draft = watched
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "traversal")
-    for seed in range(4):
-        decoder.generate(PROMPT, 12, SETTING, Rng.seeded(seed))
     assert len(lengths) > 1 and max(lengths) <= 3
 
 

@@ -19,6 +19,20 @@ print(torch.get_num_threads())
 """
 
 
+def printed(script: str, unset: str, **variables: str) -> str:
+    """The last word that a script prints in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key != unset} | variables
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=True,
+    )
+    return ran.stdout.split()[-1]
+
+
 @pytest.mark.skipif(USABLE < 2, reason="one core has one thread")
 @pytest.mark.parametrize(
     "before,after,expected",
@@ -30,30 +44,11 @@ print(torch.get_num_threads())
     ],
 )
 def test_a_small_model_decodes_on_one_thread_unless_the_user_chose(before, after, expected):
-    environment = {key: os.environ[key] for key in os.environ if key != "OMP_NUM_THREADS"}
-    script = SCRIPT.format(before=before, after=after)
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        check=True,
-    )
-    told = ran.stdout.split()[-1]
+    told = printed(SCRIPT.format(before=before, after=after), "OMP_NUM_THREADS")
     assert told == expected if expected != "all" else int(told) > 1
 
 
 def test_importing_the_package_sets_how_long_threads_spin_but_not_over_the_users_count():
     for given, expected in (({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
-        environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | given
         code = "import nde_talf, os; print(os.environ['GOMP_SPINCOUNT'])"
-        ran = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=60,
-            check=True,
-        )
-        assert ran.stdout.strip() == expected
+        assert printed(code, "GOMP_SPINCOUNT", **given) == expected

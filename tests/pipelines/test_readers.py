@@ -23,7 +23,7 @@ from nde_talf.decoding.common.files import (
     read_json,
     unreadable,
 )
-from nde_talf.decoding.common.tensors import Like, likes, read_tensors
+from nde_talf.decoding.common.tensors import INTEGER, Like, read_tensors
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
@@ -55,7 +55,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 def test_tensors_are_compared_with_what_is_declared(tmp_path):
     path, tensors = tmp_path / "some.safetensors", {"a": torch.ones(2, 3), "b": torch.arange(4)}
     save_file(tensors, path)
-    fitting = likes(tensors)
+    fitting = {"a": Like((2, 3)), "b": Like((4,), INTEGER)}
     assert torch.equal(
         read_tensors(path, "make it", fitting | {"a": Like((None, 3))})["b"], tensors["b"]
     )
