@@ -183,12 +183,16 @@ def tree_difference(model: "CausalModel") -> float:
         ours = model.logits(torch.stack(states))
         kept = [*before, *tokens[:3], *tokens[4:7:2]]
         texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
-        alone = [_alone(model, text) for text in (*texts, [*kept, tokens[0], *tokens[:3]])]
+        plain = (
+            model.module(input_ids=torch.tensor([text], device=model.device), use_cache=False)
+            for text in (*texts, [*kept, tokens[0], *tokens[:3]])
+        )
+        alone = torch.stack([output.logits[0, -1] for output in plain])
     finally:
         for key, size in sizes.items():
             setattr(model.config, key, size)
         model.windows = windows(model.config)
-    return _apart(ours, torch.stack(alone))
+    return _apart(ours, alone)
 
 
 def _far_difference(model: "CausalModel") -> float:
@@ -203,13 +207,6 @@ def _far_difference(model: "CausalModel") -> float:
     passes = model.hidden, partial(TransformersForward(model.body), windows=model.windows)
     ours, theirs = (model.logits(run(tokens, positions, mask, None)) for run in passes)
     return _apart(ours, theirs)
-
-
-def _alone(model: "CausalModel", tokens: list[int]) -> Tensor:
-    """Logits [V] after `tokens` in a plain pass."""
-    return model.module(
-        input_ids=torch.tensor([tokens], device=model.device), use_cache=False
-    ).logits[0, -1]
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -23,16 +23,13 @@ def choose_threads(target: CausalModel) -> None:
     stays: by OMP_NUM_THREADS, or by `torch.set_num_threads`, where it is not torch's own.
     """
     global _chosen
-    ours = torch.get_num_threads() == _chosen and _first in _defaults()
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    # What torch takes by itself: a thread a core, or half of them where they are double.
+    defaults = {cores, cores // 2, usable, usable // 2}
+    ours = torch.get_num_threads() == _chosen and _first in defaults
     if target.device.type != "cpu" or not ours or "OMP_NUM_THREADS" in os.environ:
         return
     layers = (each.numel() for each in target.body.parameters() if len(each) != target.vocab_size)
     _chosen = _first if max(layers, default=0) >= layer.LARGE else 1
     torch.set_num_threads(_chosen)
-
-
-def _defaults() -> set[int]:
-    """List what torch takes by itself: a thread a core, or half of them where they are double."""
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    return {cores, cores // 2, usable, usable // 2}

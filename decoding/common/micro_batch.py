@@ -36,7 +36,7 @@ class MicroBatch:
                 at += self.size
                 continue
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
+                if not (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)):
                     raise
                 if self.size == 1:
                     raise UserError(
@@ -49,8 +49,3 @@ class MicroBatch:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return done
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return True if an allocation failed, on a GPU or a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)
