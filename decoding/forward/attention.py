@@ -85,9 +85,7 @@ def seen_in(
     if mask is None:
         if not cached and not capped and (window is None or count <= window.size):
             return Seen(causal=True)
-        if count > 1:
-            shape, blocked = (1, 1, count, count), torch.finfo(dtype).min
-            mask = torch.full(shape, blocked, dtype=dtype, device=rows.device).triu_(1)
+        mask = _causal(count, dtype, rows.device)
     width = count if mask is None else mask.shape[-1]
     tree = cached + count - width
     first, open = (0, 0) if window is None else window.edges(tree, width)
@@ -100,6 +98,12 @@ def seen_in(
     else:
         mask = F.pad(mask, (open, 0))
     return Seen(first, open, tree, _repeated(mask, groups))
+
+
+def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Return the mask of rows that see those up to themselves; one row needs none."""
+    shape, blocked = (1, 1, count, count), torch.finfo(dtype).min
+    return torch.full(shape, blocked, dtype=dtype, device=device).triu_(1) if count > 1 else None
 
 
 def _repeated(mask: Tensor, groups: int) -> Tensor:

@@ -127,13 +127,7 @@ class Shaped(TreePolicy):
     def _drawn(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
-            once = []
-            for node, count in counts.items():
-                rest, children = Rest(tree.q_at(node)), list[int]()
-                while not rest.empty and len(children) < count:
-                    children.append(rest.draw(tree, node, rng)[0])
-                once.append(children)
-            return once
+            return [_drawn_once(tree, node, count, rng) for node, count in counts.items()]
         if self.trees == "top_k":
             top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
             lines = zip(top, counts.values(), strict=True)
@@ -146,6 +140,14 @@ class Shaped(TreePolicy):
             [tree.add(node, token) for token in drawn_here]
             for node, drawn_here in zip(counts, drawn, strict=True)
         ]
+
+
+def _drawn_once(tree: DraftTree, node: int, count: int, rng: Rng) -> list[int]:
+    """Draw up to `count` different children of a node."""
+    rest, children = Rest(tree.q_at(node)), list[int]()
+    while not rest.empty and len(children) < count:
+        children.append(rest.draw(tree, node, rng)[0])
+    return children
 
 
 @policy("fixed", verifier="without_replacement")
