@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart
 from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
@@ -24,7 +24,7 @@ class HeadForward(FusedPass):
         self.way = "onednn" if native and native.way != "plain" else "plain"
         super().__init__(head)
 
-    def _parts(self) -> list[DecoderLayer]:
+    def _parts(self) -> list[FusedPart]:
         head, config = self.head, self.head.config
         heads, shared = config.num_attention_heads, config.num_key_value_heads
         self.layer, self.groups = (
@@ -33,7 +33,7 @@ class HeadForward(FusedPass):
         )
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
-        return [self.layer]
+        return self.layer.parts
 
     def __call__(
         self,

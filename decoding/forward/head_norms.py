@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.layer import Norm
+from nde_talf.decoding.forward.layer import FusedPart, Norm
 
 
-class HeadNorms:
+class HeadNorms(FusedPart):
     """Norms of query heads and of key heads in one, for states [..., heads + shared, D].
 
     Each head is divided by its size and multiplied by its row of weights.
@@ -21,6 +21,7 @@ class HeadNorms:
         self.copies = [
             (own, norm.own.expand(count, -1)) for own, (norm, count) in zip(rows, each, strict=True)
         ]
+        super().__init__([self.weight])
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., heads + shared, D] head by head."""

@@ -74,7 +74,24 @@ def _in_line(parts: Sequence[Tensor]) -> bool:
     )
 
 
-class Linear:
+class FusedPart:
+    """Weights of a part of a model, as a native pass uses them.
+
+    Attributes:
+        tensors: the weights that are used, as far as torch can read them.
+        copies: (the weights that are used, those of the module) where the first are no view of the
+            second.
+        samples: a few numbers of each matrix that was packed, as views of the module's own.
+    """
+
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
+    samples: Sequence[Tensor] = ()
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.tensors = tensors
+
+
+class Linear(FusedPart):
     """One product for several linear layers over the same input.
 
     Raises NotNativeError for layers that are not plain.
@@ -82,21 +99,14 @@ class Linear:
     Their weights become views of the fused one, so that there is no second copy, and a change in
     place is seen here.
 
-    Attributes:
-        tensors: what is multiplied, as far as torch can read it.
-        samples: a few numbers of each matrix that was packed, as views of the layers' own.
-        copies: as a norm's; there are none.
     """
-
-    samples: Sequence[Tensor] = ()
-    copies: Sequence[tuple[Tensor, Tensor]] = ()
 
     def __init__(self, parts: Sequence[nn.Module]):
         linears = plain_linears(parts)
         biases = [part.bias for part in linears if part.bias is not None]
         self.weight = fused([part.weight for part in linears])
         self.bias = fused(biases) if biases else None
-        self.tensors = [each for each in (self.weight, self.bias) if each is not None]
+        super().__init__([each for each in (self.weight, self.bias) if each is not None])
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
@@ -112,19 +122,11 @@ def linear(parts: Sequence[nn.Module], way: str = "plain") -> Linear:
     return PackedLinear(parts) if way == "packed" else OneDNNLinear(parts)
 
 
-class Norm:
+class Norm(FusedPart):
     """Normalisation x w / sqrt(mean(x²) + eps) over the last dimension.
 
     added: with 1 + w in place of w, in float32 as Gemma computes it.
-
-    Attributes:
-        copies: (the weights that are used, those of the module) where the first are no view of the
-            second.
-        tensors: the weights that are used.
-        samples: of packed weights, of which a norm has none.
     """
-
-    samples: Sequence[Tensor] = ()
 
     def __init__(self, module: nn.Module, added: bool):
         self.own = cast("nn.Parameter", module.weight).detach()
@@ -132,7 +134,8 @@ class Norm:
         self.wide = added and self.own.dtype != torch.float32
         self.weight = self.own.float() + 1 if added else self.own
         self.copies = [(self.weight, self.own)] if added else []
-        self.tensors, self.shape = [self.weight], self.weight.shape
+        self.shape = self.weight.shape
+        super().__init__([self.weight])
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., H]."""
@@ -190,12 +193,8 @@ class DecoderLayer:
         self.before_mlp = before or after
         self.after_attention = after if before else None
         self.after_mlp = norms.get("post_feedforward_layernorm")
-        every: list[Any] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
-        self.copies = [pair for norm in every for pair in norm.copies]
-        linears = self.qkv, self.output, self.gate_up, self.down
-        self.tensors = [norm.weight for norm in every]
-        self.tensors += [tensor for each in linears for tensor in each.tensors]
-        self.samples = [sample for each in linears for sample in each.samples]
+        self.parts: list[FusedPart] = [*norms.values(), self.qkv, self.output]
+        self.parts += [self.gate_up, self.down, *([self.head_norms] if self.head_norms else [])]
 
     def attend(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, Linear, Norm, NotNativeError, linear
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, Norm, NotNativeError, linear
 from nde_talf.decoding.forward.original import layer_kinds, optional
 from nde_talf.decoding.registry import family
 
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from nde_talf.decoding.forward.original import Window
 
 
-FusedPart = DecoderLayer | Norm | Linear
-
-
 class FusedPass:
-    """A pass over the modules in `module`, with weights that are fused.
+    """A pass over `modules`, with weights that are fused.
 
     Weights may be changed in place at any time: fused ones are views, and the few that are copies
     (`Norm.copies`) are taken anew at the start of every sequence. Where parameters or modules were
@@ -42,8 +39,8 @@ class FusedPass:
     tables: dict[str, RotaryTable]
     """Rotary positions, by kind of layer."""
 
-    def __init__(self, module: nn.Module):
-        self._module, self._lock = module, Lock()  # threads may start sequences at the same time
+    def __init__(self, *modules: nn.Module):
+        self._roots, self._lock = modules, Lock()  # threads may start sequences at the same time
         self._fuse()
 
     def _parts(self) -> Sequence[FusedPart]:
@@ -51,7 +48,7 @@ class FusedPass:
         raise NotImplementedError
 
     def _fuse(self) -> None:
-        inside = next(self._module.parameters()).is_inference()
+        inside = next(self._roots[0].parameters()).is_inference()
         with torch.inference_mode(inside), torch.no_grad():
             parts = self._parts()
         copies = [pair for part in parts for pair in part.copies]
@@ -63,7 +60,7 @@ class FusedPass:
             self.tensors[0].device.type == "cuda"
         ):  # what the parts took is in pieces too small for what is fused
             torch.cuda.empty_cache()
-        self._modules = list(self._module.modules())
+        self._modules = [module for root in self._roots for module in root.modules()]
         self._where = self._addresses()
 
     def _changed(self) -> bool:
@@ -98,7 +95,7 @@ class FusedPass:
                     self._fuse()
                 except NotNativeError as error:
                     raise UserError(
-                        f"{type(self._module).__name__}: it was changed since it was loaded, and"
+                        f"{type(self._roots[0]).__name__}: it was changed since it was loaded, and"
                         f" has no native forward pass any more: {error}. Make a CausalModel of it"
                         " again."
                     ) from error
@@ -145,7 +142,7 @@ class NativeForward(FusedPass):
     ):
         self.body, self.config, self.way = cast("Any", body), config, way
         self.lm_head = cast("nn.Module", module.get_output_embeddings())
-        super().__init__(body)
+        super().__init__(body, self.lm_head)
 
     def _parts(self) -> Sequence[FusedPart]:
         body, config = self.body, self.config
@@ -170,18 +167,13 @@ class NativeForward(FusedPass):
             self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
         if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
             raise NotNativeError("it rotates a part of each head")
-        parts: list[FusedPart] = [*self.layers, self.norm]
+        parts = [part for layer in self.layers for part in layer.parts]
+        parts += [self.norm, FusedPart([self.embedding])]
         self.readout: Callable[[Tensor], Tensor] = self.lm_head
         if type(self.lm_head) is nn.Linear:
             self.readout = readout = linear([self.lm_head], self.way)
             parts.append(readout)
         return parts
-
-    def _fuse(self) -> None:
-        super()._fuse()
-        self.tensors.append(self.embedding)
-        self._modules.append(self.lm_head)
-        self._where = self._addresses()
 
     def __call__(
         self,

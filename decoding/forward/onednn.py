@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.layer import Linear, plain_linears
+from nde_talf.decoding.forward.layer import FusedPart, Linear, plain_linears
 
 BLOCK = 64
 """Rows that oneDNN multiplies at once.
@@ -64,7 +64,7 @@ class PackedLinear(OneDNNLinear):
         self.bias = torch.cat(biases) if biases else None
         self.samples = [each.flatten()[:: max(1, each.numel() // 16)] for each in weights]
         self.samples += biases
-        self.tensors = []
+        FusedPart.__init__(self, [])
 
 
 def packed(weight: Tensor) -> Tensor:
