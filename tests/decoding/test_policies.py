@@ -131,7 +131,7 @@ def test_sequoias_shape_is_the_best_of_all(nodes, depth):
         (lambda: Shaped((), "magic"), "magic"),
         (lambda: Delayed(Action(0, 2, 2)), "k=0"),
         (lambda: ConfidenceStop(1.0), "threshold=1.0"),
-        (lambda: ConfidenceStop(by="mode"), "by=mode"),
+        (lambda: ConfidenceStop(by="mode"), "by='mode'"),
         (lambda: FollowMean(window=0), "window=0"),
     ],
 )
