@@ -133,17 +133,22 @@ class LatencyTable:
         sequences, contexts, nodes, widths = map(len, axes)
         if not contexts or not nodes or not widths:
             raise ValueError("one of 'contexts', 'nodes' and 'widths' is empty")
-        _check_grid("target", self.target, contexts, nodes)
-        _check_grid("draft", self.draft, contexts, widths)
+        grids: dict[str, tuple[int, ...]] = {
+            "target": (contexts, nodes),
+            "draft": (contexts, widths),
+            "first": (contexts,),
+            "second": (contexts,),
+            "autoregressive": (contexts,),
+            "branches": (K_MAX, L2_MAX),
+            "target_batch": (sequences, contexts, nodes),
+            "draft_batch": (sequences, contexts, widths),
+        }
+        batched = ("target_batch", "draft_batch") if sequences else ()
+        for name, shape in grids.items():
+            if getattr(self, name) or name in ("target", "draft", *batched):
+                _check_grid(name, getattr(self, name), *shape)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
-        optional = {"first": (contexts,), "second": (contexts,), "autoregressive": (contexts,)}
-        for name, shape in {**optional, "branches": (K_MAX, L2_MAX)}.items():
-            if getattr(self, name):
-                _check_grid(name, getattr(self, name), *shape)
-        if sequences:
-            _check_grid("target_batch", self.target_batch, sequences, contexts, nodes)
-            _check_grid("draft_batch", self.draft_batch, sequences, contexts, widths)
 
     def check_quiet(self, path: str | Path) -> None:
         """Raise UserError, naming `path`, if two repeats of the measurement disagreed."""

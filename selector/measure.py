@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
 from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
-from nde_talf.selector.policy import OfTheStep
+from nde_talf.selector.policy import of_the_step
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
@@ -210,27 +210,12 @@ class _Bench:
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
         self.probe = _Probe(VERIFIERS[verifiers[0]])
-        drafter, rule = drafter_of(draft, static), OfTheStep(self.probe.rule)
+        drafter, rule = drafter_of(draft, static), of_the_step(self.probe.rule)
+        timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
         self.drafting = SpeculativeDecoder(
-            target,
-            drafter,
-            self.probe,
-            rule,
-            draft_setting,
-            static,
-            timed=True,
-            device=on_device,
-            clock=self.clock,
+            target, drafter, self.probe, rule, draft_setting, device=on_device, **timing
         )
-        self.alone = SpeculativeDecoder(
-            target,
-            None,
-            Autoregressive(),
-            VERIFIERS["nss"],
-            static=static,
-            timed=True,
-            clock=self.clock,
-        )
+        self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)
 
     def round(self, number: int) -> Iterator[Probed]:

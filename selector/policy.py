@@ -15,11 +15,12 @@ from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import scalar_features
+from nde_talf.decoding.mixed import RuleOfTree
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import DELAYED
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.tree import DraftTree, Verdict
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.fingerprint import fingerprint, same_model
@@ -66,7 +67,7 @@ class NeuralPolicy(TreePolicy):
             self._fast = FastSelector(selector, self._costs)
         self._openings: dict[tuple, Opening] = {}
         self.rules = selectable(schema.verifiers, "selector")
-        self.verifier = self.rules[0] if len(self.rules) == 1 else OfTheStep(self.rules[0])
+        self.verifier = self.rules[0] if len(self.rules) == 1 else of_the_step(self.rules[0])
 
     @property
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
@@ -161,15 +162,9 @@ class NeuralPolicy(TreePolicy):
         return self._openings[key]
 
 
-class OfTheStep(Verifier):
-    """Applies the verifier that was chosen with the tree, or else the `first`."""
-
-    def __init__(self, first: Verifier):
-        super().__init__("chosen", first.rule, DELAYED, first.on_device)
-
-    def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
-        """Verify a tree by its own rule."""
-        return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)
+def of_the_step(first: Verifier) -> Verifier:
+    """Make the verifier that applies the rule which was chosen with the tree, or else the first."""
+    return RuleOfTree("chosen", first.rule, DELAYED, first.on_device)
 
 
 class Opening(NamedTuple):

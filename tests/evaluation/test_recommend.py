@@ -217,20 +217,20 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     )
 
 
-def test_before_training_the_best_path_is_that_of_the_stated_model(capsys):
+@pytest.mark.parametrize(
+    ("batch", "best"),
+    # Lengths 0 to 3: 1, 1.5 / 1.25, 1.75 / 1.5 and 1.875 / 1.75 tokens a unit of time. 2 rows of 4
+    # sequences are still free; 8 sequences take two passes' time for 1.5 tokens.
+    [(1, (1, 1.5, 1.2)), (4, (1, 1.5, 1.2)), (8, (0, 1.0, 1.0))],
+)
+def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, capsys):
     config = RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8)
-    # Lengths 0 to 3: 1, 1.5 / 1.25, 1.75 / 1.5 and 1.875 / 1.75 tokens a unit of time.
-    assert expected(config, 0.5, 1) == (1, 1.5, 1.2)
-    assert expected(config, 0.5, 4) == (1, 1.5, 1.2)  # 2 rows of 4 sequences are still free
-    assert expected(config, 0.5, 8) == (0, 1.0, 1.0)  # two passes' time for 1.5 tokens
+    assert expected(config, 0.5, batch) == best
     recommend_command(config)
     printed = capsys.readouterr().out
     assert "1.20" in printed and "nothing" in printed
-
-
-def test_before_training_free_drafts_are_as_long_as_can_be():
-    config = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
-    length, tokens, gain = expected(config, 0.9, 1)
+    free = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
+    length, tokens, gain = expected(free, 0.9, 1)
     assert length == 16 and tokens == gain == pytest.approx((1 - 0.9**17) / 0.1)
 
 

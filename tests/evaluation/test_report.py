@@ -2,10 +2,10 @@
 
 import json
 import re
-import struct
 
 import pytest
 from matplotlib.colors import to_rgba
+from matplotlib.image import imread
 
 from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.plots import OTHERS, OURS, losses, pictures
@@ -47,9 +47,8 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
         assert words in page
     names = ["speedup", "positions", "actions", "curves"]
     for name in names:
-        image = (folder / f"{name}.png").read_bytes()
-        width, height = struct.unpack(">II", image[16:24])
-        assert image.startswith(b"\x89PNG") and width > 500 and height > 150
+        height, width, _ = imread(folder / f"{name}.png").shape
+        assert width > 500 and height > 150
     assert page.count("<svg") == len(names)  # one panel each
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))

@@ -40,5 +40,8 @@ def test_what_takes_delayed_trees_at_every_temperature_can_be_chosen():
 def test_other_rules_are_refused_by_name(name):
     with pytest.raises(UserError, match=f"cannot choose {name}"):
         schema(6, 4, ("specinfer", name))
+
+
+def test_a_selector_of_no_rule_is_refused():
     with pytest.raises(UserError, match="names no verifier"):
         schema(6, 4, ())

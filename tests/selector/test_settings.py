@@ -1,14 +1,6 @@
-"""The settings of selectors name what is wrong with them."""
+"""Widths of a selector's network."""
 
-import pytest
-
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.selector.settings import SelectorConfig
-
-
-def test_rules_on_single_paths_are_refused():
-    with pytest.raises(UserError, match=r"selector\.verifiers: bv verifies single.*use traversal"):
-        SelectorConfig(verifiers=["bv"])
 
 
 def test_widths_follow_the_draft_up_to_the_papers():
