@@ -150,7 +150,7 @@ LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 
 
 def assisted_title(schedule: Schedule | None) -> str:
     """Name of assisted generation with its schedule."""
-    if schedule is DEFAULT:
+    if schedule is None:
         return f"{ASSISTED} (default schedule)"
     tokens, kind, threshold = schedule
     words = [f"{tokens} tokens"]
@@ -180,7 +180,7 @@ def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
     """
     module, before = draft.module, draft.module.generation_config
     module.generation_config = deepcopy(before)
-    if schedule is not DEFAULT:
+    if schedule is not None:
         module.generation_config.update(**schedule._asdict())
     try:
         yield

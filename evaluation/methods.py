@@ -6,6 +6,7 @@ To add a method, write a function that yields it and enter it in GROUPS.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.drafter import Drafter, drafter_of
@@ -146,7 +147,7 @@ class Bench:
 
         return Candidate(make, alike)
 
-    def theirs(self, draft: CausalModel | None = None, **options: object) -> Candidate:
+    def theirs(self, draft: CausalModel | None = None, **options: Any) -> Candidate:
         """Transformers' loop with these options: see `transformers_loop`."""
         return Candidate(
             lambda title, n: transformers_loop(
