@@ -113,7 +113,7 @@ def verification_ratios(
     scored = [case._replace(tree=copy(case.tree)) for case in made]
 
     def softmax(case: Case) -> None:
-        torch.softmax(case.logits, -1, out=out[case.logits.shape])
+        torch.softmax(case.logits, -1, out=out[id(case)])
 
     def verify(name: str, case: Case) -> None:
         VERIFIERS[name](case.tree, rng)
@@ -129,7 +129,7 @@ def verification_ratios(
 
         return task
 
-    out = {case.logits.shape: torch.empty_like(case.logits) for case in made}
+    out = {id(case): torch.empty_like(case.logits) for case in made}
     names = ON_PATHS if action == PATH else BRANCHING
     tasks = {"softmax": on_all(softmax)}
     tasks |= {name: on_all(partial(verify, name)) for name in names}
