@@ -402,10 +402,11 @@ def _lookups(
     """Settings of n-grams to try, of several sizes and values of a key, by their part of a name."""
     if not tuned:
         return {"": bench.ngram}
-    tried = [
-        replace(bench.ngram, min_size=size, nodes=count, **{key: value})
+    varied: list[dict[str, Any]] = [
+        {"min_size": size, "nodes": count, key: value}
         for size, count, value in product((1, 2), nodes, values)
     ]
+    tried = [replace(bench.ngram, **changes) for changes in varied]
     return {
         f" ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, {key} {getattr(c, key):g})": c
         for c in tried

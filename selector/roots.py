@@ -82,10 +82,15 @@ class Roots:
         def part(values: Tensor | Rows) -> Tensor | Rows:
             return values.where(index) if isinstance(values, Rows) else values[index]
 
-        tensors = self.scalars, self.context, self.setting, self.prompt
+        h_p_previous, h_q_previous, h_q_root = map(part, self.states)
         return Roots(
-            *map(part, self.states),
-            *(values[index] for values in tensors),
+            h_p_previous,
+            h_q_previous,
+            h_q_root,
+            self.scalars[index],
+            self.context[index],
+            self.setting[index],
+            self.prompt[index],
             {name: part(labels) for name, labels in self.samples.items()},
             self.settings,
             [self.kind[i] for i in index.tolist()],

@@ -288,7 +288,9 @@ class SelectorModule(pl.LightningModule):
         """Eq. 12 and the deviance on the roots `index`, under one latency table."""
         config = self.config
         logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
-        weights = self._weights[table][index] if self._weights else 1.0
+        weights: Tensor | float = 1.0
+        if self._weights:
+            weights = self._weights[table][index]
         loss = config.policy_weight * selector_loss(
             logits,
             efficiency,
