@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_LARGE, _STRIDE = 1 << 14, 64
+"""Tokens of a row from which on every 64th is looked at first."""
+
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
     """Drop improbable tokens of `probs` by top-k, then top-p, then min-p, and divide by the sum.
@@ -21,10 +24,10 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
     - min-p: tokens with at least min_p times the largest probability, a product in the type of
       `probs`.
 
-    On a CPU each row is solved on its own. One comparison leaves out most tokens: those below (1 -
-    top_p) / V have less than 1 - top_p together. The values of the others are sorted, without their
-    ids. Ids are looked at only where the last token kept has the same probability as one that is
-    not. On a device all rows are sorted, ids too; the host does not wait.
+    On a CPU each row is solved on its own. One comparison leaves out most tokens (`_least`), and
+    the values of the others are sorted, without their ids. Ids are looked at only where the last
+    token kept has the same probability as one that is not. On a device all rows are sorted, ids
+    too; the host does not wait.
 
     Args:
         probs: [..., V], each row a distribution.
@@ -55,29 +58,46 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
 
 
 def _last_kept(
-    row: np.ndarray, top_p: float, top_k: int, floor: np.floating, exact: bool = False
+    row: np.ndarray, top_p: float, top_k: int, floor: np.floating
 ) -> tuple[Any, int, float]:
     """Return the cutoff of a row [V], how many tokens pass it, and their mass.
 
-    floor: the smallest probability that min-p keeps. exact: look at all tokens above it. This is
-    needed where the tokens that must suffice do not, since the row's sum is rounded.
+    floor: the smallest probability that min-p keeps.
     """
-    size, outside = len(row), 0.0 if exact else (1 - top_p) / len(row)
-    some = (
-        np.partition(row, size - top_k)[size - top_k :]
-        if top_k
-        else np.compress(row >= max(floor, outside), row)
-    )
-    some.sort()
-    masses = torch.from_numpy(some[::-1].copy()).cumsum(0, dtype=torch.float64).numpy()
-    count = len(some) - int(some.searchsorted(floor))
-    if top_p < 1:
+    for least in _least(row, top_p, top_k):
+        some = np.compress(row >= (least if top_k else max(floor, least)), row)
+        if len(some) < top_k:
+            continue
+        if top_k:
+            some = np.partition(some, len(some) - top_k)[-top_k:]
+        some.sort()
+        masses = torch.from_numpy(some[::-1].copy()).cumsum(0, dtype=torch.float64).numpy()
         total = masses[-1] if len(masses) else 0.0
         limit = top_p * total if top_k else top_p
-        if total < limit and floor < outside:
-            return _last_kept(row, top_p, top_k, floor, exact=True)
+        if top_p == 1 or total >= limit or floor >= least:
+            break
+    count = len(some) - int(some.searchsorted(floor))
+    if top_p < 1:
         count = min(count, int(masses.searchsorted(limit)) + 1)
     return some[-count], count, masses[count - 1]
+
+
+def _least(row: np.ndarray, top_p: float, top_k: int) -> list[Any]:
+    """List probabilities from which on the tokens to keep are sought, until there are enough.
+
+    The first is a guess from a few tokens of a large row. Tokens below the second have less than 1
+    - top_p together, but for the rounding of the row's sum.
+    """
+    least = [0.0 if top_k else (1 - top_p) / len(row), 0.0]
+    if len(row) < _LARGE or not (top_k or top_p < 1):
+        return least
+    few = np.sort(row[::_STRIDE])[::-1]
+    if top_k:
+        rank = 8 + 2 * top_k // _STRIDE
+    else:  # half of what top-p leaves out is left out
+        masses = few.cumsum(dtype=np.float64)
+        rank = int(masses.searchsorted((1 + top_p) / 2 * masses[-1]))
+    return [few[min(rank, len(few) - 1)], *least]
 
 
 def nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
