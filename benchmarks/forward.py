@@ -1,26 +1,22 @@
-"""Forward passes over trees, and products with few rows.
+"""Forward passes with few rows, and products with few rows.
 
-`python -m benchmarks.forward [rows|contexts|level|passes|products|branches ...]`, on one thread or
-`--threads`; passes after stage pair.
+`python -m benchmarks.forward [rows|contexts|level|products|branches|llama ...]`, on one thread or
+`--threads`:
 
-- rows: a pass of 1 to 32 rows with all logits, of a model in `--model` or one of random weights as
-  wide as Qwen2.5-0.5B, by transformers and by the native pass with each way to multiply, beside
-  the time in which memory of the weights' size is read.
+- rows: a pass of 1 to 32 rows with all logits, of a model in `--model`, or of one of random weights
+  with the configuration in `--shape` or as wide as Qwen2.5-0.5B; by transformers and by the native
+  pass with each way to multiply, beside the time in which memory of the weights' size is read.
 - contexts: such a pass through four layers, without logits, after long texts.
 - level: what a drafted level costs beside its pass, a row of 152,064 logits warped and drawn from.
-- passes: a pass over a tree whose rows have two children each, after a text, from the session's
-  call to the hidden states. Interleaved: transformers' forward, the native one with one mask over
-  text and tree, and the native one that attends to the text without a mask and merges
-  (`nde_talf.decoding.forward.attention`; OPEN_FROM is the context from which on it does that).
 - products: a few rows times a large matrix, in each way, in CPU time.
 - branches: the target's part of a step (pass, commit, replay of what was accepted) for models whose
   trees are scored branch by branch, against plain decoding, in CPU time. Drafts cost nothing here.
-
-The models are the run's, a Llama with random weights and grouped query heads for long texts, and
-tiny ones of several families.
+- llama: passes of 1 to 32 rows by llama.cpp, given `--llama-cpp LLAMA_BENCH GGUF`.
 """
 
 import argparse
+import json
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -36,14 +32,11 @@ from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     Qwen2Config,
 )
 
 from benchmarks.timing import interleaved, report
-from nde_talf.data.text.pair import ROLES
-from nde_talf.decoding.forward import attention
+from nde_talf.decoding.forward.fastest import ROWS, fastest
 from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.model import CausalModel
@@ -52,10 +45,7 @@ from nde_talf.decoding.session import TreeSession
 from nde_talf.evaluation.protocol import trusted
 from tests.decoding.test_causal_registry import SMALL, tiny
 
-ROWS, CONTEXTS, LONG = (1, 4, 16, 64), (128, 512, 1024, 2048), (2048, 8192)
 FAR = (128, 4096, 16384)
-WAYS = {"transformers": 0, "native, one mask": 1 << 30, "native, merged": 1}
-"""By way, the OPEN_FROM that it runs with."""
 SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
 PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
 WIDE = {
@@ -76,15 +66,6 @@ SETTINGS = (
 )
 HYBRIDS = ("llama", "lfm2", "qwen3_5_text", "falcon_h1", "mamba2", "mamba", "bloom", "mpt")
 TREES = ((1, 0, 4), (2, 2, 2), (4, 0, 4))
-
-
-def grouped(longest: int) -> CausalModel:
-    """A Llama of four layers with random weights, whose eight query heads share two of keys."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=512, max_position_embeddings=longest, **sizes, **heads)
-    return CausalModel(LlamaForCausalLM(config), "random Llama, 8 query heads, 2 of keys")
 
 
 def hybrids() -> list[CausalModel]:
@@ -110,63 +91,25 @@ def session_after(model: CausalModel, context: int, room: int) -> TreeSession:
     return session
 
 
-def tree_pass(session: TreeSession, rows: int, open_from: int) -> Callable[[], Tensor]:
-    """A pass over a binary tree of so many rows, which the session drops again."""
-    tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
-
-    def run() -> Tensor:
-        attention.OPEN_FROM = {session.device.type: open_from}
-        hidden = session.grow(tokens, parents)
-        session.rollback()
-        return hidden
-
-    return run
-
-
-def passes(options: argparse.Namespace) -> None:
-    models = [CausalModel.load(options.run / "pair" / role, name=role) for role in ROLES]
-    cases = [(model, context) for model in models for context in options.contexts]
-    if options.long:
-        llama = grouped(max(options.long) + max(options.rows))
-        cases += [(llama, context) for context in options.long]
-    table, notes, known = [], [], attention.OPEN_FROM
-    for model, context in cases:
-        theirs = CausalModel(model.module, model.name, "transformers")
-        room = max(options.rows)
-        sessions = {
-            way: session_after(theirs if way == "transformers" else model, context, room)
-            for way in WAYS
-        }
-        for rows in options.rows:
-            tasks = {way: tree_pass(sessions[way], rows, WAYS[way]) for way in WAYS}
-            times = interleaved(tasks, options.repeats)
-            faster = [
-                clock["transformers"] / min(clock[way] for way in list(WAYS)[1:])
-                for clock in (times.seconds, times.cpu)
-            ]
-            micros = [1e6 * times.seconds[way] for way in WAYS]
-            table.append([model.name, context, rows, *micros, *faster])
-            notes.append(times.note(f" ({model.name}, {context} tokens, {rows} rows)"))
-    attention.OPEN_FROM = known
-    columns = ["model", "tokens of context", "rows", *(f"{way}, µs" for way in WAYS)]
-    report("passes", [*columns, "times as fast", "by CPU time"], table, notes)
-
-
-def wide(folder: Path, layers: int, dtype: str) -> Path:
-    """Write a model of WIDE sizes with random weights, unless it is there."""
-    where = folder / f"wide-{layers}-{dtype}"
+def written(options: argparse.Namespace, folder: Path, layers: int, dtype: str) -> Path:
+    """Write a model of the asked or of WIDE sizes with random weights, unless it is there."""
+    where = folder / f"{Path(options.shape or 'wide').name}-{layers}-{dtype}"
     if not where.exists():
         torch.manual_seed(0)
-        config = Qwen2Config(num_hidden_layers=layers, **WIDE)
+        config = (
+            AutoConfig.from_pretrained(options.shape)
+            if options.shape
+            else Qwen2Config(num_hidden_layers=layers, **WIDE)
+        )
         module = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         module.save_pretrained(where)
     return where
 
 
 def loaded(where: Path | str, dtype: str, ways: Sequence[str]) -> dict[str, CausalModel]:
-    """The model in each way to run it, the fastest last."""
+    """The model in each way to run it."""
     models = {}
-    for way in (*ways, "auto"):
+    for way in ways:
         forward, products = ("transformers", "auto") if way == "transformers" else ("native", way)
         models[way] = CausalModel.load(where, dtype=dtype, forward=forward, products=products)
     return models
@@ -197,43 +140,44 @@ def by_rows(
 ) -> tuple[list[list], list[str]]:
     """Rows of a table and its notes: passes by context and number of rows."""
     table, notes, read = [], [], reading(models["plain"])
+    chosen = fastest(models["plain"].module, packs=True)
     for context in contexts:
         one: dict[str, float] = {}
         sessions = {way: session_after(model, context, 32) for way, model in models.items()}
-        for rows in (1, 4, 8, 16, 32):
+        for rows in ROWS:
             tasks = {
                 way: chain(model, sessions[way], rows, logits) for way, model in models.items()
             }
             times = interleaved({**tasks, "reading": read}, repeats)
             one = one or times.seconds
-            auto, plain = times.seconds["auto"], times.seconds["plain"]
-            ratios = [auto / plain, auto / one["auto"], auto / times.seconds["reading"]]
+            took = times.seconds[chosen]
+            ratios = [took / times.seconds[k] for k in ("plain", "reading")] + [took / one[chosen]]
             table.append([name, context, rows, *(1e3 * t for t in times.seconds.values()), *ratios])
             doubtful = not all(map(trusted, times.control.values()))
             if doubtful or rows == 1:
                 notes.append(times.note(f" ({name}, {context} tokens, {rows} rows)"))
-    return table, [*notes, f"{name}: auto is {models['auto'].forward}."]
+    return table, [*notes, f"{name}: chosen is {models[chosen].forward}."]
 
 
 def passes_by_rows(options: argparse.Namespace, logits: bool = True) -> None:
     table: list[list] = []
     notes: list[str] = []
+    ways = ["plain", *(["onednn", "packed"] if has_onednn() else [])]
+    ways = ["transformers", *ways] if logits else ways
     with TemporaryDirectory() as folder:
         for dtype in options.dtypes:
             place = Path(folder) if options.cache is None else options.cache
-            where = options.model or wide(place, 24 if logits else 4, dtype)
+            where = options.model or written(options, place, 24 if logits else 4, dtype)
             contexts = (128,) if logits else options.far
-            models = loaded(
-                where, dtype, ("transformers", "plain", "onednn") if logits else ("plain",)
+            more, said = by_rows(
+                dtype, loaded(where, dtype, ways), contexts, logits, options.repeats
             )
-            more, said = by_rows(dtype, models, contexts, logits, options.repeats)
             table += more
             notes += said
     notes.append(f"Peak resident memory {getrusage(RUSAGE_SELF).ru_maxrss >> 10} MiB, all models.")
-    ways = [f"{way}, ms" for way in (*models, "reading")]
-    ratios = ["auto over plain", "over its one row", "over reading"]
-    columns = ["type", "tokens of context", "rows", *ways, *ratios]
-    report("rows" if logits else "contexts", columns, table, notes)
+    columns = ["type", "tokens of context", "rows", *(f"{way}, ms" for way in (*ways, "reading"))]
+    ratios = ["chosen over plain", "over reading", "over its one row"]
+    report("rows" if logits else "contexts", [*columns, *ratios], table, notes)
 
 
 def level(options: argparse.Namespace) -> None:
@@ -313,25 +257,39 @@ def step(model: CausalModel, tree: tuple[int, int, int], accepted: int) -> Calla
     return run
 
 
+def llama(options: argparse.Namespace) -> None:
+    if options.llama_cpp is None:
+        raise SystemExit("llama: give --llama-cpp LLAMA_BENCH GGUF.")
+    bench, model = options.llama_cpp
+    given = {"-m": model, "-t": options.threads, "-r": options.repeats, "-n": 0, "-o": "json"}
+    command = [
+        bench,
+        "-p",
+        ",".join(map(str, ROWS)),
+        *(str(x) for pair in given.items() for x in pair),
+    ]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    table = [[each["n_prompt"], each["avg_ns"] / 1e6] for each in json.loads(ran.stdout)]
+    report("llama", ["rows", "llama.cpp, ms"], table, [f"{Path(model).name}, no context."])
+
+
 PARTS = {
     "rows": passes_by_rows,
     "contexts": partial(passes_by_rows, logits=False),
     "level": level,
-    "passes": passes,
     "products": products,
     "branches": branches,
+    "llama": llama,
 }
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
-    parser.add_argument("--long", type=int, nargs="*", default=LONG, help="of the random Llama")
-    parser.add_argument("--model", help="folder or hub name, for rows")
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS)[:-1])
+    parser.add_argument("--model", help="folder or hub name")
+    parser.add_argument("--shape", help="folder or hub name of a configuration")
+    parser.add_argument("--llama-cpp", nargs=2, metavar=("LLAMA_BENCH", "GGUF"))
     parser.add_argument("--cache", type=Path, help="folder that keeps the models of random weights")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--far", type=int, nargs="+", default=FAR, help="contexts of `contexts`")

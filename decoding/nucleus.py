@@ -64,40 +64,38 @@ def _last_kept(
 
     floor: the smallest probability that min-p keeps.
     """
-    for least in _least(row, top_p, top_k):
-        some = np.compress(row >= (least if top_k else max(floor, least)), row)
-        if len(some) < top_k:
-            continue
-        if top_k:
-            some = np.partition(some, len(some) - top_k)[-top_k:]
-        some.sort()
-        masses = torch.from_numpy(some[::-1].copy()).cumsum(0, dtype=torch.float64).numpy()
-        total = masses[-1] if len(masses) else 0.0
-        limit = top_p * total if top_k else top_p
-        if top_p == 1 or total >= limit or floor >= least:
-            break
-    count = len(some) - int(some.searchsorted(floor))
+    if top_k:
+        ranked = torch.from_numpy(row).topk(top_k).values
+        masses = ranked.cumsum(0, dtype=torch.float64).numpy()
+        limit = top_p * masses[-1]
+    else:
+        limit = top_p
+        for least in _least(row, top_p):
+            some = np.compress(row >= max(floor, least), row)
+            some.sort()
+            ranked = torch.from_numpy(some[::-1].copy())
+            masses = ranked.cumsum(0, dtype=torch.float64).numpy()
+            if floor >= least or (len(masses) and masses[-1] >= limit):
+                break
+    count = int(np.count_nonzero(ranked.numpy() >= floor))
     if top_p < 1:
         count = min(count, int(masses.searchsorted(limit)) + 1)
-    return some[-count], count, masses[count - 1]
+    return ranked.numpy()[count - 1], count, masses[count - 1]
 
 
-def _least(row: np.ndarray, top_p: float, top_k: int) -> list[Any]:
+def _least(row: np.ndarray, top_p: float) -> list[float]:
     """List probabilities from which on the tokens to keep are sought, until there are enough.
 
-    The first is a guess from a few tokens of a large row. Tokens below the second have less than 1
-    - top_p together, but for the rounding of the row's sum.
+    The first is a guess from a few tokens of a large row, by which half of what top-p leaves out is
+    left out. Tokens below the second have less than 1 - top_p together, but for the rounding of the
+    row's sum.
     """
-    least = [0.0 if top_k else (1 - top_p) / len(row), 0.0]
-    if len(row) < _LARGE or not (top_k or top_p < 1):
-        return least
-    few = np.sort(row[::_STRIDE])[::-1]
-    if top_k:
-        rank = 8 + 2 * top_k // _STRIDE
-    else:  # half of what top-p leaves out is left out
+    least = [(1 - top_p) / len(row), 0.0]
+    if len(row) >= _LARGE and top_p < 1:
+        few = np.sort(row[::_STRIDE])[::-1]
         masses = few.cumsum(dtype=np.float64)
-        rank = int(masses.searchsorted((1 + top_p) / 2 * masses[-1]))
-    return [few[min(rank, len(few) - 1)], *least]
+        least.insert(0, few[masses.searchsorted((1 + top_p) / 2 * masses[-1])])
+    return least
 
 
 def nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:

@@ -138,8 +138,9 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     Raises:
         ValueError: a row has no positive, finite total.
     """
-    weights, indices = rows.numpy(), []
+    weights, indices = rows.numpy(), list[int]()
     large = weights.shape[-1] >= _LARGE
+    sums: Any
     if large:
         starts = np.arange(0, weights.shape[-1], _BLOCK)
         sums = {

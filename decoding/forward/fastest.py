@@ -66,11 +66,9 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         known = read_json(path, again="delete it")
         if known.get("way") in PRODUCTS[1:]:
             return str(known["way"])
-    times: dict[str, float] = {}
-    for shape in timed:
-        for way, total in _times(shapes[shape], packs).items():
-            times[way] = times.get(way, 0.0) + total
-    way = min(times, key=lambda name: times[name])
+    each = [_times(shapes[shape], packs) for shape in timed]
+    for_all = [way for way in each[0] if all(way in times for times in each)]
+    way = min(for_all, key=lambda name: sum(times[name] for times in each))
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
@@ -103,15 +101,21 @@ def _room(module: nn.Module) -> bool:
 
 
 def _times(matrices: list[Tensor], packs: bool) -> dict[str, float]:
-    """Sum the logarithms of the times of each way over ROWS."""
+    """Sum the logarithms of the times of each way over ROWS.
+
+    A way that cannot multiply them is left out: oneDNN takes bfloat16 on CPUs with AVX-512 alone.
+    """
     matrices = matrices[: max(1, BYTES // matrices[0].nbytes)]
     ways: dict[str, tuple[Callable[..., object], list[Tensor]]]
-    ways = {"plain": (F.linear, matrices), "onednn": (in_blocks, matrices)}
-    if packs:
-        ways["packed"] = in_blocks, [packed(each) for each in matrices]
+    ways, few = {"plain": (F.linear, matrices)}, matrices[0].new_ones(1, matrices[0].shape[1])
+    for name in ("onednn", "packed") if packs else ("onednn",):
+        with suppress(RuntimeError):
+            forms = [packed(each) for each in matrices] if name == "packed" else matrices
+            in_blocks(few, forms[0], None)
+            ways[name] = in_blocks, forms
     totals, end = dict.fromkeys(ways, 0.0), time.perf_counter() + SECONDS
     for count in ROWS:
-        states = matrices[0].new_ones(count, matrices[0].shape[1])
+        states = few.expand(count, -1).contiguous()
         for way, (multiply, weights) in ways.items():
             seconds = []
             for _ in range(3):  # the first one warms up

@@ -76,14 +76,13 @@ def packed(weight: Tensor) -> Tensor:
 def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply states [..., in] by a matrix as oneDNN does, packed or not: [..., out]."""
     rows = states.reshape(-1, states.shape[-1])
-    products = [_block(block, weight, bias) for block in rows.split(BLOCK)]
+    products, few = [], 4 if weight.is_mkldnn else 1
+    for block in rows.split(BLOCK):
+        count = len(block)
+        more = -count % (few if count < 8 else 8)
+        filled = F.pad(block, (0, 0, 0, more)) if more else block
+        products.append(
+            torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")[:count]
+        )
     together = products[0] if len(products) == 1 else torch.cat(products)
     return together.view(*states.shape[:-1], -1)
-
-
-def _block(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    count, few = len(rows), 4 if weight.is_mkldnn else 1
-    more = -count % (few if count < 8 else 8)
-    rows = F.pad(rows, (0, 0, 0, more)) if more else rows
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return product[:count] if more else product

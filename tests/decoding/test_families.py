@@ -28,6 +28,7 @@ from nde_talf import (
 from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.fitness import HALF
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
@@ -85,6 +86,31 @@ def test_greedy_text_is_that_of_plain_passes(name):
         plain = alone(target, [*prompt, *generation.tokens])[len(prompt) - 1 : -1].argmax(-1)
         assert generation.tokens == plain.tolist()
         assert generation.block_efficiency > 1.1
+
+
+@pytest.mark.parametrize("name", (*FAST[:-1], "llama-3", "qwen2", "qwen3", "gemma-2", "gemma-3"))
+def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
+    """Weights, the output layer and the cache are in bfloat16; probabilities are in float32.
+
+    Transformers' Mamba does not run in bfloat16 without its kernels.
+    """
+    target, prompt = CausalModel(family(name).module.to(torch.bfloat16), name), text(20)
+    drafter = LMDrafter(family(name, noise=0.01))
+    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 3, 4)), "specinfer")
+    generation = decoder.generate(prompt, 32, SamplingSetting(0.0), Rng.seeded(0))
+    plain = alone(target, [*prompt, *generation.tokens])[len(prompt) - 1 : -1].float()
+    best, taken = plain.max(-1).values, plain[torch.arange(32), torch.tensor(generation.tokens)]
+    assert (best - taken <= HALF * plain.abs().amax(-1)).all()
+    assert (taken == best).float().mean() > 0.8
+    if target.native is not None:
+        matrices = [each for each in target.native.tensors if each.numel() > 4 * target.hidden_size]
+        assert {each.dtype for each in matrices} == {torch.bfloat16}
+    if target.form == "masks":
+        cache = decoder.session.cache
+        assert {layer.keys.dtype for layer in cache.layers} == {torch.bfloat16}
+    logits = target.logits(torch.ones(target.hidden_size, dtype=torch.bfloat16))
+    assert logits.dtype == torch.bfloat16
+    assert warp(logits, SamplingSetting(0.0)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", EACH)

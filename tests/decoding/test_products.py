@@ -97,8 +97,39 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
         assert fastest.fastest(model, packs=True) == way
 
 
+@needs_onednn
+@pytest.mark.parametrize("fails", ["in_blocks", "packed"])
+def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, monkeypatch, fails):
+    """As oneDNN's with bfloat16 on a CPU without AVX-512."""
+
+    def refuse(*_):
+        raise RuntimeError("bf16 path needs the cpu support avx512")
+
+    monkeypatch.setattr(fastest, fails, refuse)
+    left = {"plain", "onednn"} if fails == "packed" else {"plain"}
+    assert set(fastest._times([torch.ones(24, 24)], True)) == left
+    model = CausalModel(module(*FAMILIES["llama-3"]), packs=True)
+    assert model.native is not None and model.native.way != "packed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_any_shape_and_type_have_a_product(all_are_large, dtype):
+    for shape in ((1, 1), (1, 37), (517, 3), (131, 257)):
+        parts = [nn.Linear(*shape).to(dtype), nn.Linear(*shape).to(dtype)]
+        way = fastest.fastest(nn.ModuleList(parts), packs=True)
+        states = torch.randn(3, shape[0]).to(dtype)
+        with torch.inference_mode():
+            torch.testing.assert_close(
+                layer.linear(parts, way)(states).double(),
+                torch.cat([part.double()(states.double()) for part in parts], -1),
+                atol=0.05,
+                rtol=0.05,
+            )
+
+
 def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large, monkeypatch):
     monkeypatch.setattr(fastest, "has_onednn", lambda: False)
+    monkeypatch.setattr(fastest, "_times", None)  # nothing is timed
     model = module(*FAMILIES["llama-3"])
     assert CausalModel(model).native.way == "plain"
     with pytest.raises(UserError, match="no oneDNN"):
