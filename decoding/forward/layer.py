@@ -102,9 +102,9 @@ class Linear(FusedPart):
     """
 
     def __init__(self, parts: Sequence[nn.Module]):
-        linears = plain_linears(parts)
-        biases = [part.bias for part in linears if part.bias is not None]
-        self.weight = fused([part.weight for part in linears])
+        self.parts = plain_linears(parts)
+        biases = [part.bias for part in self.parts if part.bias is not None]
+        self.weight = fused([part.weight for part in self.parts])
         self.bias = fused(biases) if biases else None
         super().__init__([each for each in (self.weight, self.bias) if each is not None])
 

@@ -36,10 +36,6 @@ def has_onednn() -> bool:
 class OneDNNLinear(Linear):
     """A product by oneDNN on the weights as they are."""
 
-    def __init__(self, parts: Sequence[nn.Module]):
-        self.parts = plain_linears(parts)
-        super().__init__(parts)
-
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out].
 
