@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 import os
 import shutil
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -198,6 +198,7 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     from nde_talf.data.dialogues.token_rows import TokenRows
     from nde_talf.data.text.pair import spread
     from nde_talf.decoding.model import CausalModel
+    from nde_talf.draft_training.card import write_head_card
     from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
     from nde_talf.draft_training.export import save_head
     from nde_talf.draft_training.recipe import PAUSE, Pausable
@@ -210,21 +211,33 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())
     held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]).long())
-    some, warm = spread(held_out.cut(length), HELD_OUT_ROWS), {"warm_start": config.weights}
-    steps = config.head_steps
+    some, steps = spread(held_out.cut(length), HELD_OUT_ROWS), config.head_steps
     settings = HeadConfig(
         steps=steps,
         batch=config.batch,
         warm_up=50,
         evaluate_every=max(1, steps // 12),
+        warm_start=config.weights,
         seed=config.seed,
-        **warm,
     )
     leg = Pausable(folder, config.folder / PAUSE, config.hours)
     head = fit_head(target, rows, settings, folder, _loggers(config, folder), [leg], some)
     if not leg.ended:
-        write_atomically(folder / "export", lambda path: save_head(head, path))
-        console.print_json(data=held_out_report(head, target, some))
+        report = held_out_report(head, target, some)
+        facts = {
+            "text": ", ".join(text.held_out),
+            "rows": f"{len(rows)} of {length} tokens",
+            "loss": asdict(settings.loss),
+            "steps": f"{steps} of {config.batch} rows",
+            "seed": config.seed,
+        }
+
+        def save(path: Path) -> None:
+            save_head(head, path)
+            write_head_card(path, head, facts, report)
+
+        write_atomically(folder / "export", save)
+        console.print_json(data=report)
 
 
 def _leg(
