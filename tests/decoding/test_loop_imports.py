@@ -8,7 +8,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-MODULES, TOKENS = 25, 23_700
+MODULES, TOKENS = 25, 23_850
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
