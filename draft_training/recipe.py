@@ -162,9 +162,9 @@ class Leg(Pausable):
     """Evaluates on held-out text by domain, into `held_out.jsonl` beside the checkpoint.
 
     Args:
-        state: see `Pausable`, as `pause` and `hours`.
-        pause: the same.
-        hours: the same.
+        state: folder of the checkpoint and of the curves.
+        pause: while this file exists, the training waits.
+        hours: after so many the training ends, pauses included.
         every: seconds from one evaluation to the next.
         held_out: rows by domain.
         bits: a function from nats a token to bits a byte, by domain.
