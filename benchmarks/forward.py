@@ -1,12 +1,12 @@
 """Forward passes with few rows, and products with few rows.
 
-`python -m benchmarks.forward [rows|contexts|level|products|branches|llama ...]`, on one thread or
+`python -m benchmarks.forward [rows|far|level|products|branches|llama ...]`, on one thread or
 `--threads`:
 
 - rows: a pass of 1 to 32 rows with all logits, of a model in `--model`, or of one of random weights
   with the configuration in `--shape` or as wide as Qwen2.5-0.5B; by transformers and by the native
   pass with each way to multiply, beside the time in which memory of the weights' size is read.
-- contexts: such a pass through four layers, without logits, after long texts.
+- far: such a pass through four layers, without logits, after long texts.
 - level: what a drafted level costs beside its pass, a row of 152,064 logits warped and drawn from.
 - products: a few rows times a large matrix, in each way, in CPU time.
 - branches: the target's part of a step (pass, commit, replay of what was accepted) for models whose
@@ -177,7 +177,7 @@ def passes_by_rows(options: argparse.Namespace, logits: bool = True) -> None:
     notes.append(f"Peak resident memory {getrusage(RUSAGE_SELF).ru_maxrss >> 10} MiB, all models.")
     columns = ["type", "tokens of context", "rows", *(f"{way}, ms" for way in (*ways, "reading"))]
     ratios = ["chosen over plain", "over reading", "over its one row"]
-    report("rows" if logits else "contexts", [*columns, *ratios], table, notes)
+    report("rows" if logits else "far", [*columns, *ratios], table, notes)
 
 
 def level(options: argparse.Namespace) -> None:
@@ -275,7 +275,7 @@ def llama(options: argparse.Namespace) -> None:
 
 PARTS = {
     "rows": passes_by_rows,
-    "contexts": partial(passes_by_rows, logits=False),
+    "far": partial(passes_by_rows, logits=False),
     "level": level,
     "products": products,
     "branches": branches,
@@ -292,7 +292,7 @@ def main() -> None:
     parser.add_argument("--llama-cpp", nargs=2, metavar=("LLAMA_BENCH", "GGUF"))
     parser.add_argument("--cache", type=Path, help="folder that keeps the models of random weights")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--far", type=int, nargs="+", default=FAR, help="contexts of `contexts`")
+    parser.add_argument("--far", type=int, nargs="+", default=FAR, help="contexts of `far`")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -3,7 +3,7 @@
 `python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--out FOLDER]`.
 --online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together;
 without it all evaluations beside --run whose names begin with its name. Unfinished ones count as
-far as they have come. Writes results/selector.md, or selector.md into --out.
+far as they have come. Writes results/selector.md (--name, --out).
 """
 
 import argparse
@@ -30,7 +30,7 @@ from nde_talf.pipelines.stage import BEGUN
 MEAN = "mean over settings"
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
-Batch size 1, {machine}. All figures are tokens/s of one method over those of another, both as
+{machine}. All figures are tokens/s of one method over those of another, both as
 totals on the same prompts, with one and the same forward pass; brackets are 95 % bootstrap
 intervals, prompts resampled. The A/A control is plain decoding under a second name.
 
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("checkpoints/paper"))
     parser.add_argument("--online", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the page")
+    parser.add_argument("--name", default="selector", help="of the page")
     options = parser.parse_args()
     beside = sorted(
         path.parent.parent
@@ -68,7 +69,7 @@ def main() -> None:
         )
     text = "\n\n".join([*_online(online)]) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "selector.md").write_text(text)
+    (options.out / f"{options.name}.md").write_text(text)
     print(text)
 
 
@@ -239,6 +240,9 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     ):
         rows = ([role, *(shown(ratio[key], 3) for ratio in own)] for role, own in ratios.items())
         yield f"{clock}:\n\n" + markdown(["", *columns], rows)
+    if len(runs) > 1:
+        yield "### Over its own best static tree, run by run"
+        yield from _by_run(runs, learned, own_static)
     yield "### Over Traversal's best static tree, setting by setting"
     yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
     yield "### Over the best rival of the setting, setting by setting"
@@ -254,6 +258,25 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     for setting, methods in campaign.records.items():
         rows = (_method(campaign, setting, role) for role in methods)
         yield f"{setting}\n\n" + markdown(columns, rows)
+
+
+def _by_run(runs: list[Decoded], learned: list[str], own_static: dict[str, str]) -> Iterator[str]:
+    """A row a run, and in the end the mean over its selectors and settings."""
+    columns, rows = dict[str, None](), dict[str, tuple[dict[str, list[float] | None], str]]()
+    for run in runs:
+        one = Campaign.of([run])
+        pairs = {
+            f"{role}, {setting}": (one.records[setting][role], one.records[setting][other])
+            for setting in one.sampled
+            for role in learned
+            if (other := own_static.get(role, TRAVERSAL)) in one.records[setting]
+            and role in one.records[setting]
+        }
+        columns |= dict.fromkeys(pairs)
+        ratios, mean = speed_ratios(list(pairs.values()))
+        rows[run.report.parent.name] = dict(zip(pairs, ratios, strict=True)), shown(mean, 3)
+    lines = ([run, *(shown(own.get(c), 3) for c in columns), m] for run, (own, m) in rows.items())
+    yield markdown(["", *columns, "mean"], lines)
 
 
 def _compared(ratios: dict[str, dict[str, list[float] | None]]) -> str:
