@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figures.append([temperature, kind, int(here.sum()), title, *cells, spread])
         for verifier, samples in roots.samples.items():
             for title, table in tables.items():
-                costs = StepCosts(table, [verifier], int(roots.context.max()))
+                costs = StepCosts(table, verifier, int(roots.context.max()))
                 own = ceiling(samples, costs.at(roots.context)[0], roots)
                 ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
                 tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"

@@ -218,11 +218,8 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     yield f"The one that is best over the sampled settings: {one}."
 
     yield "### What the selectors win, mean over the sampled settings"
-    static = [role for role in campaign.roles(learned=False) if role.endswith(BEST_STATIC)]
-    static = [role for role in static if not role.startswith(NGRAM)]
     own_static = {
         **{selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()},
-        selector_title("across"): {s: campaign.fastest(s, static) for s in campaign.records},
         MIXED: f"{NGRAM} + {TRAVERSAL}",
     }
     columns = ["own best static tree", "Traversal's best static", "best static told the domain"]

@@ -101,7 +101,7 @@ class Lab:
     def __init__(self, roots: Roots, rule: str):
         self.roots, table = roots, LatencyTable.load("checkpoints/small/latency/table.json")
         self.labels, context = roots.columns[rule][:, 0], roots.columns["context"]
-        self.seconds, self.passes = StepCosts(table, [rule], int(context.max())).at(context)
+        self.seconds, self.passes = StepCosts(table, rule, int(context.max())).at(context)
         self.setting = (roots.columns["temperature"] > 0.8).long()
         self.fold = shuffled(roots.prompt) % FOLDS
 

@@ -172,7 +172,7 @@ class Mixed(TreePolicy):
         if drafter.matched:
             return self.ngram.draft(state, drafter.ngram, rng)
         tree = self.elsewhere.draft(state, drafter.draft, rng)
-        tree.rule = tree.rule or self.rule
+        tree.rule = self.rule
         self.seconds = self.elsewhere.seconds
         return tree
 

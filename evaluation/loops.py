@@ -7,7 +7,7 @@ alone: as arguments of `generate` its keys have no effect.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.streams import PHASES, Block, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
-from nde_talf.selector.network import action_at
 from nde_talf.selector.policy import NeuralPolicy
 
 TITLES = {
@@ -37,9 +36,8 @@ TITLES = {
     "khisti": "Khisti",
     "traversal": "Traversal",
     "gbv": "GBV",
-    "across": "Any rule",
 }
-"""Verification rules in tables, and "across" for a selector that chooses among several."""
+"""Verification rules in tables."""
 ASSISTED, LOOKUP, PLAIN = (
     "transformers assisted",
     "transformers prompt lookup",
@@ -73,8 +71,7 @@ class Speculative:
         cpu, steps = time.process_time() - started, stream.generation.steps
         actions = {}
         if isinstance(policy, NeuralPolicy):
-            rules = policy.selector.schema.verifiers
-            actions = {action_title(index, rules): n for index, n in policy.counts.items()}
+            actions = {str(tuple(TREES[index])): n for index, n in policy.counts.items()}
         return Record(
             setting=str(self.setting),
             method=self.name,
@@ -98,14 +95,8 @@ class Speculative:
         """Each block of the same generation, and the tree that a selector chose for it, or ""."""
         self.chosen.clear()
         for block in self.blocks(prompt, seed):
-            yield block, "".join(str(tuple(TREES[index % len(TREES)])) for index in self.chosen)
+            yield block, "".join(str(tuple(TREES[index])) for index in self.chosen)
             self.chosen.clear()
-
-
-def action_title(index: int, verifiers: Sequence[str]) -> str:
-    """The tree of a selector's action, after its rule where the selector chooses that too."""
-    rule, tree = action_at(index, verifiers)
-    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
 
 def _counted(lengths: Iterable[int]) -> dict[str, int]:

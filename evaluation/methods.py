@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from nde_talf.decoding.actions import Action
+from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
@@ -54,7 +54,7 @@ from nde_talf.evaluation.tuning import (
     configuration,
 )
 from nde_talf.selector.entropy import EntropyRule
-from nde_talf.selector.network import Selector, action_at
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
 NGRAM = "n-gram"
@@ -85,7 +85,7 @@ class Bench:
         fixed: shapes of all passes; None: as they come.
         tuned: whether baselines with a parameter are tuned.
         rules: verification rules of the selectors, the main one first.
-        selectors: by rule, or "across".
+        selectors: by rule.
         policies: tree policies by title, each with its rule.
         ngram: settings of drafting from the text.
         head: the draft head, beside a draft model or alone.
@@ -229,7 +229,7 @@ def plan_methods(bench: Bench, groups: set[str]) -> Plan:
 
 
 def selector_title(name: str) -> str:
-    """The method of the selector `name`, of a verifier or "across", where it learned to choose."""
+    """The method of the selector of a rule, where it learned to choose."""
     return f"{TITLES[name]} + selector (NDE)"
 
 
@@ -271,10 +271,8 @@ def selectors(bench: Bench) -> Iterator[Method]:
         if action is None:
             yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
             continue
-        rule, tree = action_at(action, selector.schema.verifiers)
-        other = f"{TITLES[rule]} " if rule != name else ""
-        title = f"{TITLES[name]} + selector: static {other}{tuple(tree)}"
-        yield Method(role, {title: bench.static(rule, tree)})
+        title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
+        yield Method(role, {title: bench.static(name, TREES[action])})
 
 
 def _chooser(bench: Bench, selector: Selector) -> NeuralPolicy:

@@ -133,11 +133,11 @@ def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) ->
     lengths = lengths_by_batch(training, table, rule)
     labels, paths, trees = chain_labels(training, rule), {}, {}
     for count in sorted({end for first, last, _ in ranges(lengths) for end in (first, last)}):
-        roots = PricedRoots.of(others, [labels], [table.batched(count)])
+        roots = PricedRoots.of(others, labels, [table.batched(count)])
         paths[count] = held_out(roots, Action(1, 0, lengths[count - 1]), 0, count)
     for name in training.samples:
-        (tree,) = fastest_trees(PricedRoots.of(training, [name], [table]), DRAFTING)
-        trees[name] = held_out(PricedRoots.of(others, [name], [table]), tree, 0)
+        (tree,) = fastest_trees(PricedRoots.of(training, name, [table]), DRAFTING)
+        trees[name] = held_out(PricedRoots.of(others, name, [table]), tree, 0)
     return Recommendation(lengths, paths, trees)
 
 
@@ -145,7 +145,7 @@ def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> list[in
     """The lengths of a `Recommendation`."""
     counts = range(1, max(table.sequences, default=1) + 1)
     tables = [table.batched(count) for count in counts]
-    roots = PricedRoots.of(training, [chain_labels(training, rule)], tables)
+    roots = PricedRoots.of(training, chain_labels(training, rule), tables)
     return [tree.depth for tree in fastest_trees(roots, PATHS)]
 
 

@@ -71,7 +71,7 @@ class StaticTrees:
     def priced(self, labels: str) -> PricedRoots:
         """The roots with the labels of a rule, made once."""
         if labels not in self._priced:
-            self._priced[labels] = PricedRoots.of(self.roots, [labels], [self.table])
+            self._priced[labels] = PricedRoots.of(self.roots, labels, [self.table])
         return self._priced[labels]
 
 

@@ -61,7 +61,8 @@ def check_machine(config: Config) -> None:
     from nde_talf.selector.network import selectable
 
     check_device(config.model.device)
-    selectable(config.selector.verifiers, "selector.verifiers")
+    for name in config.selector.verifiers:
+        selectable(name, "selector.verifiers")
     sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
     sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
     reach_hub(filter(None, [*config.model.given.values(), *sources]))

@@ -28,7 +28,7 @@ from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.drafted import load_decoded, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.pipelines.selector import roots_of, selectors
+from nde_talf.pipelines.selector import roots_of
 from nde_talf.pipelines.stage import MANIFEST, Stage, console
 from nde_talf.pipelines.tracking import read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
@@ -48,7 +48,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         **timed_on(config),
         "evaluation": chosen,
-        "selectors": selectors(config.selector),
+        "selectors": config.selector.verifiers,
         "seed": config.seed,
     }
 
@@ -145,7 +145,7 @@ def _benches(
             kinds=[prompt.kind for prompt in tuning],
         )
         if "selector" in groups and bench.labels:
-            names = selectors(config.selector) if setting.temperature else [bench.main]
+            names = config.selector.verifiers if setting.temperature else [bench.main]
             exports = folders["selector"] / "export"
             bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
         if "policies" in groups:
@@ -247,7 +247,7 @@ def report_data(
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,
-        curves=_curves(selectors(config.selector), folders, plans.values()),
+        curves=_curves(config.selector.verifiers, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
         same={setting: plan.same for setting, plan in plans.items()},

@@ -31,10 +31,7 @@ from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from nde_talf.selector.rows import columns
-from nde_talf.selector.settings import SelectorConfig
 from nde_talf.selector.train import CrossFit, train_selector
-
-ACROSS = "across"
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -63,11 +60,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     report = {}
     # More threads only get into each other's way.
     with threads(1), tracked(config, "selector", folder) as tracker:
-        for name, verifiers in selectors(asked).items():
+        for name in asked.verifiers:
             export = folder / "export" / name
             training, held_out = (
-                PricedRoots.of(roots, verifiers, [*tables.values()], asked.pricing)
-                for roots in splits
+                PricedRoots.of(roots, name, [*tables.values()], asked.pricing) for roots in splits
             )
             selector, crossed = train_selector(
                 training, held_out, asked, folder / "training" / name, tracker.loggers(name), name
@@ -135,15 +131,6 @@ def _tell(
         more = f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
         more += f" would hardly bring more, for {minutes:.0f} min of traces"
     console.print(f"· {name}: of the best static tree's tokens/s, held out: {points}; {more}")
-
-
-def selectors(asked: SelectorConfig) -> dict[str, list[str]]:
-    """Return the selectors asked for, each with the verifiers that it chooses among.
-
-    The first is the main one.
-    """
-    alone = {name: [name] for name in asked.verifiers}
-    return alone | ({ACROSS: [*alone]} if asked.across else {})
 
 
 def roots_of(

@@ -295,7 +295,7 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
         chosen = [
-            f"{tuple(TREES[option % len(TREES)])} in {count / steps:.0%} of the steps"
+            f"{tuple(TREES[option])} in {count / steps:.0%} of the steps"
             for option, count in policy.counts.most_common(SHOWN)
         ]
         if others := len(policy.counts) - len(chosen):

@@ -37,7 +37,7 @@ class PathLengths:
 
     The lengths are the argmax of the selector's logits over its paths, (1, 0, L). Steps are priced
     by the number of nodes, not by Eq. 11, as if all requests of the batch drafted the same number
-    of tokens: see `at_batch`. Of several verifiers the first one's labels and prices count.
+    of tokens: see `at_batch`.
 
     Args:
         selector: without target features, or with the best static tree for `setting`.
@@ -112,9 +112,9 @@ class PathLengths:
         sequences = min(sequences, max(self.table.sequences, default=1))
         if sequences not in self._prices:
             table, setting = at_batch(self.table, sequences, self.overhead), self.setting
-            costs = PathCosts(table, self.selector.schema.verifiers, self.max_tokens)
+            costs = PathCosts(table, self.selector.schema.verifier, self.max_tokens)
             static = self.selector.static_action(setting.temperature, setting.top_p, costs)
-            length = None if static is None else TREES[static % len(TREES)].depth
+            length = None if static is None else TREES[static].depth
             self._prices[sequences] = costs, length
         return self._prices[sequences]
 
@@ -122,15 +122,15 @@ class PathLengths:
 class PathCosts(StepCosts):
     """Prices of the paths of up to `max_tokens` tokens; no other action has one (infinity)."""
 
-    def __init__(self, table: LatencyTable, verifiers: Sequence[str], max_tokens: int):
+    def __init__(self, table: LatencyTable, verifier: str, max_tokens: int):
         self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
-        super().__init__(table, verifiers, LONGEST)
+        super().__init__(table, verifier, LONGEST)
 
     def _price(self, contexts: Tensor) -> Tensor:
-        size = len(contexts), len(self.verifiers) * len(TREES)
+        size = len(contexts), len(TREES)
         seconds = torch.full(size, torch.inf, dtype=torch.float64)
         shapes = SHAPES[self.paths]
-        seconds[:, self.paths] = self.table.steps(contexts, self.verifiers[0], shapes)
+        seconds[:, self.paths] = self.table.steps(contexts, self.verifier, shapes)
         return seconds
 
 

@@ -43,7 +43,7 @@ class EntropyRule(TreePolicy):
         for b in range(bins):
             roots = here[index == b] if (index == b).any() else here
             action = best_static(training.labels(roots), training.priced(table, roots)[1])
-            best.append(TREES[action % len(TREES)])
+            best.append(TREES[action])
         return cls(edges.tolist(), best)
 
     def choose(self, entropy: Tensor) -> Tensor:

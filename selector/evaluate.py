@@ -6,7 +6,8 @@ That is fitted on training roots. Bounds say what choosing could win at most.
 import torch
 from torch import Tensor
 
-from nde_talf.selector.network import Selector, action_at
+from nde_talf.decoding.actions import TREES
+from nde_talf.selector.network import Selector
 from nde_talf.selector.objective import split_half_choice
 from nde_talf.selector.roots import PricedRoots, setting_title, throughput_gain
 
@@ -74,12 +75,7 @@ def evaluate_offline(
             settings[setting_title(setting)] = {
                 "roots": int(here.sum()),
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
-                "static": _named(int(static[index]), validation),
+                "static": [*TREES[int(static[index])]],
                 **gains(here),
             }
     return {"settings": settings, "all": gains(torch.ones(len(roots), dtype=torch.bool))}
-
-
-def _named(index: int, roots: PricedRoots) -> list:
-    name, tree = action_at(index, roots.verifiers)
-    return [*tree] if len(roots.verifiers) == 1 else [name, *tree]

@@ -43,7 +43,7 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 
 def save_selector(selector: Selector, folder: Path) -> None:
     """Write weights, configuration, latency table, checksums and card, all or nothing."""
-    selectable(selector.schema.verifiers, "selector")
+    selectable(selector.schema.verifier, "selector")
 
     def write(temporary: Path) -> None:
         weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
@@ -73,7 +73,7 @@ def write_selector_card(
         figures: throughputs on held-out roots.
     """
     known = {
-        "verifiers": schema.verifiers,
+        "verifier": schema.verifier,
         "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
         "chooses by context there": [
             "yes" if learned else "no: the best static tree" for learned in schema.learned
@@ -83,7 +83,7 @@ def write_selector_card(
             schema.draft_hidden,
         ),
     }
-    title = f"Selector of draft trees ({', '.join(schema.verifiers)})"
+    title = f"Selector of draft trees ({schema.verifier})"
     tags = ["speculative-decoding", "selector"]
     write_card(folder, title, ABOUT, USE, tags, None, {**known, **(facts or {})}, figures)
 
@@ -109,7 +109,8 @@ def load_selector(folder: Path) -> Selector:
                 " retrain it."
             )
     with reading(path, FORMAT.again):
-        selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
+        (verifier,) = typed(config.get("verifiers"), tuple[str])
+        selectable(verifier, f"{path}: verifiers")
         selector = Selector(typed(config, SelectorSchema))
     tensors = read_tensors(weights, FORMAT.again)
     _check_values(tensors, weights)

@@ -6,7 +6,6 @@ seconds, bilinearly interpolated. The first draft pass of a step has a time of i
 ran before it, so the draft's weights are not in the caches.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -298,24 +297,22 @@ class LatencyTable:
 
 
 class StepCosts:
-    """A table's prices of a selector's actions (verifier, tree), every `SPACING` tokens of context.
+    """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
 
-    seconds: [G, C] float32, C = verifiers x 233, up to `longest` tokens; passes: [G, 2], see
+    seconds: [G, C] float32, up to `longest` tokens; passes: [G, 2], see
     `LatencyTable.passes`. `rule` is "table", or "eq11" for the NDE paper's.
     """
 
-    def __init__(
-        self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"
-    ):
-        self.table, self.verifiers, self.rule = table, tuple(verifiers), rule
+    def __init__(self, table: LatencyTable, verifier: str, longest: int, rule: str = "table"):
+        self.table, self.verifier, self.rule = table, verifier, rule
         contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
         self.seconds = self._price(contexts).float()
         self.passes = table.passes(contexts).float()
 
     def _price(self, contexts: Tensor) -> Tensor:
         if self.rule == "eq11":
-            return self.table.steps_eq11(contexts).repeat(1, len(self.verifiers))
-        return torch.cat([self.table.steps(contexts, name) for name in self.verifiers], -1)
+            return self.table.steps_eq11(contexts)
+        return self.table.steps(contexts, self.verifier)
 
     def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Seconds [R, C] and one-token passes [R, 2] at `context` [R].

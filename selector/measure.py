@@ -28,10 +28,11 @@ from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter, drafter_of
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.mixed import RuleOfTree
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
@@ -39,7 +40,6 @@ from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
 from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
-from nde_talf.selector.policy import of_the_step
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
@@ -210,7 +210,8 @@ class _Bench:
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
         self.probe = _Probe(VERIFIERS[verifiers[0]])
-        drafter, rule = drafter_of(draft, static), of_the_step(self.probe.rule)
+        drafter, first = drafter_of(draft, static), self.probe.rule
+        rule = RuleOfTree("probed", first.rule, DELAYED, first.on_device)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
         self.drafting = SpeculativeDecoder(
             target, drafter, self.probe, rule, draft_setting, device=on_device, **timing

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
@@ -19,35 +19,27 @@ from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
 
-def selectable(names: Sequence[str], where: str) -> list[Verifier]:
-    """Return the rules called `names`, among which a selector may choose.
+def selectable(name: str, where: str) -> Verifier:
+    """Return the rule called `name`, for which a selector may choose trees.
 
     Raises:
         UserError: naming the key or file `where`, for one that is not lossless on every delayed
-            tree at every temperature: a selector drafts these, whichever rule it chooses.
+            tree at every temperature: a selector drafts these.
     """
     fitting = [
         name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"
     ]
-    if not names:
-        raise UserError(f"{where}: it names no verifier; choose from {', '.join(fitting)}.")
-    for name in names:
-        if name not in fitting:
-            why = "it does not take the 'delayed' trees that a selector drafts"
-            if name not in VERIFIERS:
-                why = "there is none of that name"
-            elif name == "greedy":
-                why = "it is lossless at temperature 0 only, where every rule decodes greedily"
-            raise UserError(
-                f"{where}: a selector cannot choose {name}: {why}."
-                f" Choose from {', '.join(fitting)}."
-            )
-    return [VERIFIERS[name] for name in names]
-
-
-def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
-    """The verifier and the tree of action `index`, in 0 .. len(verifiers) x 233 - 1."""
-    return verifiers[index // len(TREES)], TREES[index % len(TREES)]
+    if name not in fitting:
+        why = "it does not take the 'delayed' trees that a selector drafts"
+        if name not in VERIFIERS:
+            why = "there is none of that name"
+        elif name == "greedy":
+            why = "it is lossless at temperature 0 only, where every rule decodes greedily"
+        raise UserError(
+            f"{where}: a selector cannot choose trees for {name}: {why}."
+            f" Choose from {', '.join(fitting)}."
+        )
+    return VERIFIERS[name]
 
 
 Role = Annotated[str, Field(pattern="^(target|draft)$")]
@@ -57,7 +49,7 @@ Setting = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0, le=1
 
 @dataclass(frozen=True)
 class SelectorSchema:
-    """Models, rules and settings that a selector was made for.
+    """Models, rule and settings that a selector was made for.
 
     Raises UserError for a verifier that does not take delayed trees. The ranges are checked where
     an export is read.
@@ -66,7 +58,7 @@ class SelectorSchema:
         target_hidden: size of the target's hidden states; 0: it looks at the draft's features
             alone.
         draft_hidden: size of the draft's hidden states.
-        verifiers: among which it chooses, or the one whose trees it chooses.
+        verifiers: the one whose trees it chooses.
         settings: (temperature, top-p) it was trained under.
         learned: for each of the settings, whether the network chooses; if not, choosing did not win
             there in cross-validation, and the best static action is taken.
@@ -82,7 +74,7 @@ class SelectorSchema:
 
     target_hidden: Annotated[int, Field(ge=0)]
     draft_hidden: Annotated[int, Field(ge=1)]
-    verifiers: tuple[str, ...]
+    verifiers: tuple[str]
     settings: tuple[Setting, ...]
     learned: tuple[bool, ...]
     sharpness: Annotated[float, Field(ge=0, le=1e6)] = 20.0
@@ -94,21 +86,20 @@ class SelectorSchema:
     pair: dict[Role, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        selectable(self.verifiers, "selector")
+        selectable(self.verifier, "selector")
         if not 0 < len(self.settings) == len(self.learned):
             raise ValueError("'settings' and 'learned' are not of one length, above 0")
-        for values in (self.settings, self.verifiers):
-            if len({*values}) < len(values):
-                raise ValueError("one of 'settings' or 'verifiers' is there twice")
+        if len({*self.settings}) < len(self.settings):
+            raise ValueError("one of 'settings' is there twice")
 
     @property
-    def actions(self) -> int:
-        """C, how many there are to choose from."""
-        return len(self.verifiers) * len(TREES)
+    def verifier(self) -> str:
+        """Name of the rule."""
+        return self.verifiers[0]
 
 
 class SelectorNetwork(nn.Module):
-    """Eq. 10: one logit for each action.
+    """Eq. 10: one logit for each tree.
 
     MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). A state of size
     0 is left out.
@@ -119,7 +110,6 @@ class SelectorNetwork(nn.Module):
         width: of the projections.
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
-        actions: C.
     """
 
     def __init__(
@@ -129,7 +119,6 @@ class SelectorNetwork(nn.Module):
         width: int,
         hidden: tuple[int, int],
         dropout: float,
-        actions: int,
     ):
         super().__init__()
         sizes, (first, second) = [size for size in states if size], hidden
@@ -143,7 +132,7 @@ class SelectorNetwork(nn.Module):
             nn.Linear(first, second),
             nn.GELU(),
             nn.Dropout(dropout),
-            nn.Linear(second, actions),
+            nn.Linear(second, len(TREES)),
         )
 
     def forward(self, states: Sequence[Tensor], scalars: Tensor) -> Tensor:
@@ -159,7 +148,7 @@ class SelectorNetwork(nn.Module):
 
 
 class Selector(nn.Module):
-    """Raw features and the actions' seconds in, logits over actions (verifier, tree) out.
+    """Raw features and the trees' seconds in, logits over trees out.
 
     The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of
     how many tokens an action will yield, the machine's latency table says what it costs. With
@@ -182,12 +171,12 @@ class Selector(nn.Module):
         self.schema = schema
         states = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
         scalars, sizes = len(INPUT_SCALARS), (schema.width, schema.hidden)
-        self.network = SelectorNetwork(states, scalars, *sizes, schema.dropout, schema.actions)
+        self.network = SelectorNetwork(states, scalars, *sizes, schema.dropout)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
         self.register_buffer(
             "static_efficiency",
-            torch.ones(len(schema.settings), schema.actions, dtype=torch.float64),
+            torch.ones(len(schema.settings), len(TREES), dtype=torch.float64),
         )
         self.register_buffer(
             "static_contexts", torch.ones(len(schema.settings), 1, dtype=torch.long)

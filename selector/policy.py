@@ -15,13 +15,10 @@ from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.mixed import RuleOfTree
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
-from nde_talf.decoding.registry import DELAYED
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
@@ -31,18 +28,15 @@ Inputs = tuple[tuple[Tensor, ...], tuple[Tensor, ...], int, float, float]
 
 
 class NeuralPolicy(TreePolicy):
-    """The most probable option of the selector's policy: a tree, and perhaps the verifier.
+    """The most probable tree of the selector's policy.
 
     It holds no state of a sequence, so several sequences may share it.
 
     Attributes:
         table: by which steps are priced.
-        verifier: for the decoder. The selector's only one, or a `Verifier` that applies the rule
-            chosen for the step. That choice is made before anything is drafted, so each step is
-            lossless by the proof of its own rule.
-        counts: how often each option was taken, over all sequences since they were cleared.
+        verifier: for the decoder.
+        counts: how often each tree was taken, over all sequences since they were cleared.
         seconds: the part of the last draft that choosing took.
-        rules: the selector's verifiers.
 
     Args:
         selector: as trained or loaded.
@@ -61,13 +55,12 @@ class NeuralPolicy(TreePolicy):
         self.selector, self.table, schema = selector.eval(), selector.prices(table), selector.schema
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
-        self._costs = StepCosts(self.table, schema.verifiers, LONGEST, schema.pricing)
+        self._costs = StepCosts(self.table, schema.verifier, LONGEST, schema.pricing)
         self._fast: FastSelector | None = None
         if any(schema.learned) and not asynchronous(selector.mean.device):
             self._fast = FastSelector(selector, self._costs)
         self._openings: dict[tuple, Opening] = {}
-        self.rules = selectable(schema.verifiers, "selector")
-        self.verifier = self.rules[0] if len(self.rules) == 1 else of_the_step(self.rules[0])
+        self.verifier = selectable(schema.verifier, "selector")
 
     @property
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
@@ -106,17 +99,15 @@ class NeuralPolicy(TreePolicy):
             )
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        """Draft the chosen tree, which carries the chosen rule to the verifier."""
+        """Draft the chosen tree."""
         started = time.perf_counter()
         index = self.choose(state, drafter)
         self.counts[index] += 1
         self.seconds = time.perf_counter() - started
-        tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
-        tree.rule = self.rules[index // len(TREES)]
-        return tree
+        return draft_delayed(TREES[index], state, drafter, rng)
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
-        """Return the most probable option at a root: see `nde_talf.selector.network.action_at`."""
+        """Return the index in TREES of the most probable tree at a root."""
         opening = state.memory.get(self)
         if opening is None:
             opening = state.memory[self] = self._open(state, drafter)
@@ -130,7 +121,7 @@ class NeuralPolicy(TreePolicy):
         return self._by_module(inputs, opening)
 
     def static(self, setting: SamplingSetting) -> int | None:
-        """Return the option that is always taken under a setting, or None: the network chooses."""
+        """Return the tree that is always taken under a setting, or None: the network chooses."""
         return self.selector.static_action(setting.temperature, setting.top_p, self._costs)
 
     def _by_module(self, inputs: Inputs, opening: "Opening") -> int:
@@ -162,15 +153,10 @@ class NeuralPolicy(TreePolicy):
         return self._openings[key]
 
 
-def of_the_step(first: Verifier) -> Verifier:
-    """Make the verifier that applies the rule which was chosen with the tree, or else the first."""
-    return RuleOfTree("chosen", first.rule, DELAYED, first.on_device)
-
-
 class Opening(NamedTuple):
     """One sampling setting on one device.
 
-    static: the one option that is taken; None where the network chooses. seconds, passes:
+    static: the one tree that is taken; None where the network chooses. seconds, passes:
     `StepCosts`, on the device.
     """
 

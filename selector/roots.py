@@ -99,9 +99,7 @@ class Roots:
 
 @dataclass
 class PricedRoots:
-    """R roots with labels and costs of C actions.
-
-    An action is a verifier and a tree: C = verifiers x 233, the trees of the first verifier first.
+    """R roots with labels and costs of the C = 233 trees under a verifier.
 
     Attributes:
         costs: one for each latency table.
@@ -110,7 +108,7 @@ class PricedRoots:
     """
 
     roots: Roots
-    verifiers: tuple[str, ...]
+    verifier: str
     costs: list[StepCosts]
     origin: tuple["PricedRoots", Tensor] | None = None
 
@@ -118,7 +116,7 @@ class PricedRoots:
     def of(
         cls,
         roots: Roots,
-        verifiers: Sequence[str],
+        verifier: str,
         tables: Sequence[LatencyTable],
         rule: str = "table",
     ) -> "PricedRoots":
@@ -126,8 +124,8 @@ class PricedRoots:
         longest = int(roots.context.max())
         return cls(
             roots,
-            tuple(verifiers),
-            [StepCosts(table, verifiers, longest, rule) for table in tables],
+            verifier,
+            [StepCosts(table, verifier, longest, rule) for table in tables],
         )
 
     def __len__(self) -> int:
@@ -136,12 +134,8 @@ class PricedRoots:
     @cached_property
     def _means(self) -> Tensor:
         """[R, C]: the labels, means over the super-trees."""
-        size = self.roots.samples[self.verifiers[0]].shape[-1]
-        means = torch.empty(len(self), len(self.verifiers) * size)
-        for name, part in zip(self.verifiers, means.split(size, -1), strict=True):
-            labels = self.roots.samples[name]
-            part.copy_(labels.mean() if isinstance(labels, Rows) else labels.mean(1))
-        return means
+        labels = self.roots.samples[self.verifier]
+        return labels.mean() if isinstance(labels, Rows) else labels.mean(1)
 
     @property
     def efficiency(self) -> Tensor:
@@ -155,10 +149,10 @@ class PricedRoots:
         others, places = self.origin
         return others.labels(places[index])
 
-    @cached_property
+    @property
     def samples(self) -> Tensor:
         """[R, s, C]: the labels by super-tree."""
-        return torch.cat([self.roots.samples[name][:] for name in self.verifiers], -1)
+        return self.roots.samples[self.verifier][:]
 
     def inputs(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
         """[B, 11] (INPUT_SCALARS) of the roots `index` under one latency table."""

@@ -26,8 +26,6 @@ class SelectorConfig:
         default_factory=lambda: ["traversal", "specinfer"]
     )
     """A selector is trained for each of these verification rules, on its labels."""
-    across: bool = False
-    """Train one more selector, which chooses the verifier too."""
     tables: Annotated[list[Place], Distinct] = field(default_factory=lambda: ["measured"])
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
     configs/latency, or files.

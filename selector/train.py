@@ -172,7 +172,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     schema = SelectorSchema(
         target_hidden=target_hidden,
         draft_hidden=draft_hidden,
-        verifiers=training.verifiers,
+        verifiers=(training.verifier,),
         settings=tuple(roots.settings),
         learned=(True,) * len(roots.settings),
         sharpness=config.sharpness,

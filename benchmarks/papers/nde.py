@@ -47,7 +47,7 @@ def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:
         SETTINGS[name],
         Tuner(bench.folder / "tuned.json", bench.options.new_tokens, []),
         StaticTrees.of(roots, prices, SETTINGS[name]),
-        rules=[own for own in selectors if own != "across"] or ["traversal"],
+        rules=[*selectors] or ["traversal"],
         selectors=selectors,
     )
     return plan_methods(parts, {"rules", "selector"})

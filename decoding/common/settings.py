@@ -42,6 +42,7 @@ MANY = 1_000_000_000
 NAME = "NAME"
 """Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
 REMOVED = {
+    "selector.across": "a selector chooses trees of one rule; name rules by selector.verifiers.",
     "model.tensor_parallel": "model.device_map=auto lays the target over all GPUs.",
     "evaluation.head_run": "a run with traces.drafter=head decodes with the head's own selector.",
     "traces.node_chunk": "distributions take at most 256 MB a matrix; lower traces.micro_batch.",

@@ -52,18 +52,14 @@ ASKED = [
 TOKENS = 24
 
 
-def across() -> NeuralPolicy:
-    """Chooses the rule too, by the context under T = 1 and 0.8, and one option under T = 0.6."""
+def selector() -> NeuralPolicy:
+    """Chooses by the context under T = 1 and 0.8, and one tree under T = 0.6."""
     torch.manual_seed(4)
     settings = ((1.0, 1.0), (0.8, 1.0), (0.6, 0.9))
-    selector = Selector(
-        SelectorSchema(16, 16, ("specinfer", "traversal"), settings, (True, True, False))
-    )
+    selector = Selector(SelectorSchema(16, 16, ("specinfer",), settings, (True, True, False)))
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
-        selector.network.mlp[-1].bias[
-            torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)
-        ] = -1e3
+        selector.network.mlp[-1].bias[torch.tensor([tree.depth > 6 for tree in TREES])] = -1e3
         selector.static_efficiency[2, TREES.index(Action(1, 0, 3))] = 50
     return NeuralPolicy(selector, TABLE)
 
@@ -85,7 +81,7 @@ POLICIES = {
     "salf": (lambda: Salf(nodes=8, batch=3, threshold=0.3), "nss"),
     "dyspec": (lambda: DySpec(6), "without_replacement"),
     "beam": (lambda: Beam(3, 3, 9), "nss"),
-    "selector": (across, None),
+    "selector": (selector, None),
 }
 
 

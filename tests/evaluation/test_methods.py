@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nde_talf.decoding.actions import TREES, Action, tree_index
+from nde_talf.decoding.actions import Action, tree_index
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -64,12 +64,12 @@ def texts(plan: Plan, names: list[str]) -> list[list[int]]:
     ]
 
 
-def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
-    """With `tree`, under the last of the rules, as its best static option."""
+def selector(rule: str, tree: Action, learned: bool) -> Selector:
+    """With `tree` as its best static option."""
     made = Selector(
-        SelectorSchema(16, 16, rules, ((1.0, 1.0),), (learned,), hidden=(8, 8), width=4)
+        SelectorSchema(16, 16, (rule,), ((1.0, 1.0),), (learned,), hidden=(8, 8), width=4)
     )
-    made.static_efficiency[0, (len(rules) - 1) * len(TREES) + tree_index(tree)] = 9.0
+    made.static_efficiency[0, tree_index(tree)] = 9.0
     return made
 
 
@@ -114,21 +114,21 @@ def test_a_plan_decodes_each_method_once(bench):
 
 def test_a_selector_chooses_or_is_its_static_export(bench):
     bench.selectors = {
-        "specinfer": selector(("specinfer",), Action(1, 0, 4), False),
-        "across": selector(("specinfer", "traversal"), Action(2, 0, 5), False),
-        "traversal": selector(("traversal",), Action(2, 0, 5), True),
+        "specinfer": selector("specinfer", Action(1, 0, 4), False),
+        "gbv": selector("gbv", Action(2, 0, 5), False),
+        "traversal": selector("traversal", Action(2, 0, 5), True),
     }
     bench.rules = ("specinfer",)
     plan, title = plan_methods(bench, {"selector"}), selector_title("traversal")
     exports = {
         selector_title("specinfer"): "SpecInfer + selector: static (1, 0, 4)",
-        selector_title("across"): "Any rule + selector: static Traversal (2, 0, 5)",
+        selector_title("gbv"): "GBV + selector: static (2, 0, 5)",
     }
     assert plan.exports == exports and plan.learned == {title}
     assert plan.same == {exports[selector_title("specinfer")]: "SpecInfer (1, 0, 4)"}
     assert list(plan.methods)[2:] == [
         "SpecInfer (1, 0, 4)",
-        exports[selector_title("across")],
+        exports[selector_title("gbv")],
         title,
     ]
     record = plan.methods[title](PROMPT, 0, "code")
@@ -197,7 +197,7 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
 
 def test_n_grams_are_mixed_with_a_tree_a_selector_and_a_head(bench):
     head = EagleDrafter(random_head(bench.target))
-    chooses = {"traversal": selector(("traversal",), Action(2, 0, 5), True)}
+    chooses = {"traversal": selector("traversal", Action(2, 0, 5), True)}
     bench = at(bench, SETTING, tuned=True, selectors=chooses, head=head)
     bench.tune.prompts[:] = bench.tune.prompts[:1]
     bench.kinds = ["code"]

@@ -102,7 +102,7 @@ def test_the_best_length_by_batch_is_the_one_that_pays():
 
 
 def priced(labelled: Roots, tables: list[LatencyTable]) -> PricedRoots:
-    return PricedRoots.of(labelled, ["naivetree"], tables)
+    return PricedRoots.of(labelled, "naivetree", tables)
 
 
 def test_what_is_chosen_is_reported_on_other_roots():

@@ -45,18 +45,18 @@ def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots
     )
 
 
-def priced(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> PricedRoots:
-    return PricedRoots.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
+def priced(count: int, seed: int, tables=(TABLE,), **options) -> PricedRoots:
+    return PricedRoots.of(roots(count, seed, **options), "specinfer", tables)
 
 
 def schema(
     target: int,
     draft: int,
-    verifiers: tuple[str, ...] = ("specinfer",),
+    verifier: str = "specinfer",
     learned: bool = True,
     **options,
 ):
-    return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
+    return SelectorSchema(target, draft, (verifier,), ((1.0, 1.0),), (learned,), **options)
 
 
 CONFIG = SelectorConfig(epochs=40, lr=1e-3, width=128, hidden=[512, 32])

@@ -132,10 +132,10 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     target = [[10.0, 10.0], [1010.0, 1010.0]]
     verify = {"traversal": [2.0, 2.0]}
     sloped = LatencyTable([0, 1000], [1, 41], [1, 4], target, [[1.0, 1.0]] * 2, verify)
-    costs = StepCosts(sloped, ["specinfer", "traversal"], 500)
     context = torch.tensor([3, 100, 507, 9999])
-    seconds, passes = costs.at(context)
-    specinfer, traversal = seconds.chunk(2, -1)
+    (specinfer, passes), (traversal, _) = (
+        StepCosts(sloped, rule, 500).at(context) for rule in ("specinfer", "traversal")
+    )
     assert specinfer.shape == (4, len(TREES)) and torch.allclose(traversal, specinfer + 2)
     assert (specinfer[:3] - sloped.steps(context[:3])).abs().max() <= SPACING / 2 + 1
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]

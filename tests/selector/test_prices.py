@@ -140,14 +140,14 @@ def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
         [1, 150, 200], [1, 41], [1, 4], [[1.0, 1.0]] * 3, [[0.05, 0.05]] * 2 + [[0.9, 0.9]]
     )
     splits = of_many_contexts(300, 0, 2000), of_many_contexts(90, 1, 700)
-    training, validation = (PricedRoots.of(split, ["specinfer"], [bent], rule) for split in splits)
+    training, validation = (PricedRoots.of(split, "specinfer", [bent], rule) for split in splits)
     selector = new_selector(training, CONFIG)
     selector.schema = replace(selector.schema, learned=(False,))
     selector.save_pretrained(tmp_path / "export")
     selector = Selector.from_pretrained(tmp_path / "export")
     offline = evaluate_offline(selector, training, validation, 0)["all"]
     assert offline["selector"] == [1.0, 1.0, 1.0]
-    costs = StepCosts(bent, ["specinfer"], 50, rule)  # whatever contexts it is asked for
+    costs = StepCosts(bent, "specinfer", 50, rule)  # whatever contexts it is asked for
     assert selector.static_action(1.0, 1.0, costs) == int(training.static()[0, 0])
     mean_context = context_counts(training.roots.context.float().mean().long()[None])
     assert int((selector.static_efficiency[0] / costs.mean(mean_context)).argmax()) != int(

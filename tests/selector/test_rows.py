@@ -65,8 +65,7 @@ def test_roots_in_files_are_those_in_memory(tmp_path):
 
 def test_chosen_roots_share_the_files_and_labels_of_all(tmp_path):
     priced = [
-        PricedRoots.of(read(tmp_path, in_memory), ["gbv", "specinfer"], [TABLE])
-        for in_memory in (True, False)
+        PricedRoots.of(read(tmp_path, in_memory), "gbv", [TABLE]) for in_memory in (True, False)
     ]
     for chosen in (torch.arange(120) % 3 == 1, torch.tensor([3, 119, 0, 3])):
         a, b = (roots.where(chosen).where(torch.tensor([0, 2, 1])) for roots in priced)

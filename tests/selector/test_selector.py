@@ -18,7 +18,7 @@ from nde_talf.selector.entropy import ENTROPY, EntropyRule
 from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.latency import StepCosts
-from nde_talf.selector.network import Selector, action_at
+from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy, Opening
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.train import (
@@ -140,17 +140,15 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
 
 
 @pytest.mark.parametrize("target_hidden", [6, 0])
-@pytest.mark.parametrize("sharpness,verifiers", [(20.0, ("specinfer", "gbv")), (0.0, ("gbv",))])
-def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(
-    target_hidden, sharpness, verifiers
-):
+@pytest.mark.parametrize("sharpness", [20.0, 0.0])
+def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(target_hidden, sharpness):
     torch.manual_seed(0)
-    selector = Selector(schema(target_hidden, 4, verifiers, sharpness=sharpness)).eval()
+    selector = Selector(schema(target_hidden, 4, sharpness=sharpness)).eval()
     with torch.no_grad():
         for parameter in selector.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
-    costs = StepCosts(TABLE, verifiers, 200)
+    costs = StepCosts(TABLE, "specinfer", 200)
     fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
     opening = Opening(None, costs.seconds, costs.passes)
     for seed, top_p in enumerate((0.9, 1.0, 0.9, 1.0)):  # below 1 there are zeros among the rows
@@ -232,30 +230,3 @@ def test_selector_of_another_pair_is_refused():
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     with pytest.raises(UserError, match="hidden sizes"):
         decoder.generate([1, 2], 8, SamplingSetting(), Rng.seeded(0))
-
-
-def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch):
-    target, draft = tiny_pair(16)
-    used: list[str] = []
-    torch.manual_seed(1)
-    selector = Selector(schema(16, 16, ("specinfer", "gbv")))
-    with torch.no_grad():
-        selector.network.mlp[-1].weight.mul_(30)
-    policy = NeuralPolicy(selector, TABLE)
-    policy.rules = [
-        replace(
-            rule, rule=lambda tree, rng, rule=rule: used.append(rule.name) or rule.rule(tree, rng)
-        )
-        for rule in policy.rules
-    ]
-    chosen: list[str] = []
-    choose = policy.choose
-
-    def recorded(state, drafter) -> int:
-        chosen.append(action_at(action := choose(state, drafter), selector.schema.verifiers)[0])
-        return action
-
-    monkeypatch.setattr(policy, "choose", recorded)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-    decoder.generate([1, 2], 60, SamplingSetting(1.5), Rng.seeded(0))
-    assert used == chosen and set(used) == {"specinfer", "gbv"}
