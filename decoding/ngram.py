@@ -1,16 +1,9 @@
 """Drafting without a draft model: continue as earlier in prompt and text (prompt lookup).
 
 Example: after "a b c d a b", the last two tokens occur at the beginning too, where "c d a b"
-follows. So c is drafted, then d. With several earlier occurrences their continuations make a tree,
-or a distribution over next tokens:
-
-- `nde_talf.decoding.policies.ngram.NgramTree` picks the most frequent continuations. Its trees are
-  for NSS, and for greedy matching.
-- Any other policy draws from `NgramDrafter` as from a model. q at a node is the distribution of the
-  next token over the occurrences that the path to the node agrees with. It is a function of the
-  committed text and of that path alone. Where nothing matches, q is how often each token occurs in
-  the text. So all draws under a node come from one known q, and every rule for such trees is
-  lossless.
+follows. So c is drafted, then d. With several earlier occurrences their continuations make a tree:
+`nde_talf.decoding.policies.ngram.NgramTree` picks the most frequent ones. Its trees are for NSS and
+greedy matching.
 
 Source: A. Saxena, "Prompt Lookup Decoding" (2023), which drafts one continuation.
 """
@@ -19,17 +12,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked
-from nde_talf.decoding.device import upload
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.tree import Accepted, Committed, DraftTree, Tree
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.tree import Accepted, Committed, DraftTree
 
 
 class Match(NamedTuple):
@@ -125,8 +117,6 @@ class NgramDrafter(Drafter):
     """
 
     on_device = False
-    previous: DraftPoint  # nothing is known there
-    root: DraftPoint  # without a hidden state
     _matches: dict[int, Match]
 
     @checked
@@ -137,17 +127,9 @@ class NgramDrafter(Drafter):
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
     ) -> None:
         """See `Drafter.start`."""
-        self.setting, self._device = setting, features.device
-        self.index, self._counts, self._counted = (
-            NgramIndex(self.config),
-            torch.zeros(self.vocab_size),
-            0,
-        )
+        self.setting, self.index = setting, NgramIndex(self.config)
         self.tested: dict[int, Tested] = {}
-        self.previous = DraftPoint(
-            features.new_empty(0),
-            torch.full((self.vocab_size,), 1 / self.vocab_size).to(features.device),
-        )
+        self.previous = self.root = DraftPoint(features.new_empty(0), self.expand)
         self.append([*prompt, token])
 
     @property
@@ -179,11 +161,11 @@ class NgramDrafter(Drafter):
             self._matches[node] = match
         return match
 
-    def expand(self, tree: Tree, nodes: list[int]) -> None:
-        """See `Drafter.expand`."""
-        assert isinstance(tree, DraftTree)  # see `on_device`
-        for node in nodes:
-            tree.q[node] = self._distribution(self.match(tree, node))
+    def expand(self, *_: Any) -> NoReturn:
+        """Raise UserError: continuations are picked, and nothing is drawn from them."""
+        raise UserError(
+            "NgramDrafter: its tokens are picked, not drawn. Take the policy NgramTree."
+        )
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
@@ -200,10 +182,7 @@ class NgramDrafter(Drafter):
     def append(self, tokens: list[int]) -> None:
         """Go on to a new root: tokens that were committed, whoever drafted them."""
         self.index.extend(tokens)
-        match = self.index.match([])
-        self._matches = {0: match}
-        # A policy that picks tokens does not ask for q.
-        self.root = DraftPoint(self.previous.hidden, lambda: self._distribution(match))
+        self._matches = {0: self.index.match([])}
 
     def _learn(self, accepted: Accepted) -> None:
         """Count every node with children: as drafted, and if it was accepted, as tested."""
@@ -214,16 +193,6 @@ class NgramDrafter(Drafter):
                 tested, hit = node in path, any(child in path for child in children)
                 drafted = old.drafted + len(set(children))
                 self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit, drafted)
-
-    def _distribution(self, match: Match) -> Tensor:
-        """Q [V]: relative frequencies of the next token, warped as the setting says."""
-        text = self.index.text
-        tokens = [text[at] for at in match.after] or text[self._counted :]
-        counts = torch.zeros(self.vocab_size) if match.after else self._counts
-        counts.index_add_(0, torch.tensor(tokens, dtype=torch.long), torch.ones(len(tokens)))
-        if not match.after:
-            self._counted = len(text)
-        return upload(warp(counts.log(), self.setting), self._device)
 
 
 def statistics(drafter: Any) -> dict[int, Tested]:

@@ -142,6 +142,11 @@ def make_decoder(
     drafter: Drafter | None = None
     if mixed or policy.trees != "none":
         alone = config.drafter == "ngram"
+        if alone and not isinstance(policy, NgramTree):
+            raise UserError(
+                f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not"
+                " drawn. Leave policy out, or use drafter=ngram+lm."
+            )
         drafter = ngram if alone else _draft_of_run(config, run, target, draft, static)
         if isinstance(policy, NeuralPolicy):
             _check_trained_for(config, policy, drafter)
@@ -203,13 +208,7 @@ def _draft_of_run(
 
 
 def _check_trained_for(config: GenerateConfig, policy: NeuralPolicy, drafter: Drafter) -> None:
-    """Raise UserError for a selector with n-grams, or with a head it was not trained for."""
-    if config.drafter == "ngram":
-        raise UserError(
-            f"policy={config.policy} with drafter=ngram: a selector looks at the draft's hidden"
-            " states, and n-grams have none. Leave policy out, or use drafter=ngram+lm, or one of"
-            f" {', '.join(POLICIES)}."
-        )
+    """Raise UserError for a selector with a head that it was not trained for."""
     if not isinstance(drafter, EagleDrafter):
         return
     trained = policy.selector.schema.pair.get("draft")
