@@ -101,7 +101,7 @@ def recommend(config: RecommendConfig) -> None:
             " like the target"
         )
     table, pair = _table(config, run), Pair(run.stage("pair"))
-    splits = roots_of(run.stage("traces"), made["verifiers"], run.folders[0], _warn)
+    splits = roots_of(run.stage("traces"), made["verifiers"], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
     method = _method(run, made["drafter"], pair.where("draft"))

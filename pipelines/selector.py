@@ -30,7 +30,6 @@ from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
-from nde_talf.selector.rows import columns
 from nde_talf.selector.train import CrossFit, train_selector
 
 
@@ -51,8 +50,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
         "pair": dict(zip(("target", "draft"), map(fingerprint, models), strict=True)),
     }
-    run = Path(config.paths.checkpoints) / config.run
-    splits = roots_of(folders["traces"], config.traces.verifiers, run, _warn)
+    splits = roots_of(folders["traces"], config.traces.verifiers, _warn)
     if asked.features == "draft":
         splits = draft_only(splits[0]), draft_only(splits[1])
     size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
@@ -134,22 +132,20 @@ def _tell(
 
 
 def roots_of(
-    traces: Path, verifiers: Sequence[str], run: Path, say: Callable[[str], object]
+    traces: Path, verifiers: Sequence[str], say: Callable[[str], object]
 ) -> tuple[Roots, Roots]:
     """Load training and validation roots with the labels of `verifiers`.
 
     Args:
         traces: folder of the stage.
         verifiers: traced rules.
-        run: folder that what is laid out anew goes to.
         say: receives a warning for every setting with few roots.
     """
     store, splits = TraceStore(traces), []
     for split in ("train", "validation"):
-        small, large = columns(store, split, run)
-        if not small:
+        if not (columns := store.read(split)):
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.{split}_prompts.")
-        splits.append(roots_from_traces(small, verifiers, say, large))
+        splits.append(roots_from_traces(columns, verifiers, say))
     return splits[0], splits[1]
 
 

@@ -18,7 +18,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
 from nde_talf.selector.objective import taken
-from nde_talf.selector.rows import Column, Rows
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 """The scalars of a root that do not depend on the machine, in order.
@@ -40,8 +39,6 @@ PART = 8192
 class Roots:
     """R labelled roots.
 
-    Hidden states and labels are tensors, or rows of files where they may be larger than memory.
-
     Attributes:
         h_p_previous: [R, H_p], the target's hidden state at the token before the root.
         h_q_previous: [R, H_q], the draft's there.
@@ -56,14 +53,14 @@ class Roots:
         kind: domain of each root's prompt.
     """
 
-    h_p_previous: Tensor | Rows
-    h_q_previous: Tensor | Rows
-    h_q_root: Tensor | Rows
+    h_p_previous: Tensor
+    h_q_previous: Tensor
+    h_q_root: Tensor
     scalars: Tensor
     context: Tensor
     setting: Tensor
     prompt: Tensor
-    samples: dict[str, Tensor | Rows]
+    samples: dict[str, Tensor]
     settings: list[tuple[float, float]]
     kind: list[str]
 
@@ -71,27 +68,22 @@ class Roots:
         return len(self.scalars)
 
     @property
-    def states(self) -> tuple[Tensor | Rows, Tensor | Rows, Tensor | Rows]:
+    def states(self) -> tuple[Tensor, Tensor, Tensor]:
         """The network's three hidden states."""
         return self.h_p_previous, self.h_q_previous, self.h_q_root
 
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
-        index = _indices(chosen)
-
-        def part(values: Tensor | Rows) -> Tensor | Rows:
-            return values.where(index) if isinstance(values, Rows) else values[index]
-
-        h_p_previous, h_q_previous, h_q_root = map(part, self.states)
+        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
         return Roots(
-            h_p_previous,
-            h_q_previous,
-            h_q_root,
+            self.h_p_previous[index],
+            self.h_q_previous[index],
+            self.h_q_root[index],
             self.scalars[index],
             self.context[index],
             self.setting[index],
             self.prompt[index],
-            {name: part(labels) for name, labels in self.samples.items()},
+            {name: labels[index] for name, labels in self.samples.items()},
             self.settings,
             [self.kind[i] for i in index.tolist()],
         )
@@ -103,14 +95,11 @@ class PricedRoots:
 
     Attributes:
         costs: one for each latency table.
-        origin: others, and at which of their indices [R] these roots are: labels are looked up
-            there, and not copied.
     """
 
     roots: Roots
     verifier: str
     costs: list[StepCosts]
-    origin: tuple["PricedRoots", Tensor] | None = None
 
     @classmethod
     def of(
@@ -131,28 +120,15 @@ class PricedRoots:
     def __len__(self) -> int:
         return len(self.roots)
 
-    @cached_property
-    def _means(self) -> Tensor:
-        """[R, C]: the labels, means over the super-trees."""
-        labels = self.roots.samples[self.verifier]
-        return labels.mean() if isinstance(labels, Rows) else labels.mean(1)
-
-    @property
-    def efficiency(self) -> Tensor:
-        """[R, C]: the labels, means over the super-trees."""
-        return self.labels(slice(None))
-
-    def labels(self, index: Tensor | slice) -> Tensor:
-        """[B, C]: `efficiency` of the roots `index`."""
-        if self.origin is None:
-            return self._means[index]
-        others, places = self.origin
-        return others.labels(places[index])
-
     @property
     def samples(self) -> Tensor:
         """[R, s, C]: the labels by super-tree."""
-        return self.roots.samples[self.verifier][:]
+        return self.roots.samples[self.verifier]
+
+    @cached_property
+    def efficiency(self) -> Tensor:
+        """[R, C]: the labels, means over the super-trees."""
+        return self.samples.mean(1)
 
     def inputs(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
         """[B, 11] (INPUT_SCALARS) of the roots `index` under one latency table."""
@@ -169,7 +145,7 @@ class PricedRoots:
         """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
         index = torch.arange(len(self)) if index is None else index
         parts = [
-            selector(*(h[i] for h in self.roots.states), *self.priced(table, i))
+            selector(*(h[i].float() for h in self.roots.states), *self.priced(table, i))
             for i in index.split(PART)
         ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -177,7 +153,7 @@ class PricedRoots:
     def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
         """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
         parts = [
-            (taken(self.labels(i), action[i]), taken(self.priced(table, i)[1], action[i]))
+            (taken(self.efficiency[i], action[i]), taken(self.priced(table, i)[1], action[i]))
             for i in torch.arange(len(self)).split(PART)
         ]
         tokens, seconds = zip(*parts, strict=True)
@@ -193,7 +169,7 @@ class PricedRoots:
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        sums = [(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]
+        sums = [(1 / self.efficiency[i].double()).sum(0) for i in index.split(PART)]
         return len(index) / torch.stack(sums).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
@@ -203,8 +179,7 @@ class PricedRoots:
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""
-        index = _indices(chosen)
-        return replace(self, roots=self.roots.where(index), origin=(self, index))
+        return replace(self, roots=self.roots.where(chosen))
 
     def static(self, allowed: Tensor | None = None) -> Tensor:
         """[M, settings]: the action that is best used throughout, by table and sampling setting.
@@ -244,10 +219,6 @@ def setting_title(setting: tuple[float, float]) -> str:
     return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
 
 
-def _indices(chosen: Tensor) -> Tensor:
-    return chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-
-
 def draft_only(roots: Roots) -> Roots:
     """Roots without the target's hidden states: [R, 0].
 
@@ -260,33 +231,34 @@ def roots_from_traces(
     traces: Mapping[str, np.ndarray],
     verifiers: Sequence[str],
     say: Callable[[str], object] = print,
-    large: Mapping[str, Column] = {},
 ) -> Roots:
     """Make the roots of a table of traces with the labels of `verifiers`.
 
     Args:
-        traces: columns in memory.
+        traces: columns, as `TraceStore.read` gives them.
         verifiers: rules.
         say: receives a warning for every sampling setting with few roots.
-        large: columns that are not in `traces` but in files.
 
     Raises:
-        UserError: labels are missing, or, when those of a file are read, not finite.
+        UserError: labels are missing, or hidden states or labels are not finite.
     """
-    every = torch.arange(len(traces["context"]))
 
-    def column(name: str) -> Tensor | Rows:
-        if name not in large and name not in traces:
+    def column(name: str) -> Tensor:
+        if name not in traces:
             raise UserError(
                 f"the traces hold no labels for {name}: add it to traces.verifiers and run"
                 " stage=traces force=true."
             )
-        return Rows(large[name], every) if name in large else torch.from_numpy(traces[name].copy())
+        if not np.isfinite(traces[name]).all():
+            raise UserError(
+                f"the traces' {name} holds NaN or infinite values; run stage=traces force=true."
+            )
+        return torch.from_numpy(traces[name])
 
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
     settings, prompts = sorted(set(pairs)), traces["prompt_id"].tolist()
     ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    scalars = [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS]
+    scalars = [torch.from_numpy(traces[name]).float() for name in ROOT_SCALARS]
     for pair in settings:
         if (count := pairs.count(pair)) < FEW_ROOTS:
             say(
@@ -299,7 +271,7 @@ def roots_from_traces(
         column("h_q_previous"),
         column("h_q_root"),
         scalars=torch.stack(scalars, -1),
-        context=torch.from_numpy(traces["context"].copy()),
+        context=torch.from_numpy(traces["context"]),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in prompts]),
         samples={verifier: column(verifier) for verifier in verifiers},

@@ -266,7 +266,7 @@ class SelectorModule(pl.LightningModule):
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
         seconds = roots.priced(table, index)[1]
         static = self._static[table, roots.roots.setting[index]]
-        return roots.logits(self.selector, table, index), roots.labels(index), seconds, static
+        return roots.logits(self.selector, table, index), roots.efficiency[index], seconds, static
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
         """Seed the dropout of this step, so that a resumed training draws the same."""

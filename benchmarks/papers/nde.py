@@ -21,17 +21,14 @@ from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import Roots, roots_from_traces
-from nde_talf.selector.rows import columns
 
 DEPTHS = 8
 
 
 def labelled(bench: Bench) -> Roots:
     """The training roots of the run with the labels of all rules that were traced."""
-    store = TraceStore(bench.options.run / "traces")
-    small, large = columns(store, "train", bench.folder)
-    rules = [rule for rule in TITLES if rule in small or rule in large]
-    return roots_from_traces(small, rules, print, large)
+    columns = TraceStore(bench.options.run / "traces").read("train")
+    return roots_from_traces(columns, [rule for rule in TITLES if rule in columns])
 
 
 def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:

@@ -209,6 +209,9 @@ def test_traces_that_cannot_be_learnt_from_are_named():
         roots_from_traces(traces, ["specinfer", "gbv"])
     roots_from_traces(traces, ["specinfer"], warned.append)
     assert "has 40 train roots, fewer than 50" in warned[0]
+    traces["specinfer"][-1, 0, 0] = np.nan
+    with pytest.raises(UserError, match="specinfer holds NaN"):
+        roots_from_traces(traces, ["specinfer"])
 
 
 def test_loading_names_what_is_wrong(tmp_path):
