@@ -21,7 +21,7 @@ from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.evaluation.benchmark import Record, read_records
-from nde_talf.evaluation.methods import BEST_STATIC, NGRAM, TITLES, selector_title
+from nde_talf.evaluation.methods import BEST_STATIC, TITLES, selector_title
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU, WALL, sums_by_prompt
 from nde_talf.evaluation.table import by_setting, markdown, row
@@ -44,7 +44,6 @@ interval does not account for having chosen it, in its favour. At temperature 0 
 for all rules, since a draft that is warped as the target is draws one token."""
 LEARNED = "selector (NDE)"
 MAIN = selector_title("traversal")
-MIXED = f"{NGRAM} + {MAIN}"
 TRAVERSAL, BY_DOMAIN = f"{TITLES['traversal']}, {BEST_STATIC}", f"{TITLES['traversal']}, by domain"
 GREEDY = "T=0"
 IN_CPU_TIME = "the mean in CPU time"
@@ -220,7 +219,6 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     yield "### What the selectors win, mean over the sampled settings"
     own_static = {
         **{selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()},
-        MIXED: f"{NGRAM} + {TRAVERSAL}",
     }
     columns = ["own best static tree", "Traversal's best static", "best static told the domain"]
     columns += ["best one rival", "best rival of each setting"]
@@ -244,11 +242,10 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
     yield "### Over the best rival of the setting, setting by setting"
     yield _compared({role: campaign.over(role, best) for role in learned})
-    for ours in (MAIN, MIXED):
-        if ours in learned:
-            yield f"### {ours} over every rival"
-            rivals = campaign.roles(learned=False)
-            yield _compared({role: campaign.over(ours, role) for role in rivals})
+    if MAIN in learned:
+        yield f"### {MAIN} over every rival"
+        rivals = campaign.roles(learned=False)
+        yield _compared({role: campaign.over(MAIN, role) for role in rivals})
     yield "### The methods"
     columns = ["role", "tuned", "block efficiency", "tokens/s", "over plain decoding"]
     columns.append("overhead in a step")

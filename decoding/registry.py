@@ -120,7 +120,6 @@ POLICIES = Registry(
         "autoregressive": "delayed",
         "delayed": "delayed",
         "gbv": "delayed",
-        "follow_tau": "stopping",
         "follow_mean": "stopping",
         "confidence_stop": "stopping",
         "fixed": "fixed",

@@ -22,7 +22,7 @@ from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean, FollowTau
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
@@ -287,7 +287,7 @@ def traced_rules(bench: Bench) -> Iterator[Method]:
 
 
 def baselines(bench: Bench) -> Iterator[Method]:
-    """Cheap rules that choose trees: L1 by the last acceptance length, by entropy, by domain.
+    """Cheap rules that choose trees: by entropy, by domain.
 
     One that always chooses the same tree is that static method.
     """
@@ -296,13 +296,6 @@ def baselines(bench: Bench) -> Iterator[Method]:
         return
     rule, title = bench.main, TITLES[bench.main]
     static = bench.fastest(bench.best_static(rule))[1]
-    shapes = {(static.k, max(1, static.l2))}
-    if bench.tuned:
-        shapes |= {*product((1, 2, 3, 4), (1, 2, 4))}
-    lengths = {
-        f"{title} ({k}, τ−1, {n})": bench.ours(FollowTau(k, n, 8), rule) for k, n in sorted(shapes)
-    }
-    yield Method(f"{title}, last acceptance", lengths)
     entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
     alike = _one_tree(rule, entropy.chosen_trees)
     yield _only(f"{title}, by entropy", bench.ours(entropy, rule, None, alike))
@@ -414,17 +407,12 @@ def _lookups(
 def mixed(bench: Bench) -> Iterator[Method]:
     """N-grams where the text repeats itself, and elsewhere another draft.
 
-    That is a static tree of the draft model, the selector, or the head's static tree.
+    That is a static tree of the draft model, or the head's static tree.
     """
     if bench.draft is not None:
         method = bench.best_static(bench.main)
         title, tree = bench.fastest(method)
         yield _mixed(bench, title, method.role, Delayed(tree))
-    selector = bench.selectors.get(bench.main)
-    if bench.tuned and selector:
-        policy, name = _chooser(bench, selector), selector_title(bench.main)
-        if policy.static(bench.setting) is None:
-            yield _mixed(bench, name, name, policy, learned=True)
     if bench.head:
         title, tree = bench.fastest(bench.best_static(bench.main, bench.head))
         yield _mixed(bench, title, title, Delayed(tree), bench.head)
@@ -436,7 +424,6 @@ def _mixed(
     role: str,
     elsewhere: TreePolicy,
     drafter: Drafter | None = None,
-    learned: bool = False,
 ) -> Method:
     tuned = bench.tuned and drafter is None
     grid = {}
@@ -447,7 +434,7 @@ def _mixed(
             drafter or drafter_of(bench.draft, bench.fixed),
         )
         grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
-    return Method(f"{NGRAM} + {role}", grid, learned)
+    return Method(f"{NGRAM} + {role}", grid)
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {

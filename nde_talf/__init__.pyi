@@ -24,7 +24,7 @@ from nde_talf.decoding.policies.fixed import sequoia_shape as sequoia_shape
 from nde_talf.decoding.policies.ngram import NgramTree as NgramTree
 from nde_talf.decoding.policies.salf import Optimal as Optimal
 from nde_talf.decoding.policies.salf import Salf as Salf
-from nde_talf.decoding.policies.stopping import FollowTau as FollowTau
+from nde_talf.decoding.policies.stopping import FollowMean as FollowMean
 from nde_talf.decoding.registry import VERIFIERS as VERIFIERS
 from nde_talf.decoding.sampling import Rng as Rng
 from nde_talf.decoding.setting import SamplingSetting as SamplingSetting

@@ -93,22 +93,3 @@ class FollowMean(TreePolicy):
         mean = sum(accepted) / len(accepted) if accepted else self.longest
         length = min(max(round(mean) + self.plus, 1), self.longest)
         return draft_delayed(Action(1, 0, length), state, drafter, rng)
-
-
-@policy("follow_tau", verifier="traversal")
-class FollowTau(TreePolicy):
-    """History rule L1 = previous tau - 1, with K and L2 fixed.
-
-    It is the cheap rule that a selector has to beat.
-    """
-
-    trees = "delayed"
-
-    @checked
-    def __init__(self, k: Positive = 2, l2: Positive = 2, l1_max: Positive = 8):
-        self.k, self.l2, self.l1_max = k, l2, l1_max
-
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
-        """Draft a trunk one token shorter than the last acceptance length, then the branches."""
-        l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
-        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)

@@ -11,7 +11,6 @@ from benchmarks.selector import (
     IN_CPU_TIME,
     MAIN,
     MEAN,
-    MIXED,
     TRAVERSAL,
     Campaign,
     Decoded,
@@ -39,7 +38,7 @@ def run(folder: Path, setting: str, **changed: float) -> Decoded:
     The best static tree is called after the setting; n-grams are the same method as plain decoding
     would be under another name.
     """
-    speeds = SPEEDS | {MIXED: 180.0} | changed
+    speeds = SPEEDS | changed
     report = folder / "report"
     report.mkdir(parents=True)
     made = {"seed": 0, "evaluation": {"new_tokens": 20, "calibration_prompts": 3}}
@@ -102,7 +101,7 @@ def test_the_best_rival_is_what_is_fastest_of_all_that_is_not_learned(runs):
         TRAVERSAL,
         "n-gram",
     ]
-    assert campaign.one_rival() == TRAVERSAL and set(campaign.roles(learned=True)) == {MAIN, MIXED}
+    assert campaign.one_rival() == TRAVERSAL and set(campaign.roles(learned=True)) == {MAIN}
     assert CONTROL not in campaign.roles(learned=False)
 
 

@@ -16,7 +16,7 @@ from nde_talf import (
     DynaTree,
     DySpec,
     DySpecThreshold,
-    FollowTau,
+    FollowMean,
     Rng,
     Salf,
     Shaped,
@@ -122,9 +122,9 @@ def test_laws_of_peaked_rows(tree, name, device, night):
 
 
 @pytest.mark.parametrize("last_tau", [None, 0, 1, 2, 3])
-def test_following_tau_is_lossless(last_tau):
+def test_following_the_last_acceptance_is_lossless(last_tau):
     """The next tree depends on what was accepted before; given that, the law is the target's."""
-    tables, policy = Tables("random", seed=3), FollowTau(2, 1, 1)
+    tables, policy = Tables("random", seed=3), FollowMean(1, 0, 3)
     law = exact_law(
         lambda rng: emitted(scored(tables, policy, rng, tau=last_tau), VERIFIERS["specinfer"], rng)[
             :1

@@ -9,7 +9,7 @@ from nde_talf import (
     CausalModel,
     Delayed,
     EagleDrafter,
-    FollowTau,
+    FollowMean,
     LMDrafter,
     Rng,
     SamplingSetting,
@@ -84,7 +84,7 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, make_head):
     graphs = Graphs()
     static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
     plain, fixed = (
-        decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head)
+        decoder(target, draft, FollowMean(1, 2, 8), "specinfer", shapes, head)
         for shapes in (None, static)
     )
     made = []

@@ -20,7 +20,7 @@ from nde_talf import (
     DynaTree,
     DySpec,
     EagleDrafter,
-    FollowTau,
+    FollowMean,
     LMDrafter,
     NeuralPolicy,
     Rng,
@@ -67,7 +67,7 @@ def selector() -> NeuralPolicy:
 POLICIES = {
     "autoregressive": (Autoregressive, "nss"),
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "specinfer"),
-    "tau": (lambda: FollowTau(2, 2, 5), "traversal"),
+    "mean": (lambda: FollowMean(1, 2, 5), "traversal"),
     "entropy": (
         lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]),
         "traversal",

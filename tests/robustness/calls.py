@@ -76,7 +76,6 @@ def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
         "Beam": (nde_talf.Beam, {}),
         "DySpec": (nde_talf.DySpec, {}),
         "DynaTree": (nde_talf.DynaTree, {}),
-        "FollowTau": (nde_talf.FollowTau, {"k": 2, "l2": 2, "l1_max": 8}),
         "NgramConfig": (nde_talf.NgramConfig, {}),
         "NgramDrafter": (nde_talf.NgramDrafter, {"vocab_size": 300}),
         "Mixed": (
