@@ -7,6 +7,8 @@ far as they have come. Writes results/selector.md (--name, --out).
 """
 
 import argparse
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,9 +32,11 @@ from nde_talf.pipelines.stage import BEGUN
 MEAN = "mean over settings"
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
-{machine}. All figures are tokens/s of one method over those of another, both as
-totals on the same prompts, with one and the same forward pass; brackets are 95 % bootstrap
-intervals, prompts resampled. The A/A control is plain decoding under a second name.
+`{command}`: {machine}.
+
+All figures are tokens/s of one method over those of another, both as totals on the same prompts,
+with one and the same forward pass; brackets are 95 % bootstrap intervals, prompts resampled. The
+A/A control is plain decoding under a second name.
 
 ## Online
 
@@ -205,7 +209,10 @@ def _machine(runs: list[Decoded]) -> str:
 def _online(runs: list[Decoded]) -> Iterator[str]:
     campaign = Campaign.of(runs)
     roles = [own for roles in campaign.records.values() for own in roles.values()]
-    yield INTRODUCTION.format(machine=_machine(runs), decoded="; ".join(_decoded(runs)))
+    command = shlex.join(["python", "-m", "benchmarks.selector", *sys.argv[1:]])
+    yield INTRODUCTION.format(
+        command=command, machine=_machine(runs), decoded="; ".join(_decoded(runs))
+    )
     yield from doubts([record for own in roles for record in own])
     learned, best = campaign.roles(learned=True), campaign.best_rivals()
     named = "; ".join(
@@ -240,8 +247,6 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
         yield from _by_run(runs, learned, own_static)
     yield "### Over Traversal's best static tree, setting by setting"
     yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
-    yield "### Over the best rival of the setting, setting by setting"
-    yield _compared({role: campaign.over(role, best) for role in learned})
     if MAIN in learned:
         yield f"### {MAIN} over every rival"
         rivals = campaign.roles(learned=False)
