@@ -75,7 +75,7 @@ def drawn(
     for name in options.settings:
         setting, parts = SETTINGS[name], []
         for number, prompt in enumerate(prompts):
-            drawing = setting, setting, layout, options.samples, STRIDE, options.new_tokens, number
+            drawing = setting, setting, layout, options.samples, STRIDE, number
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
                 settings = [(setting, setting)]
                 (label,) = labels(trees, target, draft, settings, options.verifiers, layout, chunk)
@@ -139,7 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
-    parser.add_argument("--new-tokens", type=int, default=64, help="after each prompt")
     parser.add_argument("--samples", type=int, default=8, help="super-trees at a root, even")
     parser.add_argument("--settings", nargs="+", default=["t0.6", "t1.0"], choices=SETTINGS)
     parser.add_argument("--verifiers", nargs="+", default=["traversal", "specinfer"])

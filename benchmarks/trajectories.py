@@ -38,13 +38,14 @@ def trajectory_trees(
     layout: SuperTreeLayout,
     samples: int = 1,
     stride: int = 16,
+    seed: int = 0,
 ) -> Iterator[SuperTrees]:
     """Draw `samples` super-trees at every `stride`-th token of the target's texts.
 
     The roots of one prompt come at a time, root by root.
     """
-    generator = torch.Generator().manual_seed(0)
-    trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, 0)
+    generator = torch.Generator().manual_seed(seed)
+    trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, seed)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
         roots = torch.arange(len(prompt), len(trajectory), stride, device=target.device)
