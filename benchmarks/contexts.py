@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import report
-from benchmarks.trajectories import trajectory_trees
+from benchmarks.trajectories import STRIDE, trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.label_chunks import chunk_rows, labels
@@ -37,7 +37,7 @@ from nde_talf.pipelines.config import MEASURED, table_file
 from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken
 
-STRIDE, DEPTHS, ALL = 16, 8, "all"
+DEPTHS, ALL = 8, "all"
 
 
 @dataclass
@@ -75,7 +75,7 @@ def drawn(
     for name in options.settings:
         setting, parts = SETTINGS[name], []
         for number, prompt in enumerate(prompts):
-            drawing = setting, setting, layout, options.samples, STRIDE, number
+            drawing = setting, setting, layout, options.samples, number
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
                 settings = [(setting, setting)]
                 (label,) = labels(trees, target, draft, settings, options.verifiers, layout, chunk)

@@ -25,7 +25,7 @@ from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 OPTIMAL = "optimal (α*)"
 
 
-NEW_TOKENS = 64  # that the target writes after each prompt
+NEW_TOKENS, STRIDE = 64, 16  # that the target writes after each prompt, and between roots
 
 
 @torch.inference_mode()
@@ -37,10 +37,9 @@ def trajectory_trees(
     draft_setting: SamplingSetting,
     layout: SuperTreeLayout,
     samples: int = 1,
-    stride: int = 16,
     seed: int = 0,
 ) -> Iterator[SuperTrees]:
-    """Draw `samples` super-trees at every `stride`-th token of the target's texts.
+    """Draw `samples` super-trees at every 16th token of the target's texts.
 
     The roots of one prompt come at a time, root by root.
     """
@@ -48,7 +47,7 @@ def trajectory_trees(
     trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, seed)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
-        roots = torch.arange(len(prompt), len(trajectory), stride, device=target.device)
+        roots = torch.arange(len(prompt), len(trajectory), STRIDE, device=target.device)
         roots = roots.repeat_interleave(samples)
         uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
         if len(roots):
