@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic Newton-Schulz iteration
-STEPS = 5
+STEPS, MOMENTUM = 5, 0.95
 
 
 def orthogonalised(matrices: Tensor, bfloat16: bool = False) -> Tensor:
@@ -36,10 +36,8 @@ class Muon(Optimizer):
     Those of one shape are orthogonalised together. bfloat16: see `orthogonalised`.
     """
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, bfloat16: bool = False
-    ):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: Iterable[Tensor], lr: float, bfloat16: bool = False):
+        super().__init__(params, {"lr": lr})
         self._bfloat16 = bfloat16
 
     @torch.no_grad()
@@ -51,15 +49,15 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             for (rows, columns), parameters in by_shape.items():
-                updates = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
+                updates = torch.stack([self._momentum(p) for p in parameters])
                 scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
                 torch._foreach_add_(
                     parameters, list(orthogonalised(updates, self._bfloat16).unbind()), alpha=scale
                 )
 
-    def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+    def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(buffer, momentum)
+        buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - MOMENTUM)
+        return parameter.grad.lerp(buffer, MOMENTUM)

@@ -37,21 +37,21 @@ def conditions(device: str, dtype: str, threads: int) -> str:
     return f"batch size 1, {dtype}, {machine}"
 
 
-def code(root: Path = ROOT) -> str:
+def code() -> str:
     """The commit of the source tree and whether files changed since, or the package's version."""
-    if (root / ".git").exists():
+    if (ROOT / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
-            commit = _git(root, "rev-parse", "--short=12", "HEAD")
-            changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+            commit = _git("rev-parse", "--short=12", "HEAD")
+            changes = _git("status", "--porcelain", "--untracked-files=no")
             return f"commit {commit}{'-dirty' if changes else ''}"
     with suppress(PackageNotFoundError):
         return f"version {version('nde-talf')}"
     return "unknown version"
 
 
-def _git(root: Path, *question: str) -> str:
+def _git(*question: str) -> str:
     """Ask git, which writes nothing for it (its describe and diff would write an index)."""
     command = ["git", "--no-optional-locks", *question]
     return subprocess.check_output(
-        command, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, text=True, timeout=10, stderr=subprocess.DEVNULL
     ).strip()

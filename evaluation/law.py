@@ -55,17 +55,15 @@ def critical(degrees: int, level: float) -> float:
     return _first(lambda statistic: upper_tail(statistic, degrees) < level, 1e6)
 
 
-def smallest_bias(
-    samples: int, law: Mapping[Any, float], level: float = LEVEL, power: float = 0.99
-) -> float:
-    """Return the total variation (between bins) that gives the alarm with probability `power`.
+def smallest_bias(samples: int, law: Mapping[Any, float]) -> float:
+    """Return the total variation (between bins) that gives the alarm with probability 0.99.
 
     Whatever the bias' shape: under a law p + d the statistic is about noncentral chi-square, with
     noncentrality n sum(d² / p) >= n (sum |d|)² = 4 n TV² (Cauchy and Schwarz).
     """
     degrees = max(bins(law, samples).values())
-    limit = critical(degrees, level)
-    needed = _first(lambda excess: _noncentral_tail(limit, degrees, excess) > power, 1e5)
+    limit = critical(degrees, LEVEL)
+    needed = _first(lambda excess: _noncentral_tail(limit, degrees, excess) > 0.99, 1e5)
     return min(1.0, (needed / (4 * samples)) ** 0.5)
 
 

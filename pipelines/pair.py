@@ -255,14 +255,11 @@ def _of_domain(documents: Dataset, domain: str) -> list[str]:
     return [text for text, kind in kinds if kind == domain]
 
 
-def shortened(text: str, max_length: int = 600) -> str:
-    """The text; of one with more than `max_length` characters the middle is left out."""
-    half = max_length // 2
-    return (
-        text
-        if len(text) <= max_length
-        else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-    )
+def shortened(text: str) -> str:
+    """The text; of one with more than 600 characters the middle is left out."""
+    if len(text) <= 600:
+        return text
+    return f"{text[:300]}\n[... {len(text) - 600} characters ...]\n{text[-300:]}"
 
 
 def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

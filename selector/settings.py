@@ -60,8 +60,6 @@ class SelectorConfig:
 
     With 0 they are the network's own, as in the NDE paper, and regression_weight has no effect.
     """
-    policy_weight: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Weight of all of Eq. 12."""
     tail_weight: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """lambda of Eq. 12: weight of the roots where the policy loses most against the best static
     tree. 0: without that term.
@@ -80,14 +78,10 @@ class SelectorConfig:
     """
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     """Peak learning rate; it falls to zero along a cosine."""
-    weight_decay: Annotated[float, Field(ge=0, le=1000)] = 0.1
-    """Of AdamW."""
     batch: Count = 128
     """Roots in a step."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Passes over the training roots, at most."""
-    patience: Annotated[int, Field(ge=1, le=1_000_000)] = 5
-    """Epochs without better held-out throughput before a fold's training stops."""
     folds: Annotated[int, Field(ge=2, le=1000)] = 4
     """Parts of the training prompts; each is held out once, to find how long to train and where
     choosing wins.

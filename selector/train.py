@@ -29,6 +29,8 @@ from nde_talf.selector.objective import deviance, selector_loss, taken, visits
 from nde_talf.selector.roots import PricedRoots, throughput_gain
 from nde_talf.selector.settings import SelectorConfig
 
+PATIENCE, WEIGHT_DECAY = 5, 0.1
+"""Epochs without better held-out throughput before a fold's training stops; of AdamW."""
 UNPRICED_SHARPNESS = 20.0
 """How strongly a network that has to learn prices prefers, at first, what is best throughout."""
 SHARES = (8, 4, 2)
@@ -218,7 +220,7 @@ def fit_selector(
     selector = new_selector(training, config)
     module = SelectorModule(selector, config, training, validation)
     best = BestEpoch()
-    stopping: list[pl.Callback] = [best, EarlyStopping(GAIN, mode="max", patience=config.patience)]
+    stopping: list[pl.Callback] = [best, EarlyStopping(GAIN, mode="max", patience=PATIENCE)]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,
@@ -291,7 +293,7 @@ class SelectorModule(pl.LightningModule):
         weights: Tensor | float = 1.0
         if self._weights:
             weights = self._weights[table][index]
-        loss = config.policy_weight * selector_loss(
+        loss = selector_loss(
             logits,
             efficiency,
             seconds,
@@ -326,9 +328,7 @@ class SelectorModule(pl.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW; the learning rate falls to zero at the last step."""
         config, steps = self.config, int(self.trainer.estimated_stepping_batches)
-        optimizer = torch.optim.AdamW(
-            self.parameters(), lr=config.lr, weight_decay=config.weight_decay
-        )
+        optimizer = torch.optim.AdamW(self.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
