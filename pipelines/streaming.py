@@ -142,14 +142,8 @@ def make_decoder(
     drafter: Drafter | None = None
     if mixed or policy.trees != "none":
         alone = config.drafter == "ngram"
-        if alone and not isinstance(policy, NgramTree):
-            raise UserError(
-                f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not"
-                " drawn. Leave policy out, or use drafter=ngram+lm."
-            )
         drafter = ngram if alone else _draft_of_run(config, run, target, draft, static)
-        if isinstance(policy, NeuralPolicy):
-            _check_trained_for(config, policy, drafter)
+        _check_fits(config, policy, drafter)
     if mixed and drafter:
         policy = Mixed(policy, rule, NgramTree(config.ngram))
         rule, drafter = policy.verifier, MixedDrafter(ngram, drafter)
@@ -207,9 +201,14 @@ def _draft_of_run(
     return load_head_draft(export, target).drafter(static)
 
 
-def _check_trained_for(config: GenerateConfig, policy: NeuralPolicy, drafter: Drafter) -> None:
-    """Raise UserError for a selector with a head that it was not trained for."""
-    if not isinstance(drafter, EagleDrafter):
+def _check_fits(config: GenerateConfig, policy: TreePolicy, drafter: Drafter) -> None:
+    """Raise UserError for n-grams that are to be drawn, or a selector of another head."""
+    if isinstance(drafter, NgramDrafter) and not isinstance(policy, NgramTree):
+        raise UserError(
+            f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not drawn."
+            " Leave policy out, or use drafter=ngram+lm."
+        )
+    if not isinstance(policy, NeuralPolicy) or not isinstance(drafter, EagleDrafter):
         return
     trained = policy.selector.schema.pair.get("draft")
     if trained is None or not same_model(trained, fingerprint(drafter.model)):
