@@ -13,6 +13,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.recipe import RecipeConfig
 from nde_talf.draft_training.train_lm import build_llama
+from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate
 from nde_talf.pipelines.small import SmallConfig, run
@@ -24,6 +25,11 @@ def test_no_run_is_called_small():
     for key in ("run", "base"):
         with pytest.raises(UserError, match=f"{key}=small: that folder is the shipped pair's"):
             Config(**{key: "small"})
+
+
+def test_the_recipe_takes_the_word_of_a_run_for_tracking():
+    config = composed(SmallConfig, "tracking=disabled", "tracking.project=x", config="small")
+    assert (config.tracking.mode, config.tracking.project) == ("disabled", "x")
 
 
 def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
