@@ -22,7 +22,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
-from nde_talf.pipelines.machine import reach_hub
 
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
@@ -51,6 +50,13 @@ def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[s
     return faults
 
 
+def names_on_hub(config: Config) -> list[str]:
+    """List models and text that may be on the hub: neither built in nor a data file."""
+    sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
+    sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
+    return [*config.model.given.values(), *sources]
+
+
 def check_machine(config: Config) -> None:
     """Raise UserError for a device, a latency table or a login that this machine does not have.
 
@@ -63,9 +69,6 @@ def check_machine(config: Config) -> None:
     check_device(config.model.device)
     for name in config.selector.verifiers:
         selectable(name, "selector.verifiers")
-    sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
-    sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
-    reach_hub(filter(None, [*config.model.given.values(), *sources]))
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)

@@ -36,7 +36,6 @@ def reach_hub(names: Iterable[str]) -> None:
     """
     if not any(is_hub_name(name.partition(":")[0]) and not Path(name).exists() for name in names):
         return
-    import datasets
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -44,6 +43,8 @@ def reach_hub(names: Iterable[str]) -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception as error:  # of the HTTP library that the client is made with
+        import datasets
+
         os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that this one starts
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         console.print(

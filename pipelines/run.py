@@ -17,10 +17,11 @@ from pathlib import Path
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.checks import check_config, check_machine
+from nde_talf.pipelines.checks import check_config, check_machine, names_on_hub
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
 from nde_talf.pipelines.finished import read_record
+from nde_talf.pipelines.machine import reach_hub, threads
 from nde_talf.pipelines.own_data import fit
 from nde_talf.pipelines.record import completed, remember
 
@@ -39,6 +40,7 @@ def run(config: Config) -> None:
     the draft model where there is none, and the head of a target that can have none, which is then
     not evaluated either.
     """
+    reach_hub(names_on_hub(config))
     changes, faults = fit(config)
     if config.dry_run:
         from nde_talf.pipelines.dry_run import dry_run
@@ -52,7 +54,6 @@ def run(config: Config) -> None:
     from nde_talf.draft_training.families import NoHeadError
     from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
-    from nde_talf.pipelines.machine import threads
     from nde_talf.pipelines.stage import run_stage
 
     stages = {
