@@ -269,7 +269,7 @@ def explained(error: Exception, schema: type) -> str:
     if isinstance(error, UserError):
         return text
     if isinstance(error, OverrideParseException):
-        return _unreadable(error)
+        return _unreadable(error, "prompt" in keys(schema))
     if isinstance(error, MissingConfigException):
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
@@ -284,12 +284,11 @@ def explained(error: Exception, schema: type) -> str:
     return f"{_first_lines(error)} See --help for every key."
 
 
-def _unreadable(error: OverrideParseException) -> str:
+def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
     key, equals, value = error.override.partition("=")
     if not equals:
-        return (
-            f"{error.override}: this cannot be read; every argument is key=value, such as run=mine."
-        )
+        such = f'prompt="{key}"' if takes_prompt else "run=mine"
+        return f"{key}: this cannot be read; every argument is key=value, such as {such}."
     inner = value.replace('"', '\\"')
     return (
         f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
