@@ -11,6 +11,8 @@ from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what
 if __name__ == "__main__":
     leave_at_once()
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 FOLDER = "recommend"
 BATCHES = (1, 4, 16, 64, 256)
+STOPS = "By these prices drafting stops to pay at a batch of {}."
 LONGEST = 16
 """Tokens of the longest path in the table without a run."""
 
@@ -69,7 +72,7 @@ class RecommendConfig:
     """Chance that a drafted token is accepted, for a table before anything is trained."""
     draft_price: Annotated[float, Field(ge=0, le=100)] = 0.05
     """With acceptance: the time of the draft's pass over a token, in passes of the target."""
-    free_rows: Annotated[int, Field(ge=1)] = 200
+    free_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 200
     """With acceptance: tokens that the target scores in the time of one; about 200 on a GPU, 2 to 8
     on a CPU core.
     """
@@ -130,16 +133,23 @@ def recommend(config: RecommendConfig) -> None:
         lines = [
             f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
             f"SGLang: {' '.join(sglang)}",
+            stops(best.lengths),
         ]
     write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
-    if len(best.lengths) == 1:
-        console.print(
-            "This latency table knows batches of one sequence only, so there is no schedule by"
-            " batch size. Tables that stage=latency measures know up to 16."
-        )
     for line in (*lines, f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def stops(lengths: Sequence[int]) -> str:
+    """Say from which batch size on nothing is drafted, by the best lengths for 1, 2, ..."""
+    last = max(count for count, length in enumerate(lengths, 1) if length)
+    if last == len(lengths):
+        return (
+            f"Drafting pays in all batches that this latency table knows, up to {last}; tables that"
+            " stage=latency measures know up to 16."
+        )
+    return STOPS.format(last + 1)
 
 
 def _method(run: Run, drafter: str, draft: str) -> "Method":
@@ -238,11 +248,21 @@ def expected(config: RecommendConfig, acceptance: float, batch: int) -> tuple[in
     return best, tokens, speedup
 
 
+def stop(config: RecommendConfig, acceptance: float) -> int:
+    """Return the smallest batch for which `expected` drafts nothing, at most `free_rows`."""
+
+    def nothing(batch: int) -> bool:
+        return expected(config, acceptance, batch)[0] == 0
+
+    return 1 + bisect_left(range(1, config.free_rows), True, key=nothing)
+
+
 def _before_training(config: RecommendConfig, acceptance: float) -> Table:
+    stops = STOPS.format(stop(config, acceptance))
     console.print(
         f"A path of drafted tokens, each accepted with chance {acceptance:g}. The draft's pass"
         f" takes {config.draft_price:g} of the target's, which scores {config.free_rows} tokens in"
-        " the time of one. The measured table of a run: nde recommend run=NAME.",
+        f" the time of one. {stops} The measured table of a run: nde recommend run=NAME.",
         soft_wrap=True,
     )
     table = Table("batch", "best to draft", "tokens\na step", "over plain", box=SIMPLE)

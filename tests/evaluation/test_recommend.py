@@ -23,7 +23,7 @@ from nde_talf.evaluation.recommend import (
     vllm_config,
 )
 from nde_talf.evaluation.static_trees import DRAFTING
-from nde_talf.pipelines.recommend import RecommendConfig, expected
+from nde_talf.pipelines.recommend import RecommendConfig, expected, stop, stops
 from nde_talf.pipelines.recommend import recommend as recommend_command
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
@@ -160,6 +160,7 @@ SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]}
 def test_vllms_configuration(lengths, rule, setting, added):
     assert vllm_config(METHOD, lengths, rule, [SamplingSetting(setting)]) == METHOD | added
     assert vllm_config(METHOD, [0, 0], rule, SAMPLED) is None
+    assert "at a batch of 3." in stops([3, 3, 0, 0]) and "knows, up to 2;" in stops([3, 2])
     assert ranges([3, 3, 2, 0]) == [(1, 2, 3), (3, 3, 2), (4, 4, 0)]
 
 
@@ -228,7 +229,8 @@ def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, 
     assert expected(config, 0.5, batch) == best
     recommend_command(config)
     printed = capsys.readouterr().out
-    assert "1.20" in printed and "nothing" in printed
+    # a pair of tokens for 5 sequences takes 10 / 8 + 0.25 = 1.5 for 1.5 tokens each
+    assert "1.20" in printed and "nothing" in printed and "at a batch of 5." in printed
     free = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
     length, tokens, gain = expected(free, 0.9, 1)
     assert length == 16 and tokens == gain == pytest.approx((1 - 0.9**17) / 0.1)
@@ -236,6 +238,7 @@ def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, 
 
 def test_the_pages_table_is_what_the_command_prints():
     page = (ROOT / "docs/is_it_for_me.md").read_text()
+    assert f"stops to pay at a batch of {stop(RecommendConfig(), 0.7)}," in page
     for batch in (1, 16, 64, 256):
         length, tokens, gain = expected(RecommendConfig(), 0.7, batch)
         assert f"| {batch} | {length or 'nothing'} | {tokens:.2f} | {gain:.2f} |" in page
