@@ -1,10 +1,11 @@
-"""Ways to speculate inside vLLM, greedily, at one request and at four at a time.
+"""Ways to speculate inside vLLM, greedily, at 1, 4 and 16 requests at a time.
 
-`python -m benchmarks.engines [--run checkpoints/default]`, after `nde run` with a
-selector of draft features (docs/serving.md). Compared are vLLM without speculation, with its own
-draft_model and ngram, with the run's exported head, and with our proposer: lengths by a selector,
-fixed ones and n-grams. An engine is a process, one at a time, and engines take turns, round by
-round. All methods of our proposer share one engine, where they take turns by group of prompts.
+`python -m benchmarks.engines [--run checkpoints/small]`, after `nde run` or with the shipped pair,
+where vLLM is. Compared are vLLM without speculation, with the run's exported head, with its own
+draft_model and ngram, and, given a `--selector` of draft features (docs/serving.md), with our
+proposer. An engine is a process, one at a time, and engines take turns, round by round; the A/A
+control is plain vLLM in two of them. All methods of our proposer share one engine. So many requests
+are always under way: the next is sent when one has ended.
 """
 
 import argparse
@@ -29,48 +30,42 @@ from nde_talf.in_vllm import KEY, Options, for_vllm
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
-GREEDY, GROUP, LENGTHS, DRAFTED = SamplingSetting(0.0), 4, (2, 4, 8), 4
+AT_ONCE, LENGTHS, DRAFTED, ROOM = (1, 4, 16), (2, 4, 8), 4, 9
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
-FIXED = f"{OURS}, fixed {DRAFTED}"
-CONTROL = f"{FIXED} (A/A control)"
-AT_ONCE = (1, GROUP)
+CONTROL = f"{PLAIN} (A/A control)"
 
 
-def engines(run: Path, selector: Path, overhead_ms: float) -> dict[str, dict[str, dict]]:
+def engines(run: Path, selector: Path | None, overhead_ms: float) -> dict[str, dict[str, dict]]:
     """By engine, and by method that it runs, the arguments of `vllm.LLM`.
 
     The engine opens with the last ones.
     """
     pair = Pair(run / "pair")
-    draft = pair.where("draft")
-    own = {f"{OURS}, fixed {length}": for_vllm(draft, tokens=length) for length in LENGTHS}
-    own |= {
-        CONTROL: own[FIXED],
-        f"{OURS}, n-grams up to {DRAFTED}": for_vllm("ngram", tokens=DRAFTED),
+    draft, head = pair.where("draft"), str(run / "draft" / "export")
+    theirs = {
+        f"our head {DRAFTED}": head_method(head, DRAFTED),
+        f"our head {DRAFTED // 2}": head_method(head, DRAFTED // 2),
+        f"vLLM's draft_model {DRAFTED}": draft_method(draft, DRAFTED),
+        f"vLLM's ngram {DRAFTED}": ngram_method(DRAFTED),
     }
-    own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(
-        draft, selector, 8, overhead_ms=overhead_ms
-    )
-    own[f"{OURS}, selector"] = for_vllm(draft, selector, 8)
-    theirs = {"draft_model": draft_method(draft, DRAFTED), "ngram": ngram_method(DRAFTED)}
-    alone = {
-        f"vLLM's {name} {DRAFTED}": {"speculative_config": method}
-        for name, method in theirs.items()
-    }
-    if (head := run / "draft" / "export").is_dir():
-        alone[f"our head {DRAFTED}"] = {"speculative_config": head_method(str(head), DRAFTED)}
-    return {
-        PLAIN: {PLAIN: {}},
-        OURS: own,
-        **{name: {name: method} for name, method in alone.items()},
-    }
+    alone: dict[str, dict] = {PLAIN: {}, CONTROL: {}}
+    alone |= {name: {"speculative_config": method} for name, method in theirs.items()}
+    found = {name: {name: asked} for name, asked in alone.items()}
+    if selector:
+        own = {f"{OURS}, fixed {length}": for_vllm(draft, tokens=length) for length in LENGTHS}
+        own[f"{OURS}, n-grams up to {DRAFTED}"] = for_vllm("ngram", tokens=DRAFTED)
+        own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(
+            draft, selector, 8, overhead_ms=overhead_ms
+        )
+        found[OURS] = own | {f"{OURS}, selector": for_vllm(draft, selector, 8)}
+    return found
 
 
 def work(file: Path) -> None:
     """A process: one engine and its methods; writes what it found to the file it was given."""
     given = json.loads(file.read_text())
-    methods, groups = given["methods"], given["groups"]
-    longest = max(len(prompt) for group in groups for prompt in group) + given["new_tokens"] + 9
+    methods, prompts = given["methods"], given["prompts"]
+    longest = max(map(len, prompts)) + given["new_tokens"] + ROOM
     options = {
         "disable_log_stats": False,
         "enable_prefix_caching": False,
@@ -83,33 +78,51 @@ def work(file: Path) -> None:
         if KEY in asked.get("additional_config", {})
     }
 
-    def timed(name: str, group: list[list[int]], at_once: int) -> dict[str, Any]:
+    def timed(name: str, at_once: int, prompts: list[list[int]]) -> dict[str, Any]:
         if name in makers:
             (proposer,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
             proposer.proposals = makers[name]
-        before, wall, cpu, texts = counts(llm), time.perf_counter(), time.process_time(), []
-        for start in range(0, len(group), at_once):
-            asked = [{"prompt_token_ids": prompt} for prompt in group[start : start + at_once]]
-            outputs = llm.generate(
-                asked, sampling_params(GREEDY, given["new_tokens"], None), use_tqdm=False
-            )
-            texts += [list(output.outputs[0].token_ids) for output in outputs]
-        seconds = [time.perf_counter() - wall, time.process_time() - cpu]
-        return {
-            "texts": texts,
-            "seconds": seconds,
-            "counts": [b - a for a, b in zip(before, counts(llm), strict=True)],
-        }
+        before = counts(llm)
+        texts, seconds = served(llm.llm_engine, prompts, at_once, given["new_tokens"])
+        counted = [b - a for a, b in zip(before, counts(llm), strict=True)]
+        return {"texts": texts, "seconds": seconds, "counts": counted}
 
     for name in methods:  # what is compiled late, and the prices of a selector
         for at_once in AT_ONCE:
-            timed(name, groups[0], at_once)
-    order, found = np.random.default_rng(given["turn"]), {}
-    for number, group in enumerate(groups):
-        for at_once in AT_ONCE:
-            for name in order.permutation(list(methods)).tolist():
-                found.setdefault(f"{name}|{at_once}", {})[number] = timed(name, group, at_once)
+            timed(name, at_once, prompts[:at_once])
+    order = np.random.default_rng(given["turn"])
+    found = {
+        f"{name}|{at_once}": timed(name, at_once, prompts)
+        for at_once in AT_ONCE
+        for name in order.permutation(list(methods)).tolist()
+    }
     file.write_text(json.dumps(found))
+
+
+def served(
+    engine: Any, prompts: list[list[int]], at_once: int, new_tokens: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Continue prompts, `at_once` of them at any time: texts, and [wall, CPU] seconds of each.
+
+    A step's time is shared by the requests that were under way, so that all add up to the whole.
+    """
+    params = sampling_params(SamplingSetting(0.0), new_tokens, None)
+    texts, seconds = [list[int]() for _ in prompts], np.zeros((len(prompts), 2))
+    waiting, running = list(range(len(prompts)))[::-1], list[int]()
+    clock = np.array([time.perf_counter(), time.process_time()])
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(waiting.pop())
+            asked = {"prompt_token_ids": prompts[running[-1]]}
+            engine.add_request(str(running[-1]), asked, params)
+        ended = [output for output in engine.step() if output.finished]
+        now = np.array([time.perf_counter(), time.process_time()])
+        seconds[running] += (now - clock) / len(running)
+        clock = now
+        for output in ended:
+            running.remove(number := int(output.request_id))
+            texts[number] = list(output.outputs[0].token_ids)
+    return texts, seconds.tolist()
 
 
 def proposals(llm: Any, asked: dict) -> Any:
@@ -131,7 +144,7 @@ def counts(llm: Any) -> list[int]:
     ]
 
 
-def run_engine(given: dict) -> dict[str, dict[int, dict]]:
+def run_engine(given: dict) -> dict[str, dict]:
     """Return the result of `work`, run in another process."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -147,37 +160,32 @@ def run_engine(given: dict) -> dict[str, dict[int, dict]]:
                 f"{', '.join(given['methods'])} ended with status"
                 f" {done.returncode}:\n{done.stderr[-3000:]}"
             )
-        return {
-            name: {int(g): one for g, one in own.items()}
-            for name, own in json.loads(file.read_text()).items()
-        }
+        return json.loads(file.read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument(
-        "--selector", type=Path, default=Path("checkpoints/served/selector/export/traversal")
-    )
-    parser.add_argument("--prompts", type=int, default=16, help=f"a multiple of {GROUP}")
-    parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/small"))
+    parser.add_argument("--selector", type=Path, help="of draft features, for our proposer")
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         return work(options.work)
     pair, selector = Pair(options.run / "pair"), options.selector
-    found = pair.prompts("test", options.prompts // GROUP * GROUP, "--prompts")
-    check_prompts(
-        found, target := pair.target("cpu", "float32"), options.new_tokens + 9, target.max_context
+    found, target = (
+        pair.prompts("test", options.prompts, "--prompts"),
+        pair.target("cpu", "float32"),
     )
-    tokens = [prompt.tokens for prompt in found]
+    check_prompts(found, target, options.new_tokens + ROOM, target.max_context)
     given = {"target": pair.where("target"), "new_tokens": options.new_tokens}
-    given["groups"] = [tokens[start : start + GROUP] for start in range(0, len(tokens), GROUP)]
-    table = Selector.from_pretrained(selector).table
-    overhead, rounds = 0.0, list[dict[str, dict[int, dict]]]()
+    given["prompts"] = [prompt.tokens for prompt in found]
+    table = Selector.from_pretrained(selector).table if selector else None
+    overhead, rounds, notes = 0.0, list[dict[str, dict]](), list[str]()
     for turn in range(options.rounds):
         rounds.append({})
         for engine in engines(options.run, selector, 0.0):
@@ -185,57 +193,46 @@ def main() -> None:
             rounds[-1] |= run_engine({**given, "methods": methods, "turn": turn})
             if engine == PLAIN and not turn and table is not None:
                 overhead = step_overhead(rounds[0][f"{PLAIN}|1"], table)
+                notes.append(f"A step of plain vLLM takes {overhead:.1f} ms beside the pass.")
     columns = ["method", "at once", "tokens a step", "drafted a step", "tokens/s"]
     columns += ["speedup", "speedup, CPU time", "same text"]
-    rows, notes = rows_of(rounds)
-    notes.append(
-        f"Without speculation a step of vLLM takes {overhead:.1f} ms more than the latency table's"
-        " pass over one token."
-    )
-    report("engines", columns, rows, notes)
+    rows, controls = rows_of(rounds)
+    report("engines", columns, rows, [*controls, *notes])
 
 
-def step_overhead(plain: dict[int, dict], table: LatencyTable) -> float:
+def step_overhead(plain: dict, table: LatencyTable) -> float:
     """Milliseconds of a step of plain decoding, one request at a time, beyond the target's pass."""
-    seconds = sum(one["seconds"][0] for one in plain.values())
-    tokens = sum(len(text) for one in plain.values() for text in one["texts"])
+    tokens = sum(map(len, plain["texts"]))
+    seconds = np.sum(plain["seconds"], 0)[0]
     return max(0.0, 1000 * (seconds / tokens - table.target[0][0]))
 
 
-def rows_of(rounds: list[dict[str, dict[int, dict]]]) -> tuple[list[list], list[str]]:
-    """A row for each method and concurrency, and what the A/A control says.
+def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:
+    """A row for each method and load, and what the A/A control says.
 
-    Seconds are medians over the rounds of a group of prompts; texts and counts are those of the
-    first round.
+    Seconds are medians over the rounds of a prompt; texts and counts are those of the first round.
     """
     rows, notes = [], []
-    times = {
-        name: np.median([[one["seconds"] for one in turn[name].values()] for turn in rounds], 0)
-        for name in rounds[0]
-    }  # [groups, 2]
-    for key, groups in rounds[0].items():
-        name, at_once = key.split("|")
-        texts = [text for one in groups.values() for text in one["texts"]]
-        drafted, accepted = np.sum([one["counts"] for one in groups.values()], 0)
-        written, base = sum(map(len, texts)), f"{PLAIN}|{at_once}"
+    times = {key: np.median([turn[key]["seconds"] for turn in rounds], 0) for key in rounds[0]}
+    for key in sorted(times, key=lambda key: int(key.split("|")[1])):
+        one, (name, load) = rounds[0][key], key.split("|")
+        base = f"{PLAIN}|{load}"
+        ratios = [
+            ratio_of_totals(np.stack([times[base][:, clock], times[key][:, clock]], 1))
+            for clock in (0, 1)
+        ]
+        if name == CONTROL:
+            control = dict(zip(CLOCKS, ratios, strict=True))
+            notes.append(Timings({}, {}, control).note(f" at {load} at once"))
+            continue
+        texts, (drafted, accepted) = one["texts"], one["counts"]
+        written = sum(map(len, texts))
         steps = written - accepted
-        ratios = [shown(speedup(times, base, key, clock)) for clock in (0, 1)]
-        plain = [text for one in rounds[0][base].values() for text in one["texts"]]
-        same = np.mean([a == b for a, b in zip(texts, plain, strict=True)])
-        speed = f"{written / times[key][:, 0].sum():.0f}"
         counted = f"{written / steps:.2f}", f"{drafted / steps:.2f}"
-        rows.append([name, at_once, *counted, speed, *ratios, f"{same:.0%}"])
-    for at_once in AT_ONCE:
-        same = f"{FIXED}|{at_once}", f"{CONTROL}|{at_once}"
-        control = {name: speedup(times, *same, clock) for clock, name in enumerate(CLOCKS)}
-        notes.append(Timings({}, {}, control).note(f" at {at_once} at once"))
+        speed = f"{written / times[key][:, 0].sum():.0f}"
+        same = np.mean([a == b for a, b in zip(texts, rounds[0][base]["texts"], strict=True)])
+        rows.append([name, load, *counted, speed, *map(shown, ratios), f"{same:.0%}"])
     return rows, notes
-
-
-def speedup(times: dict[str, np.ndarray], base: str, name: str, clock: int) -> list[float]:
-    """Divide the seconds of two methods over the same groups: [ratio, low, high]."""
-    ones = np.ones(len(times[base]))
-    return ratio_of_totals(np.stack([times[base][:, clock], ones, times[name][:, clock], ones], 1))
 
 
 if __name__ == "__main__":
