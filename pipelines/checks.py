@@ -52,9 +52,9 @@ def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[s
 
 def names_on_hub(config: Config) -> list[str]:
     """List models and text that may be on the hub: neither built in nor a data file."""
-    sources = [source for _, source, _ in _sources(config) if source not in BUILT_IN]
-    sources = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
-    return [*config.model.given.values(), *sources]
+    sources = (source for _, source, _ in _sources(config) if source not in BUILT_IN)
+    found = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
+    return [*config.model.given.values(), *found]
 
 
 def check_machine(config: Config) -> None:

@@ -249,12 +249,12 @@ def expected(config: RecommendConfig, acceptance: float, batch: int) -> tuple[in
 
 
 def stop(config: RecommendConfig, acceptance: float) -> int:
-    """Return the smallest batch for which `expected` drafts nothing, at most `free_rows`."""
+    """Return the smallest batch that `expected` gains nothing for, at most `free_rows`."""
 
-    def nothing(batch: int) -> bool:
-        return expected(config, acceptance, batch)[0] == 0
+    def gains_nothing(batch: int) -> bool:
+        return expected(config, acceptance, batch)[2] < 1 + 1e-9
 
-    return 1 + bisect_left(range(1, config.free_rows), True, key=nothing)
+    return 1 + bisect_left(range(1, config.free_rows), True, key=gains_nothing)
 
 
 def _before_training(config: RecommendConfig, acceptance: float) -> Table:

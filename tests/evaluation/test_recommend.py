@@ -229,7 +229,7 @@ def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, 
     assert expected(config, 0.5, batch) == best
     recommend_command(config)
     printed = capsys.readouterr().out
-    # a pair of tokens for 5 sequences takes 10 / 8 + 0.25 = 1.5 for 1.5 tokens each
+    # 2 rows of 5 sequences take 10 / 8 and the draft 0.25, 1.5 together, for 1.5 tokens
     assert "1.20" in printed and "nothing" in printed and "at a batch of 5." in printed
     free = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
     length, tokens, gain = expected(free, 0.9, 1)
