@@ -208,6 +208,23 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
             check_config(configured(arguments))
 
 
+def test_code_and_commands_of_the_pages_are_found():
+    shown = "".join(chain.from_iterable(map(blocks, WITH_CODE)))
+    for each in ("@rule", "@policy", "@loss", "head_layer", "@family"):
+        assert f"{each}(" in shown
+    assert {
+        ("README.md", "pipelines.run"),
+        ("README.md", "pipelines.generate"),
+        ("docs/tutorial.md", "pipelines.generate"),
+        ("docs/small.md", "pipelines.small"),
+        ("docs/serving.md", "evaluation.lossless"),
+    } <= {(page, line.split()[2]) for page, line in COMMANDS}
+    line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
+    assert variants(line) == [
+        ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm"]
+    ]  # fmt: skip
+
+
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md"]
 
 
@@ -292,3 +309,10 @@ def test_keys_and_presets_are_there(page):
         line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)
     ]
     assert not [wrong for span in [*spans, *lines] for wrong in unknown(span)]
+
+
+def test_a_wrong_key_or_preset_is_found():
+    assert unknown("draft.depth=3 traces.sample draft=paper000 data=[gsm8k,gsm9k] lenght=3 run=mine") == [
+        "draft.depth", "traces.sample", "lenght", "draft=paper000", "data=gsm9k"
+    ]  # fmt: skip
+    assert not unknown("data=[nde,file] model.target_lm.steps=2 options.k=2")

@@ -177,3 +177,10 @@ def test_a_read_out_that_the_configuration_does_not_tell_is_refused_with_the_dif
         match=r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5",
     ):
         CausalModel(model, "its name")
+
+
+def test_flash_attention_is_refused():
+    model = build("llama", False)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UserError, match="its attention is flash_attention_2, which takes no mask"):
+        CausalModel(model)

@@ -1,6 +1,7 @@
 """Static shapes: the same numbers as the plain path, and one graph a size."""
 
 import pytest
+import torch
 
 from nde_talf import (
     Action,
@@ -8,6 +9,7 @@ from nde_talf import (
     CausalModel,
     Delayed,
     EagleDrafter,
+    FollowMean,
     LMDrafter,
     Rng,
     SamplingSetting,
@@ -17,6 +19,7 @@ from nde_talf import (
 )
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_eagle3, random_head
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])
 
@@ -30,6 +33,21 @@ def decoder(
 ) -> SpeculativeDecoder:
     drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
     return SpeculativeDecoder(target, drafter, policy, rule, static=static)
+
+
+class Graphs:
+    """A backend that runs graphs as they are, and how many there were of which number of rows."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self, graph, inputs):
+        self.made += 1
+        return graph.forward
+
+    def compile(self, function):
+        torch._dynamo.config.recompile_limit = 64
+        return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
 
 
 @pytest.mark.slow
@@ -46,6 +64,38 @@ def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, r
         expected = plain.generate(*asked, Rng.seeded(seed)).tokens
         assert len(prompt) + len(expected) == CONTEXT + 1
         assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name,make_head",
+    [
+        ("llama", None),
+        ("pythia", None),
+        ("llama", random_head),
+        pytest.param("gemma-3", None, marks=pytest.mark.law),
+        pytest.param("tiny", random_eagle3, marks=pytest.mark.law),
+    ],
+)
+def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, make_head):
+    target, draft = pair(name)
+    head = make_head(target) if make_head else None
+    torch._dynamo.reset()
+    graphs = Graphs()
+    static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
+    plain, fixed = (
+        decoder(target, draft, FollowMean(1, 2, 8), "specinfer", shapes, head)
+        for shapes in (None, static)
+    )
+    made = []
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 40, SamplingSetting()
+        generation = fixed.generate(*asked, Rng.seeded(seed))
+        assert generation.tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
+        made.append(graphs.made)
+    assert len(generation.stats.nodes) > 3  # trees of many sizes
+    # Of target and draft, and what moves slots; all at the first prompt.
+    assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
 
 
 def test_what_does_not_fit_is_named():
@@ -72,3 +122,21 @@ def test_features_of_inner_layers_are_refused_where_hooks_collect_them():
         SpeculativeDecoder(
             target, drafter, Delayed(Action(1, 0, 2)), "naive", static=StaticShapes(100)
         )
+
+
+@pytest.mark.slow
+def test_a_forward_pass_that_makes_no_graph_is_refused():
+    target, draft = tiny_pair(16)
+    whole = target.body.forward
+
+    def waiting(**inputs):
+        print(float(inputs["position_ids"].sum()))  # a look at the numbers
+        return whole(**inputs)
+
+    target.body.forward, target.native = waiting, None
+    torch._dynamo.reset()
+    looking = decoder(
+        target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile)
+    )
+    with pytest.raises(UserError, match="one graph"):
+        looking.generate([1], 9, SamplingSetting(), Rng.seeded(0))

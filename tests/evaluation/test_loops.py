@@ -2,6 +2,7 @@
 
 import pytest
 
+from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import (
@@ -57,3 +58,12 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
     assert 49 > measured[0].steps > measured[1].steps and max(
         map(int, measured[1].accepted)
     ) > 1 >= max(map(int, measured[0].accepted))
+
+
+def test_advice_of_a_generation_config_is_ignored():
+    target, _ = tiny_pair(40)
+    advice = target.module.generation_config
+    advice.repetition_penalty, advice.min_p, advice.eos_token_id = 3.0, 0.5, 7
+    CausalModel(target.module)
+    kept = target.module.generation_config
+    assert kept.eos_token_id == 7 and kept.repetition_penalty in (None, 1.0) and kept.min_p is None

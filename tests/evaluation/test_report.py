@@ -4,12 +4,26 @@ import json
 import re
 
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 
 from nde_talf.decoding.common.bootstrap import times
-from nde_talf.evaluation.protocol import CONTROL, NOT_TRUSTED, PROTOCOL
+from nde_talf.evaluation.plots import OTHERS, OURS, losses, pictures
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
 from nde_talf.evaluation.report import ReportData, in_markdown, table_of_domains, write_report
-from tests.evaluation.example import NDE, SETTING, records
+from nde_talf.evaluation.table import tabulate
+from tests.evaluation.example import NDE, SETTING, everything, records
+
+
+def test_rows_are_ratios_to_the_same_prompts_baseline(tmp_path):
+    rows = {row.method: row for row in tabulate(records(tmp_path))[str(SETTING)]}
+    assert rows[BASELINE].speedup == pytest.approx([1, 1, 1])
+    assert rows[BASELINE].block_efficiency[0] == 1
+    fast = rows[NDE]
+    assert fast.speedup == pytest.approx([2.5] * 3)
+    assert fast.block_efficiency == pytest.approx([4, 4, 4])
+    assert fast.tokens_per_second == pytest.approx(250) and fast.nodes == 5
+    assert sum(fast.shares.values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
@@ -66,3 +80,32 @@ def test_a_domain_answers_for_its_own_clock_and_one_prompt_is_none(tmp_path):
             record.seconds *= 2
     heads = table_of_domains(ReportData.of("domains", measured, ""), str(SETTING)).columns
     assert heads == ["speed-up", f"slow: {NOT_TRUSTED}", "steady"]
+
+
+def test_missing_parts_are_left_out(tmp_path):
+    data = ReportData.of("bare", records(tmp_path), "")
+    page = write_report(data, tmp_path / "report").read_text()
+    assert "draft head, on" not in page and 'id="sample"' not in page
+    assert not (tmp_path / "report/curves.png").exists() and "T=0.6" in in_markdown(data)
+
+
+def drawn(data: ReportData, name: str):
+    """The axes of a picture."""
+    return next(picture for picture in pictures(data) if picture.name == name).figure().axes
+
+
+def test_only_what_learned_is_drawn_as_learned(tmp_path):
+    measured = records(tmp_path)
+    for learned, expected in (([NDE], OURS), ([], OTHERS)):
+        data = everything(measured, learned={str(SETTING): learned})
+        bars = [bar.get_facecolor() for bar in drawn(data, "speedup")[0].containers[-1].patches]
+        assert bars[3] == to_rgba(expected) and bars[2] == to_rgba(OTHERS)
+
+
+def test_a_heads_losses_count_drafted_tokens_and_one_step_is_a_visible_point(tmp_path):
+    series = {"loss": [(0, 40.0)], "loss_depth_0": [(0, 4.0)], "loss_depth_1": [(5, 5.0)]}
+    assert list(losses(series)) == ["drafted token 1", "drafted token 2"]
+    assert losses({"lr": [(0, 0.1)]}) == {}
+    curves = {"selector": {"loss": [(0, -3.0)]}, "empty": {"lr": [(0, 0.1)]}}
+    (axis,) = drawn(everything(records(tmp_path), curves=curves), "curves")
+    assert axis.lines[0].get_marker() == "o"

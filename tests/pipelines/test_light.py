@@ -120,6 +120,18 @@ def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(command, argumen
     assert "Traceback" not in done.stderr and done.stderr.strip().endswith("[]"), done.stderr
 
 
+def test_the_quoting_that_is_proposed_works(command):
+    done = command('run="a(b, c=d"', "stage=none")
+    assert "stage=none: there is none" in done.stdout
+
+
+def test_help_needs_no_heavy_imports(command):
+    done = command("--help")
+    assert (
+        done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
+    )
+
+
 @pytest.mark.parametrize("made", ["data/__init__.py", "selector.py"])
 def test_a_users_own_modules_of_our_rooms_names_are_in_nobodys_way(tmp_path, made):
     path = tmp_path / made

@@ -3,6 +3,7 @@ library wraps.
 """
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, reporting, track, working
-from nde_talf.pipelines.cli import answer
+from nde_talf.pipelines.cli import answer, launch
+from nde_talf.pipelines.config import Config
 from tests.pipelines.micro import ROOT, environment
 
 
@@ -29,6 +31,17 @@ def test_a_message_is_shown_as_it_is(capsys, text):
     assert list(track([1], text, 1)) == [1]
     shown = capsys.readouterr().out
     assert shown.count(text) == 4, shown
+
+
+def test_a_reader_of_the_help_may_leave():
+    read, write = os.pipe()
+    os.close(read)
+    asked = [sys.executable, "-m", "nde_talf.cli", "generate", "--help"]
+    done = subprocess.run(
+        asked, cwd=ROOT, env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(write)
+    assert done.returncode == 1 and not done.stderr
 
 
 def test_without_a_terminal_lines_say_what_is_done_and_left(capsys):
@@ -89,6 +102,22 @@ def test_what_a_person_can_change_is_answered_also_where_a_library_wraps_it(caps
         assert ended.value.code == 1 and said in " ".join(
             capsys.readouterr().out.replace("│", " ").split()
         )
+
+
+def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, capfd):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("sys.argv", ["run"])
+    monkeypatch.setattr("nde_talf.pipelines.cli.Panel", no_memory)
+    with pytest.raises(SystemExit) as ended:
+        launch("config", Config, no_memory)
+    assert ended.value.code == 1 and "error: the memory is too small" in capfd.readouterr().out
+
+
+def test_what_nobody_can_change_is_raised():
+    with pytest.raises(KeyError):
+        answer(KeyError("a fault of ours"))
 
 
 def wrapped(error: Exception) -> Exception:
