@@ -41,6 +41,8 @@ COOL_DOWN = 0.6
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
+MAX_BAD_STEPS = 10
+"""Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int) -> float:
@@ -91,6 +93,8 @@ class RowModule(pl.LightningModule):
     """The transformers models that the steps run."""
     trained: nn.Module
     config: TrainingConfig
+    skipped = False
+    """True where the last step was passed over, as its loss or gradient was not finite."""
     inputs: str | None = None
     """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
     resumed from.
@@ -134,7 +138,7 @@ class RowModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Start the clock."""
-        self._clock = time.perf_counter()
+        self._clock, self._bad_steps = time.perf_counter(), 0
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
@@ -142,7 +146,9 @@ class RowModule(pl.LightningModule):
         optimizers = self.optimizers()
         adamw, *muon = optimizers if isinstance(optimizers, list) else [optimizers]
         figures = self._backward(batch)
-        self._check_finite(figures["loss"])
+        self.skipped = self._is_bad(figures["loss"])
+        if self.skipped:  # without gradients AdamW counts a step and moves nothing
+            self.trained.zero_grad()
         for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
@@ -153,6 +159,8 @@ class RowModule(pl.LightningModule):
         for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()
+        if self.skipped:
+            return
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
         self.log_dict({name: figures.pop(name) for name in self.in_bar}, prog_bar=True)
@@ -174,17 +182,30 @@ class RowModule(pl.LightningModule):
             means.append(torch.stack([loss.detach(), *figures.values()]))
         return dict(zip(["loss", *figures], torch.stack(means).mean(0).tolist(), strict=True))
 
-    def _check_finite(self, loss: float) -> None:
-        """Raise UserError where loss or gradient of this step are not finite."""
+    def _is_bad(self, loss: float) -> bool:
+        """Return whether loss or gradient of this step are not finite.
+
+        Raises UserError if there were too many such steps.
+        """
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            return False
+        self._bad_steps += 1
+        fault = (
+            f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step"
+            f" {self.global_step}"
+        )
+        if self._bad_steps > MAX_BAD_STEPS:
             raise UserError(
-                f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step"
-                f" {self.global_step}: the training diverged, and {CHECKPOINT} is from before."
-                " Delete the training's folder and start again with lower learning rates (lr_muon,"
-                " lr_adam), a longer warm_up or with gradient_clip."
+                f"{fault}, after {MAX_BAD_STEPS} such steps that were passed over: the training"
+                " diverged. Delete the training's folder and start again with lower learning rates"
+                " (lr_muon, lr_adam), a longer warm_up or with gradient_clip."
             )
+        count = f"{self._bad_steps} of at most {MAX_BAD_STEPS}"
+        console.print(f"! {fault}: passed over, {count}", soft_wrap=True)
+        return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed training is compared with; raise UserError for weights of NaN."""

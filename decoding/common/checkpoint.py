@@ -69,7 +69,8 @@ class ResumableCheckpoint(pl.Callback):
 
     seconds: the smallest interval. One that takes long to write is written less often, so that
     writing takes at most 2 % of the time: after a checkpoint that took 6 seconds the next one
-    follows 294 seconds later. 0: after every step, whatever it takes.
+    follows 294 seconds later. 0: after every step, whatever it takes. None is written after a step
+    that the module calls bad (`skipped`): the one that is there may be the last good one.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -82,7 +83,10 @@ class ResumableCheckpoint(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Write a checkpoint at the end of the training, and whenever the interval has passed."""
         ended, started = trainer.global_step == trainer.max_steps, time.monotonic()
-        if ended or started - self._written >= self.interval:
+        due = started - self._written >= self.interval and not getattr(
+            trainer.lightning_module, "skipped", False
+        )
+        if ended or due:
             save(trainer, self.path)
             if ended:
                 remove(self.path.with_name(BEFORE))
