@@ -24,6 +24,7 @@ from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
+Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
 _GRAPHS = 256  # of one function: a size each, of every model
@@ -150,13 +151,19 @@ class FixedCache(KVCache):
 class StaticShapes(Shapes):
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
-    On CUDA a forward pass is compiled by `cuda_graphs`. Models keep cache and graphs here from one
-    session to the next; a model holds one sequence at a time, the one that was begun last.
+    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
+    Models keep their cache and their graphs here from one session to the next; a model holds one
+    sequence at a time, the one that was begun last.
     """
 
     @checked
-    def __init__(self, context: Positive, rows: Positive = 128):
-        self.context, self.rows = context, rows
+    def __init__(
+        self,
+        context: Positive,
+        rows: Positive = 128,
+        compile: Compile | None = None,
+    ):
+        self.context, self.rows, self.compile = context, rows, compile
         doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
         # More than 128 rows: eight sizes, each the same multiple of the one before.
         even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})
@@ -214,9 +221,10 @@ class FixedPasses:
         self.shapes, self.nowhere = shapes, shapes.capacity - 1
         self.cache = FixedCache(layers, shapes.capacity)
         self.compiled, self.move = forward, self.cache.move
-        self.warm = device.type != "cuda"
-        if not self.warm:
-            self.compiled, self.move = cuda_graphs(forward), cuda_graphs(self.cache.move)
+        compile = shapes.compile or (cuda_graphs if device.type == "cuda" else None)
+        self.warm = compile is None
+        if compile is not None:
+            self.compiled, self.move = compile(forward), compile(self.cache.move)
         self.user: StaticSession | None = None
         self.lock = RLock()
 
