@@ -195,6 +195,11 @@ class HeadConfig(TrainingConfig):
 
     `adamw`: AdamW for all, as in the paper.
     """
+    devices: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that train together, each with a full head on a device of its own.
+
+    A step has so many times as many rows.
+    """
     evaluate_every: Natural = 0  # type: ignore[misc]
     """Steps from one evaluation on held-out rows to the next.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -28,6 +29,7 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
+from nde_talf.draft_training.processes import LocalProcesses
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,
@@ -112,6 +114,14 @@ class HeadModule(RowModule):
         """See `RowModule`."""
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
+    def on_fit_start(self) -> None:
+        """Move the target to this process's device.
+
+        It is no submodule, so Lightning does not. A quantised model refuses to be moved at all.
+        """
+        if self.head.target.device != self.device:
+            self.head.target.to(self.device)
+
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass.
 
@@ -190,11 +200,19 @@ def fit_head(
         UserError: the loss diverges, the checkpoint is of other settings or another precision, or
             rows and trees do not fit the target.
     """
+    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(
+            f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
+            " Use no more."
+        )
     rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     rows = training_rows(rows, target, config)
     module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
     if held_out is not None:
         held_out = training_rows(held_out, target, config)
+    options: dict[str, Any] = {}
+    if config.devices > 1:
+        options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
@@ -204,6 +222,7 @@ def fit_head(
             callbacks,
             config.batch * config.accumulate,
             held_out,
+            **options,
         )
     if held_out is not None and config.evaluate_every:
         load_best(module, folder)

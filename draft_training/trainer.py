@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -169,7 +169,7 @@ class RowModule(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The loss on held-out rows, with the same random choices in every evaluation."""
         loss, _ = self.loss(batch, self.config.steps, batch_idx)
-        self.log(HELD_OUT_LOSS, loss, batch_size=len(batch))
+        self.log(HELD_OUT_LOSS, loss, batch_size=len(batch), sync_dist=True)
 
     def _backward(self, batch: Any) -> dict[str, float]:
         """Gradients of the mean loss over the passes of a step, and the figures' means."""
@@ -190,7 +190,7 @@ class RowModule(pl.LightningModule):
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
+        if self.trainer.strategy.reduce_boolean_decision(finite):
             return False
         self._bad_steps += 1
         fault = (
@@ -245,6 +245,7 @@ def train_rows(
     callbacks: Sequence[pl.Callback] = (),
     rows_in_step: int | None = None,
     held_out: Any = None,
+    **options: Any,
 ) -> None:
     """Train `module` for `config.steps` batches of `rows`.
 
@@ -258,10 +259,11 @@ def train_rows(
             damaged, from the checkpoint before it or the start.
         logger: of the figures.
         callbacks: of Lightning.
-        rows_in_step: None: `config.batch`.
+        rows_in_step: of each device; None: `config.batch`.
         held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0).
             The checkpoint with the lowest `held_out_loss` is `best.ckpt` in the folder. The end is
             evaluated too.
+        options: of Lightning's Trainer, such as strategy and devices.
     """
     config = module.config
     console.print(f"precision: {module.trained_in}")
@@ -272,7 +274,7 @@ def train_rows(
         count = max(1, len(held_out) // config.batch)
         evaluation = RowBatches(held_out, config.batch, count, config.seed)
         callbacks = [*callbacks, best]
-    trainer = _lightning(module, folder, logger or False, callbacks)
+    trainer = _lightning(module, folder, logger or False, callbacks, options)
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
     frozen = [model for model in module.models if model is not module.trained]
@@ -295,14 +297,15 @@ def _lightning(
     folder: Path,
     logger: Logger | list[Logger] | bool,
     callbacks: Sequence[pl.Callback],
+    options: dict[str, Any],
 ) -> pl.Trainer:
     """Make Lightning's Trainer of a training in `folder`; see `train_rows`."""
     config, cpu = module.config, _on_cpu(module)
     every = min(config.evaluate_every, config.steps)
+    options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds)
     return pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
-        devices=1 if cpu or module.gpu is None else [module.gpu],
         precision=module.trained_in,
         max_epochs=1,
         max_steps=config.steps,
@@ -316,6 +319,7 @@ def _lightning(
         enable_model_summary=False,
         default_root_dir=folder,
         plugins=[WholeFile()],
+        **options,
     )
 
 
@@ -343,31 +347,39 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
             model.set_attn_implementation(implementation)
 
 
+@dataclass
+class Position:
+    """The place of a training and of this process, as Lightning's Trainer says it."""
+
+    global_step: int = 0
+    global_rank: int = 0
+    world_size: int = 1
+
+
 class RowBatches:
     """Batches of rows whose order is a pure function of (seed, step).
 
-    Iterating begins at the step where `trainer` is.
+    Iterating begins at the step where `at` is.
 
-    Rows are drawn without replacement, in a new order each time that all have been seen.
+    Rows are drawn without replacement, in a new order each time that all have been seen. Each
+    process takes its own `batch` rows of a step.
     """
 
     def __init__(
-        self, rows: Any, batch: int, steps: int, seed: int, trainer: pl.Trainer | None = None
+        self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()
     ):
-        self.rows, self.batch, self.steps, self.seed = rows, batch, steps, seed
-        self.trainer = trainer
+        self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        first = self.trainer.global_step if self.trainer else 0
-        return (self.of_step(step) for step in range(first, self.steps))
+        return (self.of_step(step) for step in range(self.at.global_step, self.steps))
 
     def of_step(self, step: int) -> Any:
-        """The rows of one step, [batch, length]."""
+        """This process's rows of one step, [batch, length]."""
         count = len(self.rows)
-        first = step * self.batch
+        first = (step * self.at.world_size + self.at.global_rank) * self.batch
         last = first + self.batch
         epochs = range(first // count, (last - 1) // count + 1)
         order = torch.cat([self._order(epoch) for epoch in epochs])

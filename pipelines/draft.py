@@ -103,7 +103,7 @@ def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
         "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
         "answers": "written by the target" if own or dialogues.regenerate else "as in the text",
         "loss": asdict(draft.loss),
-        "steps": f"{draft.steps} of {draft.batch * draft.accumulate} rows",
+        "steps": f"{draft.steps} of {draft.batch * draft.accumulate * draft.devices} rows",
         "seed": draft.seed,
     }
 

@@ -56,7 +56,7 @@ class WholeFile(TorchCheckpointIO):
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
-    """Write the loggers' rows, then the checkpoint."""
+    """Write the loggers' rows, then the checkpoint. Every process of a training has to call it."""
     for logger in trainer.loggers:
         logger.save()
     trainer.save_checkpoint(path, weights_only=False)
@@ -86,9 +86,9 @@ class ResumableCheckpoint(pl.Callback):
         due = started - self._written >= self.interval and not getattr(
             trainer.lightning_module, "skipped", False
         )
-        if ended or due:
+        if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
-            if ended:
+            if trainer.is_global_zero and ended:
                 remove(self.path.with_name(BEFORE))
             self._written = time.monotonic()
             self.interval = self.seconds and max(

@@ -46,7 +46,6 @@ REMOVED = {
     "model.tensor_parallel": "model.device_map=auto lays the target over all GPUs.",
     "evaluation.head_run": "a run with traces.drafter=head decodes with the head's own selector.",
     "traces.node_chunk": "distributions take at most 256 MB a matrix; lower traces.micro_batch.",
-    "draft.devices": "draft.accumulate gives a step as many rows.",
     "draft.ema_decay": "draft.evaluate_every exports the best weights.",
     "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",
     "verify": "stage=traces checks every shard, and makes again those that are broken.",

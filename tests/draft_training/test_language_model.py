@@ -1,7 +1,6 @@
 """A small language model is trained, and another distilled from it; rows come in order."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 
@@ -13,7 +12,7 @@ from nde_talf.draft_training.train_lm import (
     fit,
     held_out_report,
 )
-from nde_talf.draft_training.trainer import RowBatches
+from nde_talf.draft_training.trainer import Position, RowBatches
 
 VOCABULARY = 24
 TINY = LanguageModelConfig(
@@ -53,5 +52,5 @@ def test_every_row_is_seen_once_before_any_is_seen_again():
     seen = torch.cat(list(batches)).flatten().tolist()
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-    later = RowBatches(numbered, 4, 5, 0, SimpleNamespace(global_step=3))
+    later = RowBatches(numbered, batch=4, steps=5, seed=0, at=Position(3))
     assert torch.cat(list(later)).flatten().tolist() == seen[12:]

@@ -1,9 +1,15 @@
-"""How a head is trained: on Algorithm 1's loss, from an older one, in parts, past bad steps, and
-resumed exactly.
+"""How a head is trained: on Algorithm 1's loss, from an older one, in parts, in several processes,
+past bad steps, and resumed exactly.
 """
 
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 
+import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -16,12 +22,14 @@ from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import TreeSpec, target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT
+from tests import ROOT
 from tests.draft_training.heads import (
     KillBefore,
     batch_of,
     predictable_rows,
     random_head,
     same,
+    tiny_target,
 )
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.
@@ -168,14 +176,72 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     assert same(head, fit_head(target, rows, config, tmp_path, **how))  # finished: the same best
 
 
+class Listening(pl.Callback):
+    """Writes the addresses on which each process of a training listens, after its first step."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_batch_end(self, *_):
+        open_ = psutil.Process().net_connections("inet")
+        hosts = {each.laddr.ip for each in open_ if each.status == psutil.CONN_LISTEN}
+        with self.file.open("a") as stream:
+            stream.write(" ".join([str(os.getpid()), *hosts]) + "\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_passes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
+def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
     whole = fit_head(target, rows, config, tmp_path / "whole")
     half = replace(config, batch=2)
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
-    assert close(whole, fit_head(target, rows, replace(half, accumulate=2), tmp_path / "parts"))
+    ways = {"parts": {"accumulate": 2}}
+    if optimizer == "muon":  # new processes take their time
+        ways["two"] = {"devices": 2}
+    for name, how in ways.items():
+        seen = Listening(tmp_path / f"{name}.listening")
+        head = fit_head(target, rows, replace(half, **how), tmp_path / name, callbacks=[seen])
+        assert close(whole, head)
+        listening = [line.split() for line in seen.file.read_text().splitlines()]
+        assert len({process for process, *_ in listening}) == how.get("devices", 1)
+        hosts = {host.removeprefix("::ffff:") for _, *own in listening for host in own}
+        assert hosts <= {"127.0.0.1", "::1"}
+        assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
+
+
+IN_TWO = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.draft_training.heads import predictable_rows, tiny_target
+from tests.draft_training.test_training import TINY, fit_head
+target, endless = tiny_target(), replace(TINY, steps=1_000_000, batch=2, devices=2)
+fit_head(target, predictable_rows(target, 12), endless, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_killed_training(tmp_path):
+    command = [sys.executable, "-c", IN_TWO, str(tmp_path)]
+    training = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / CHECKPOINT).exists():
+        assert training.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    others = training.children()
+    assert len(others) >= 2
+    training.kill()
+    training.wait()
+    while any(map(lives, others)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
@@ -187,9 +253,13 @@ def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
     assert close(one, fit_head(target, rows[:8], TINY, tmp_path / "those"))
 
 
-def test_rows_that_do_not_fit_are_refused(target, rows, tmp_path):
+def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target, rows, tmp_path):
     for other in (rows + target.vocab_size, -rows):
         with pytest.raises(UserError, match="encode them with its tokenizer"):
             fit_head(target, other, TINY, tmp_path)
     with pytest.raises(UserError, match=r"too short for draft.loss.depth=3"):
         fit_head(target, rows[:, :4], TINY, tmp_path)
+    elsewhere = tiny_target()
+    elsewhere.device = torch.device("cuda", torch.cuda.device_count())
+    with pytest.raises(UserError, match=r"draft\.devices=99"):
+        fit_head(elsewhere, rows, replace(TINY, devices=99), tmp_path)
