@@ -46,7 +46,7 @@ that are neither decoded here nor traced for training. "By domain" is told the d
 prompt. "Best rival" is what was fastest on these very prompts of all that is not learned, so its
 interval does not account for having chosen it, in its favour. At temperature 0 one selector stands
 for all rules, since a draft that is warped as the target is draws one token."""
-LEARNED = "selector (NDE)"
+LEARNED, HEAD = "selector (NDE)", "TALF head"
 MAIN = selector_title("traversal")
 TRAVERSAL, BY_DOMAIN = f"{TITLES['traversal']}, {BEST_STATIC}", f"{TITLES['traversal']}, by domain"
 GREEDY = "T=0"
@@ -127,9 +127,13 @@ class Campaign(NamedTuple):
         return [setting for setting in self.records if setting != GREEDY]
 
     def roles(self, learned: bool) -> list[str]:
-        """Those of selectors, or all others but the control."""
+        """Those of selectors and heads, or all others but the control."""
         every = dict.fromkeys(role for roles in self.records.values() for role in roles)
-        return [role for role in every if (LEARNED in role) == learned and role != CONTROL]
+        return [
+            role
+            for role in every
+            if (LEARNED in role or HEAD in role) == learned and role != CONTROL
+        ]
 
     def speed(self, setting: str, role: str) -> float:
         own = self.records[setting].get(role, [])
@@ -224,27 +228,23 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     yield f"The one that is best over the sampled settings: {one}."
 
     yield "### What the selectors win, mean over the sampled settings"
-    own_static = {
-        **{selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()},
-    }
+    own_static = {selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()}
     columns = ["own best static tree", "Traversal's best static", "best static told the domain"]
     columns += ["best one rival", "best rival of each setting"]
     ratios = {
         role: [
             campaign.over(role, other)
-            for other in (own_static.get(role, TRAVERSAL), TRAVERSAL, BY_DOMAIN, one, best)
+            for other in (own_static.get(role, role), TRAVERSAL, BY_DOMAIN, one, best)
         ]
         for role in learned
     }
-    for key, clock in (
-        (MEAN, "By the wall clock"),
-        (IN_CPU_TIME, "In CPU time, which other work on the machine disturbs less"),
-    ):
-        rows = ([role, *(shown(ratio[key], 3) for ratio in own)] for role, own in ratios.items())
-        yield f"{clock}:\n\n" + markdown(["", *columns], rows)
+    yield markdown(
+        ["", *columns],
+        ([role, *(shown(ratio[MEAN], 3) for ratio in own)] for role, own in ratios.items()),
+    )
     if len(runs) > 1:
         yield "### Over its own best static tree, run by run"
-        yield from _by_run(runs, learned, own_static)
+        yield from _by_run(runs, own_static)
     yield "### Over Traversal's best static tree, setting by setting"
     yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
     if MAIN in learned:
@@ -259,17 +259,16 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
         yield f"{setting}\n\n" + markdown(columns, rows)
 
 
-def _by_run(runs: list[Decoded], learned: list[str], own_static: dict[str, str]) -> Iterator[str]:
-    """A row a run, and in the end the mean over its selectors and settings."""
+def _by_run(runs: list[Decoded], own_static: dict[str, str]) -> Iterator[str]:
+    """Compare every run's selectors with their static trees; last, the mean over all of them."""
     columns, rows = dict[str, None](), dict[str, tuple[dict[str, list[float] | None], str]]()
     for run in runs:
         one = Campaign.of([run])
         pairs = {
             f"{role}, {setting}": (one.records[setting][role], one.records[setting][other])
             for setting in one.sampled
-            for role in learned
-            if (other := own_static.get(role, TRAVERSAL)) in one.records[setting]
-            and role in one.records[setting]
+            for role, other in own_static.items()
+            if {role, other} <= one.records[setting].keys()
         }
         columns |= dict.fromkeys(pairs)
         ratios, mean = speed_ratios(list(pairs.values()))

@@ -11,7 +11,6 @@ from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what
 if __name__ == "__main__":
     leave_at_once()
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Place, Text, one_of, settings
+from nde_talf.evaluation.before_training import Prices
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 FOLDER = "recommend"
 BATCHES = (1, 4, 16, 64, 256)
 STOPS = "By these prices drafting stops to pay at a batch of {}."
-LONGEST = 16
-"""Tokens of the longest path in the table without a run."""
 
 
 @settings()
@@ -88,7 +86,8 @@ def recommend(config: RecommendConfig) -> None:
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
     if config.acceptance is not None:
-        console.print(_before_training(config, config.acceptance))
+        prices = Prices(config.acceptance, config.draft_price, config.free_rows)
+        console.print(_before_training(prices))
         return
     run = Run(config.run, config.paths.checkpoints, config.base)
     quiet()
@@ -133,7 +132,7 @@ def recommend(config: RecommendConfig) -> None:
         lines = [
             f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
             f"SGLang: {' '.join(sglang)}",
-            stops(best.lengths),
+            end_of_drafting(best.lengths),
         ]
     write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
@@ -141,8 +140,11 @@ def recommend(config: RecommendConfig) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def stops(lengths: Sequence[int]) -> str:
-    """Say from which batch size on nothing is drafted, by the best lengths for 1, 2, ..."""
+def end_of_drafting(lengths: Sequence[int]) -> str:
+    """Say from which batch size on plain decoding is best.
+
+    lengths: tokens to draft in batches of 1, 2, ...; 0: plain decoding. One of them is above 0.
+    """
     last = max(count for count, length in enumerate(lengths, 1) if length)
     if last == len(lengths):
         return (
@@ -230,44 +232,18 @@ def _shown(title: str, best: "Recommendation") -> Table:
     return table
 
 
-def expected(config: RecommendConfig, acceptance: float, batch: int) -> tuple[int, float, float]:
-    """Return the best length of a path, the tokens a step, and the speed-up over plain decoding.
-
-    Every drafted token is accepted with the same chance, and a pass takes the time of one token
-    until `free_rows` of all sequences are scored, then as many times more.
-    """
-    plain = max(1.0, batch / config.free_rows)
-
-    def gain(length: int) -> tuple[float, float]:
-        tokens = sum(acceptance**depth for depth in range(length + 1))
-        step = max(1.0, batch * (length + 1) / config.free_rows)
-        return tokens * plain / (step + length * config.draft_price * plain), tokens
-
-    best = max(range(LONGEST + 1), key=gain)
-    speedup, tokens = gain(best)
-    return best, tokens, speedup
-
-
-def stop(config: RecommendConfig, acceptance: float) -> int:
-    """Return the smallest batch that `expected` gains nothing for, at most `free_rows`."""
-
-    def gains_nothing(batch: int) -> bool:
-        return expected(config, acceptance, batch)[2] < 1 + 1e-9
-
-    return 1 + bisect_left(range(1, config.free_rows), True, key=gains_nothing)
-
-
-def _before_training(config: RecommendConfig, acceptance: float) -> Table:
-    stops = STOPS.format(stop(config, acceptance))
+def _before_training(prices: Prices) -> Table:
+    """Say what the numbers are, and tabulate the best path by batch size."""
     console.print(
-        f"A path of drafted tokens, each accepted with chance {acceptance:g}. The draft's pass"
-        f" takes {config.draft_price:g} of the target's, which scores {config.free_rows} tokens in"
-        f" the time of one. {stops} The measured table of a run: nde recommend run=NAME.",
+        f"A path of drafted tokens, each accepted with chance {prices.acceptance:g}. The draft's"
+        f" pass takes {prices.draft_price:g} of the target's, which scores {prices.free_rows}"
+        f" tokens in the time of one. {STOPS.format(prices.first_without_gain())} The measured"
+        " table of a run: nde recommend run=NAME.",
         soft_wrap=True,
     )
     table = Table("batch", "best to draft", "tokens\na step", "over plain", box=SIMPLE)
     for batch in BATCHES:
-        length, tokens, speedup = expected(config, acceptance, batch)
+        length, tokens, speedup = prices.best_path(batch)
         table.add_row(str(batch), str(length or "nothing"), f"{tokens:.2f}", f"{speedup:.2f}")
     return table
 

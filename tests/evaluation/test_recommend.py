@@ -10,6 +10,7 @@ from nde_talf.data.engines.vllm_speculation import draft_method
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.evaluation.before_training import Prices
 from nde_talf.evaluation.recommend import (
     NONE,
     PATHS,
@@ -23,7 +24,7 @@ from nde_talf.evaluation.recommend import (
     vllm_config,
 )
 from nde_talf.evaluation.static_trees import DRAFTING
-from nde_talf.pipelines.recommend import RecommendConfig, expected, stop, stops
+from nde_talf.pipelines.recommend import RecommendConfig, end_of_drafting
 from nde_talf.pipelines.recommend import recommend as recommend_command
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
@@ -160,7 +161,9 @@ SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]}
 def test_vllms_configuration(lengths, rule, setting, added):
     assert vllm_config(METHOD, lengths, rule, [SamplingSetting(setting)]) == METHOD | added
     assert vllm_config(METHOD, [0, 0], rule, SAMPLED) is None
-    assert "at a batch of 3." in stops([3, 3, 0, 0]) and "knows, up to 2;" in stops([3, 2])
+    assert "at a batch of 3." in end_of_drafting(
+        [3, 3, 0, 0]
+    ) and "knows, up to 2;" in end_of_drafting([3, 2])
     assert ranges([3, 3, 2, 0]) == [(1, 2, 3), (3, 3, 2), (4, 4, 0)]
 
 
@@ -226,19 +229,20 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
 )
 def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, capsys):
     config = RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8)
-    assert expected(config, 0.5, batch) == best
+    assert Prices(0.5, 0.25, 8).best_path(batch) == best
     recommend_command(config)
     printed = capsys.readouterr().out
     # 2 rows of 5 sequences take 10 / 8 and the draft 0.25, 1.5 together, for 1.5 tokens
     assert "1.20" in printed and "nothing" in printed and "at a batch of 5." in printed
-    free = RecommendConfig(acceptance=0.9, draft_price=0, free_rows=100)
-    length, tokens, gain = expected(free, 0.9, 1)
+    length, tokens, gain = Prices(0.9, 0, 100).best_path(1)
     assert length == 16 and tokens == gain == pytest.approx((1 - 0.9**17) / 0.1)
 
 
 def test_the_pages_table_is_what_the_command_prints():
     page = (ROOT / "docs/is_it_for_me.md").read_text()
-    assert f"stops to pay at a batch of {stop(RecommendConfig(), 0.7)}," in page
+    given = RecommendConfig()
+    prices = Prices(0.7, given.draft_price, given.free_rows)
+    assert f"stops to pay at a batch of {prices.first_without_gain()}," in page
     for batch in (1, 16, 64, 256):
-        length, tokens, gain = expected(RecommendConfig(), 0.7, batch)
+        length, tokens, gain = prices.best_path(batch)
         assert f"| {batch} | {length or 'nothing'} | {tokens:.2f} | {gain:.2f} |" in page
