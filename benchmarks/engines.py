@@ -23,14 +23,13 @@ import numpy as np
 from benchmarks.timing import CLOCKS, Timings, report
 from nde_talf.data.engines.vllm import open_llm, sampling_params
 from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
-from nde_talf.data.text.pair import Pair, check_prompts
-from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
+from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.in_vllm import KEY, Options, for_vllm
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
-AT_ONCE, LENGTHS, DRAFTED, ROOM = (1, 4, 16), (2, 4, 8), 4, 9
+AT_ONCE, DRAFTED, ROOM = (1, 4, 16), 4, 9
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
 CONTROL = f"{PLAIN} (A/A control)"
 
@@ -42,17 +41,16 @@ def engines(run: Path, selector: Path | None, overhead_ms: float) -> dict[str, d
     """
     pair = Pair(run / "pair")
     draft, head = pair.where("draft"), str(run / "draft" / "export")
-    theirs = {
+    methods = {
         f"our head {DRAFTED}": head_method(head, DRAFTED),
         f"our head {DRAFTED // 2}": head_method(head, DRAFTED // 2),
         f"vLLM's draft_model {DRAFTED}": draft_method(draft, DRAFTED),
         f"vLLM's ngram {DRAFTED}": ngram_method(DRAFTED),
     }
-    alone: dict[str, dict] = {PLAIN: {}, CONTROL: {}}
-    alone |= {name: {"speculative_config": method} for name, method in theirs.items()}
-    found = {name: {name: asked} for name, asked in alone.items()}
+    found: dict[str, dict[str, dict]] = {PLAIN: {PLAIN: {}}, CONTROL: {CONTROL: {}}}
+    found |= {name: {name: {"speculative_config": method}} for name, method in methods.items()}
     if selector:
-        own = {f"{OURS}, fixed {length}": for_vllm(draft, tokens=length) for length in LENGTHS}
+        own = {f"{OURS}, fixed {DRAFTED}": for_vllm(draft, tokens=DRAFTED)}
         own[f"{OURS}, n-grams up to {DRAFTED}"] = for_vllm("ngram", tokens=DRAFTED)
         own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(
             draft, selector, 8, overhead_ms=overhead_ms
@@ -177,12 +175,8 @@ def main() -> None:
     if options.work:
         return work(options.work)
     pair, selector = Pair(options.run / "pair"), options.selector
-    found, target = (
-        pair.prompts("test", options.prompts, "--prompts"),
-        pair.target("cpu", "float32"),
-    )
-    check_prompts(found, target, options.new_tokens + ROOM, target.max_context)
     given = {"target": pair.where("target"), "new_tokens": options.new_tokens}
+    found = pair.prompts("test", options.prompts, "--prompts")
     given["prompts"] = [prompt.tokens for prompt in found]
     table = Selector.from_pretrained(selector).table if selector else None
     overhead, rounds, notes = 0.0, list[dict[str, dict]](), list[str]()
@@ -192,7 +186,9 @@ def main() -> None:
             methods = engines(options.run, selector, overhead)[engine]
             rounds[-1] |= run_engine({**given, "methods": methods, "turn": turn})
             if engine == PLAIN and not turn and table is not None:
-                overhead = step_overhead(rounds[0][f"{PLAIN}|1"], table)
+                plain = rounds[0][f"{PLAIN}|1"]
+                step = np.sum(plain["seconds"], 0)[0] / sum(map(len, plain["texts"]))
+                overhead = max(0.0, 1000 * (step - table.target[0][0]))
                 notes.append(f"A step of plain vLLM takes {overhead:.1f} ms beside the pass.")
     columns = ["method", "at once", "tokens a step", "drafted a step", "tokens/s"]
     columns += ["speedup", "speedup, CPU time", "same text"]
@@ -200,27 +196,17 @@ def main() -> None:
     report("engines", columns, rows, [*controls, *notes])
 
 
-def step_overhead(plain: dict, table: LatencyTable) -> float:
-    """Milliseconds of a step of plain decoding, one request at a time, beyond the target's pass."""
-    tokens = sum(map(len, plain["texts"]))
-    seconds = np.sum(plain["seconds"], 0)[0]
-    return max(0.0, 1000 * (seconds / tokens - table.target[0][0]))
-
-
 def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:
     """A row for each method and load, and what the A/A control says.
 
-    Seconds are medians over the rounds of a prompt; texts and counts are those of the first round.
+    Texts and counts are those of the first round.
     """
     rows, notes = [], []
-    times = {key: np.median([turn[key]["seconds"] for turn in rounds], 0) for key in rounds[0]}
+    times = {key: np.array([turn[key]["seconds"] for turn in rounds]) for key in rounds[0]}
     for key in sorted(times, key=lambda key: int(key.split("|")[1])):
         one, (name, load) = rounds[0][key], key.split("|")
         base = f"{PLAIN}|{load}"
-        ratios = [
-            ratio_of_totals(np.stack([times[base][:, clock], times[key][:, clock]], 1))
-            for clock in (0, 1)
-        ]
+        ratios = [speedup(times[base][..., clock], times[key][..., clock]) for clock in (0, 1)]
         if name == CONTROL:
             control = dict(zip(CLOCKS, ratios, strict=True))
             notes.append(Timings({}, {}, control).note(f" at {load} at once"))
@@ -229,10 +215,22 @@ def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:
         written = sum(map(len, texts))
         steps = written - accepted
         counted = f"{written / steps:.2f}", f"{drafted / steps:.2f}"
-        speed = f"{written / times[key][:, 0].sum():.0f}"
+        speed = f"{written / times[key][..., 0].sum(1).mean():.0f}"
         same = np.mean([a == b for a, b in zip(texts, rounds[0][base]["texts"], strict=True)])
         rows.append([name, load, *counted, speed, *map(shown, ratios), f"{same:.0%}"])
     return rows, notes
+
+
+def speedup(base: np.ndarray, other: np.ndarray) -> list[float]:
+    """Divide two methods' seconds [rounds, prompts]: [ratio, low, high].
+
+    Rounds are resampled, since a process differs from the next, and prompts.
+    """
+    rounds, prompts = samples(len(base), 1).T, samples(base.shape[1])
+    sums = [
+        np.take_along_axis(each[:, prompts].sum(-1), rounds, 0).sum(0) for each in (base, other)
+    ]
+    return interval(base.sum() / other.sum(), sums[0] / sums[1])
 
 
 if __name__ == "__main__":
