@@ -310,7 +310,7 @@ def _lightning(
         max_epochs=1,
         max_steps=config.steps,
         logger=logger,
-        log_every_n_steps=10,
+        log_every_n_steps=max(1, min(10, config.steps // 40)),
         callbacks=[*callbacks, written, RichProgressBar(), Counted()],
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         val_check_interval=every or None,

@@ -107,7 +107,7 @@ def _few_blocks(blocks: set[tuple[str, int]]) -> str:
 def _no_claim(setting: str, control: list[float] | None) -> str:
     why = "these records have no A/A control"
     if control:
-        why = f"plain decoding against itself reads {times(control)}, where 1 is right"
+        why = f"plain decoding against itself reads {shown(control, 3, '×')}, where 1 is right"
     return (
         f"At {in_words(setting)}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim."
         " Measure once more on a quiet machine, as a run of its own (stage=evaluate run=NAME"
