@@ -9,14 +9,15 @@ from nde_talf import (
     CausalModel,
     Delayed,
     EagleDrafter,
-    FollowMean,
     LMDrafter,
     Rng,
     SamplingSetting,
     SpeculativeDecoder,
     StaticShapes,
+    TreePolicy,
     UserError,
 )
+from nde_talf.decoding.policies.delayed import draft_delayed
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
@@ -33,6 +34,16 @@ def decoder(
 ) -> SpeculativeDecoder:
     drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
     return SpeculativeDecoder(target, drafter, policy, rule, static=static)
+
+
+class ManySizes(TreePolicy):
+    """Trees of 2, 5, 8 and 11 drafted tokens in turn."""
+
+    trees = "delayed"
+
+    def draft(self, state, drafter, rng):
+        step = state.memory[self] = (state.memory.get(self, -1) + 1) % 4
+        return draft_delayed(Action(2, step, 1 + step), state, drafter, rng)
 
 
 class Graphs:
@@ -84,8 +95,7 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, make_head):
     graphs = Graphs()
     static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
     plain, fixed = (
-        decoder(target, draft, FollowMean(1, 2, 8), "specinfer", shapes, head)
-        for shapes in (None, static)
+        decoder(target, draft, ManySizes(), "specinfer", shapes, head) for shapes in (None, static)
     )
     made = []
     for seed, prompt in enumerate(PROMPTS):
