@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from nde_talf.decoding.features import FLOOR, FROM_PRODUCTS
 from nde_talf.selector.latency import StepCosts
@@ -30,19 +29,20 @@ class FastSelector:
         )
         # A layer norm takes the mean over the outputs away: so does a centred projection.
         self._projections = [
-            (layer.weight - layer.weight.mean(0), layer.bias - layer.bias.mean())
+            ((layer.weight - layer.weight.mean(0)).numpy(), (layer.bias - layer.bias.mean()).numpy())
             for layer in network.projections.modules()
             if isinstance(layer, nn.Linear)
         ]
         norms = [norm for norm in network.projections.modules() if isinstance(norm, nn.LayerNorm)]
-        gains = np.concatenate([norm.weight.numpy() for norm in norms])
+        gains = np.concatenate([norm.weight.numpy() for norm in norms]) * schema.width**0.5
         shifts = np.concatenate([norm.bias.numpy() for norm in norms])
-        self._epsilon, self._width = norms[0].eps, schema.width
+        self._width, self._epsilon = schema.width, np.float32(schema.width * norms[0].eps)
         of_states, of_scalars = np.split(weight, [len(gains)], axis=1)
         of_scalars = of_scalars * selector.scale.cpu().numpy()
         of_products = of_scalars[:, :5] @ FROM_PRODUCTS.numpy()
-        self._first = np.concatenate([of_states * gains, of_products, of_scalars[:, 5:]], 1)
-        self._bias = bias + of_states @ shifts - of_scalars @ selector.mean.cpu().numpy()
+        bias = bias + of_states @ shifts - of_scalars @ selector.mean.cpu().numpy()
+        parts = [of_states * gains, of_products, of_scalars[:, 5:], bias[:, None]]
+        self._first = np.concatenate(parts, 1, dtype=np.float32)
         prices = costs.seconds.log() if schema.sharpness else torch.zeros_like(costs.seconds)
         self._prices, self._passes = prices.numpy(), costs.passes.tolist()
 
@@ -66,16 +66,16 @@ class FastSelector:
         """
         states = states[3 - len(self._projections) :]
         projected = [
-            linear(state.float(), weight, bias)
+            weight @ state.float().numpy() + bias
             for state, (weight, bias) in zip(states, self._projections, strict=True)
         ]
-        x = torch.cat(projected).numpy().reshape(-1, self._width)
-        x = x / np.sqrt((x * x).mean(1, keepdims=True) + self._epsilon)
+        x = np.concatenate(projected).reshape(-1, self._width)
+        x /= np.sqrt(np.add.reduce(x * x, 1, keepdims=True) + self._epsilon)
         p = torch.stack([row.float() for row in rows]).numpy()
         products = p @ np.log(np.maximum(p, FLOOR)).T
-        l1, at = np.abs(p[0] - p[1]).sum(), self._costs.row(context)
-        local = np.array((l1, context, temperature, top_p, *self._passes[at]), np.float32)
-        x = _gelu(self._first @ np.concatenate([x.ravel(), products.ravel(), local]) + self._bias)
+        l1, at = np.add.reduce(np.abs(p[0] - p[1])), self._costs.row(context)
+        local = np.array((l1, context, temperature, top_p, *self._passes[at], 1), np.float32)
+        x = _gelu(self._first @ np.concatenate([x.ravel(), products.ravel(), local]))
         (weight, bias), (last_weight, last_bias) = self._second, self._third
         return last_weight @ _gelu(weight @ x + bias) + last_bias - self._prices[at]
 
