@@ -115,7 +115,7 @@ def _not_loaded(error: Exception, where: str, device_map: str | None, quantised:
     if memory_is_short(error):
         return unreadable(where, error, "")
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-    whole = " ".join(str(error).split())
+    whole = " ".join(str(error).split()).split(" or see how to run")[0]
     return UserError(
         f"{where}: no causal language model could be loaded from there ({kind}{whole[:200]})."
         " Give a folder with config.json and safetensors weights, or a hub name."

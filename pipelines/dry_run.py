@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
@@ -159,3 +160,7 @@ def _print_stages(config: Config) -> None:
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
+    try:
+        check_device(config.model.device)
+    except UserError as error:
+        console.print(f"On this machine the run would stop: {error}")

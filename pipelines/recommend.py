@@ -132,7 +132,7 @@ def recommend(config: RecommendConfig) -> None:
         lines = [
             f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
             f"SGLang: {' '.join(sglang)}",
-            end_of_drafting(best.lengths),
+            end_of_drafting(best.lengths) + " SGLang drafts at every one.",
         ]
     write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))

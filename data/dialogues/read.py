@@ -89,8 +89,8 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
     if not dialogues:
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
-            f"{KEY}.source={config.source}: there is no dialogue with an assistant's turn in it"
-            f" ({reasons or 'it has no rows'}). Choose a set with answers, name their column with"
+            f"{KEY}.source={config.source}: no dialogue in it can be used"
+            f" ({reasons or 'it has no rows'}). Choose a set of texts with answers, name their column with"
             f" {KEY}.column or {KEY}.user and {KEY}.assistant, or let the target answer with"
             f" {KEY}.regenerate=true."
         )
@@ -100,7 +100,8 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
 def in_order(turns: Any) -> list[Message]:
     """Turn a data set's turns into messages.
 
-    Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the user's.
+    Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the user's. A
+    content may be a list of parts of type "text"; images and tool calls have no text.
     Surrounding blanks are dropped, as most chat templates do. Raises UnsuitedError for unknown
     roles, turns without text, and anything but user and assistant in turn after at most one system
     message.
@@ -122,6 +123,8 @@ def _message(turn: Any) -> Message:
     if role not in ROLES:
         raise UnsuitedError("with an unknown role")
     text = turn.get("value", turn.get("content"))
+    if isinstance(text, list) and all(part.get("type") == "text" for part in text):
+        text = "".join(part["text"] for part in text)
     if not isinstance(text, str) or not text.strip():
         raise UnsuitedError("with a turn that has no text")
     return {"role": ROLES[role], "content": text.strip()}

@@ -29,9 +29,15 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
     named = [name for name in QUESTIONS if name in texts]
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"
-    chosen = named or turns[:1] or _of_words(rows, texts)
+    nested = _columns(rows, dict)
+    chosen = named or turns[:1] or _of_words(rows, texts, ids=bool(nested))
     if len(chosen) == 1:
         return f"{{{chosen[0]}}}"
+    if nested and not chosen:
+        raise UserError(
+            f"{source}: its texts lie inside {', '.join(nested)}. Write rows with a column prompt,"
+            " or messages, beside the others."
+        )
     if not texts:
         raise UserError(f"{source}: no column holds text; its columns are {_listed(rows, [])}.")
     several = chosen or texts
@@ -65,10 +71,11 @@ def _columns(rows: Sequence[Any], kind: type) -> list[str]:
     ]
 
 
-def _of_words(rows: Sequence[Any], texts: list[str]) -> list[str]:
-    """Leave out answers, and where any text has several words also ids and dates."""
+def _of_words(rows: Sequence[Any], texts: list[str], ids: bool) -> list[str]:
+    """Leave out answers, and where any text has several words, or `ids` is set, ids and dates."""
     asked = [name for name in texts if name not in ANSWERS]
-    return [name for name in asked if " " in str(rows[0].get(name)).strip()] or asked
+    several = [name for name in asked if " " in str(rows[0].get(name)).strip()]
+    return several or ([] if ids else asked)
 
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:

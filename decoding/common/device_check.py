@@ -21,7 +21,7 @@ def check_device(device: str, key: str = "model.device") -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         raise UserError(
             f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone."
-            f" Install a CUDA build of torch (see README, Your own models), or use {key}=cpu."
+            f" Install a CUDA build of torch (TORCH_INDEX, see CONTRIBUTING.md), or use {key}=cpu."
         )
     try:
         torch.cuda.init()

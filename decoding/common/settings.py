@@ -187,6 +187,9 @@ def explained(error: ValidationError, schema: type, content: Any, group: str = "
     if fault["type"] == "union_tag_invalid":
         tag, names = fault["ctx"]["tag"], fault["ctx"]["expected_tags"].replace("'", "")
         return f"{key}.name={tag}: there is none; choose from {names}."
+    if fault["type"] == "model_attributes_type":
+        given = shown(fault["input"])
+        return f"{key}={given}: it is a group of keys; give {key}.name={given}."
     message = fault["msg"].removeprefix("Value error, ").replace(" after validation", "")
     message = re.sub("^(Input|List) should", "it should", message)
     return f"{key}={shown(fault['input'])}: {message}."
