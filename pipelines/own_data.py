@@ -77,10 +77,12 @@ def _fit_prompts(config: Config, changes: dict[str, Any]) -> None:
     """Recognise the columns of own prompts, and fit the counts to them."""
     counts = []
     for name, entry in config.data.sets.items():
-        if entry.template is None and _readable(entry.source):
+        own = entry.template is None or name == "file"
+        if own and _readable(entry.source):
             key = f"data.sets.{name}.template"
-            count, template = _prompts(str(entry.source), entry.split, key)
-            entry.template = changes[key] = template
+            count, template = _prompts(str(entry.source), entry.split, entry.template, key)
+            if entry.template is None:
+                entry.template = changes[key] = template
             counts.append(count)
     if counts:
         _fit_counts(config, min(counts) * len(config.data.sets), changes)
@@ -102,13 +104,13 @@ def _set(config: Config, key: str, value: Any, changes: dict[str, Any]) -> None:
         changes[key] = value
 
 
-def _prompts(source: str, split: str, key: str) -> tuple[int, str]:
+def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[int, str]:
     """Count the prompts of a source, and return the template that gives them."""
     from nde_talf.data.text.corpus import load_table
     from nde_talf.data.text.recognise import distinct, question_template
 
     rows = load_table(source, split)
-    template = question_template(rows, source, key)
+    template = template or question_template(rows, source, key)
     texts = distinct(rows, RowTemplate(template, source, key))
     without = f" of {len(rows)} rows; others are blank or repeated" * (len(texts) < len(rows))
     _show(f"{source}: {len(texts)} prompts by {template!r}{without}", texts[:3])

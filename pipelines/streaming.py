@@ -299,6 +299,8 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
         if others := len(policy.counts) - len(chosen):
             chosen.append(f"{others} others")
         name = f"NDE selector, trees (K, L1, L2): {', '.join(chosen)}"
+        if policy.static(config.setting) is not None:
+            name += " (exported as a static tree here: choosing did not win)"
     elif isinstance(policy, Delayed):
         name = f"one tree at every step, (K, L1, L2) = {tuple(policy.action)}"
     rule, threads = getattr(decoder.verifier, "name", decoder.verifier), torch.get_num_threads()

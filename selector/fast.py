@@ -29,7 +29,10 @@ class FastSelector:
         )
         # A layer norm takes the mean over the outputs away: so does a centred projection.
         self._projections = [
-            ((layer.weight - layer.weight.mean(0)).numpy(), (layer.bias - layer.bias.mean()).numpy())
+            (
+                (layer.weight - layer.weight.mean(0)).numpy(),
+                (layer.bias - layer.bias.mean()).numpy(),
+            )
             for layer in network.projections.modules()
             if isinstance(layer, nn.Linear)
         ]

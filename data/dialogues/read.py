@@ -90,9 +90,9 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
             f"{KEY}.source={config.source}: no dialogue in it can be used"
-            f" ({reasons or 'it has no rows'}). Choose a set of texts with answers, name their column with"
-            f" {KEY}.column or {KEY}.user and {KEY}.assistant, or let the target answer with"
-            f" {KEY}.regenerate=true."
+            f" ({reasons or 'it has no rows'}). Choose a set of texts with answers, name their"
+            f" column with {KEY}.column or {KEY}.user and {KEY}.assistant, or let the target answer"
+            f" with {KEY}.regenerate=true."
         )
     return list(dialogues.values()), +skipped
 

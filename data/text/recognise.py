@@ -79,6 +79,12 @@ def _of_words(rows: Sequence[Any], texts: list[str], ids: bool) -> list[str]:
 
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:
-    """List columns, each with the beginning of its first text."""
-    first = rows[0]
-    return ", ".join(f"{name} ({str(first.get(name))[:40]!r})" for name in columns or first)
+    """List columns, each with the beginning of its first text and how many rows lack it."""
+    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    parts = []
+    for name in columns or first[0]:
+        given = [row[name] for row in first if row.get(name) is not None]
+        lack = f", missing in {len(first) - len(given)} of {len(first)} rows"
+        begin = repr(str(given[0])[:40]) if given else "empty"
+        parts.append(f"{name} ({begin}{lack * (len(given) < len(first))})")
+    return ", ".join(parts)

@@ -39,12 +39,18 @@ def read(folder, rows, **config):
         ([{"from": "tool", "value": "42"}], "unknown role"),
         ([{"from": "human", "value": None}], "no text"),
         ([{"from": "human", "value": "  "}], "no text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "no text"),
         (None, "without turns"),
     ],
 )
 def test_turns_that_make_no_dialogue_are_refused(turns, reason):
     with pytest.raises(UnsuitedError, match=reason):
         in_order(turns)
+
+
+def test_parts_of_text_are_joined():
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]
+    assert in_order([{"role": "user", "content": parts}])[0]["content"] == "Hello."
 
 
 def test_rows_out_of_order_are_skipped_and_counted(tmp_path):

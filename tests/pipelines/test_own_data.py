@@ -5,6 +5,7 @@ import inspect
 import json
 import json.decoder
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -80,6 +81,9 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
     config, faults = fitted(f"data={source}")
     check_config(config, faults)
     assert len(load_table(source)) == 60 and config.data.prompt_count == 60
+    if not name.endswith("txt"):
+        given, _ = fitted(f"data={source}", "data.sets.file.template='{prompt} {id}'")
+        assert given.data == replace(config.data, sets=given.data.sets)
     assert (config.traces.train_prompts, config.traces.validation_prompts) == (27, 13)
     assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
 
@@ -104,6 +108,8 @@ def test_columns_are_recognised(row, template):
     [
         ([{"prompt": "a", "question": "b"}] * 9, "prompt ('a'), question ('b')"),
         ([{"number": 3}] * 9, "no column holds text"),
+        ([{"id": "r1", "request": {"messages": ["a"]}}] * 9, "lie inside request"),
+        ([{"prompt": "a"}, {"query": "b"}] * 9, "missing in 9 of 18 rows"),
         ([{"prompt": "a"}], "it has 1 different prompts"),
         ([], "empty"),
     ],
