@@ -129,7 +129,9 @@ def card(folder: Path, note: str) -> str:
         "## Sources",
         "",
         "Every file with its checksum: `data/text/sources.tsv.gz`. Beside them worked arithmetic"
-        f" and tables that the project makes. {'; '.join(packages)}.",
+        " and tables that the project makes. The weights are under the project's licence,"
+        " Apache-2.0; the prompts and rows are parts of files of these packages, under theirs:"
+        f" {'; '.join(packages)}.",
     ]
     return "\n".join(lines) + "\n"
 
