@@ -95,9 +95,9 @@ class LatencyTable:
     disagreement: Annotated[float, Field(ge=0)] = 0.0
     by_branches: bool = False
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the table with a checksum."""
-        write_sealed(path, {"format": FORMAT.number, **asdict(self)})
+        write_sealed(Path(path), {"format": FORMAT.number, **asdict(self)})
 
     @classmethod
     @checked
