@@ -88,7 +88,7 @@ def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
                 column += len(fitting)
                 if part:
                     row, column = row + 1, 0
-    ends = sorted({round(at, 2) for at, _, _ in one.pieces})
+    ends = sorted({end for at, _, _ in one.pieces if (end := round(at, 2)) < one.seconds})
     steps = [*ends[1 :: max(1, len(ends) // 12)], one.seconds]
     for at, until in zip(steps, [*steps[1:], None], strict=True):
         count = sum(piece[0] <= at + 0.005 for piece in one.pieces[1:])
