@@ -132,7 +132,7 @@ def recommend(config: RecommendConfig) -> None:
         lines = [
             f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
             f"SGLang: {' '.join(sglang)}",
-            end_of_drafting(best.lengths) + " SGLang drafts at every one.",
+            end_of_drafting(best.lengths),
         ]
     write_json(out / "recommend.json", figures)
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
@@ -151,7 +151,7 @@ def end_of_drafting(lengths: Sequence[int]) -> str:
             f"Drafting pays in all batches that this latency table knows, up to {last}; tables that"
             " stage=latency measures know up to 16."
         )
-    return STOPS.format(last + 1)
+    return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 
 
 def _method(run: Run, drafter: str, draft: str) -> "Method":

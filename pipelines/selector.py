@@ -12,6 +12,7 @@ from typing import Any
 from rich.markdown import Markdown
 
 from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
@@ -76,7 +77,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             }
             of_all = {table: of["all"] for table, of in report[name].items()}
             figures = {
-                f"of the best static tree's tokens/s, table {table}": of["selector"]
+                f"of the best static tree's tokens/s, table {table}": shown(of["selector"], 3)
                 for table, of in of_all.items()
             }
             facts = {"roots": size, "latency tables": list(tables)}

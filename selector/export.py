@@ -74,7 +74,7 @@ def write_selector_card(
     """
     known = {
         "verifier": schema.verifier,
-        "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
+        "settings (temperature, top-p)": [f"({t:g}, {p:g})" for t, p in schema.settings],
         "chooses by context there": [
             "yes" if learned else "no: the best static tree" for learned in schema.learned
         ],

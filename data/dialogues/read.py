@@ -123,8 +123,10 @@ def _message(turn: Any) -> Message:
     if role not in ROLES:
         raise UnsuitedError("with an unknown role")
     text = turn.get("value", turn.get("content"))
-    if isinstance(text, list) and all(part.get("type") == "text" for part in text):
-        text = "".join(part["text"] for part in text)
+    if isinstance(text, list):
+        parts = [part["text"] for part in text if isinstance(part, dict) and "text" in part]
+        whole = len(parts) == len(text) and all(isinstance(part, str) for part in parts)
+        text = "".join(parts) if whole else None
     if not isinstance(text, str) or not text.strip():
         raise UnsuitedError("with a turn that has no text")
     return {"role": ROLES[role], "content": text.strip()}

@@ -30,7 +30,7 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"
     nested = _columns(rows, dict)
-    chosen = named or turns[:1] or _of_words(rows, texts, ids=bool(nested))
+    chosen = named or turns[:1] or _of_words(rows, texts, bool(nested))
     if len(chosen) == 1:
         return f"{{{chosen[0]}}}"
     if nested and not chosen:
@@ -71,11 +71,14 @@ def _columns(rows: Sequence[Any], kind: type) -> list[str]:
     ]
 
 
-def _of_words(rows: Sequence[Any], texts: list[str], ids: bool) -> list[str]:
-    """Leave out answers, and where any text has several words, or `ids` is set, ids and dates."""
+def _of_words(rows: Sequence[Any], texts: list[str], nested: bool) -> list[str]:
+    """List the columns that may hold a prompt: no answers, and those of several words if any.
+
+    nested: more text lies inside other columns, so columns of single words are taken for ids.
+    """
     asked = [name for name in texts if name not in ANSWERS]
     several = [name for name in asked if " " in str(rows[0].get(name)).strip()]
-    return several or ([] if ids else asked)
+    return several or ([] if nested else asked)
 
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:

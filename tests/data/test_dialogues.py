@@ -40,6 +40,7 @@ def read(folder, rows, **config):
         ([{"from": "human", "value": None}], "no text"),
         ([{"from": "human", "value": "  "}], "no text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "no text"),
+        ([{"role": "user", "content": ["Hi.", {"type": "text", "text": None}]}], "no text"),
         (None, "without turns"),
     ],
 )
