@@ -85,7 +85,7 @@ def _compare(conclusion: Verdict, others: list[str], decoded: dict[str, list[Rec
     best = decoded[conclusion.best or ""]
     if others and (behind := speed_ratio(decoded[others[0]], best)):
         conclusion.runner_up, conclusion.behind = others[0], behind
-        words = f"is slower: {shown(behind)}."
+        words = f"is slower: {shown(behind)} of that."
         if behind[2] >= 1:
             words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
         conclusion.sentence += f" The runner-up, {others[0]}, {words}"

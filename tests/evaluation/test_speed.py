@@ -101,7 +101,7 @@ def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 
 def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
     apart, alike = raced(1.25), raced(0.5, 1.6)
     assert (apart.best, apart.runner_up) == ("a", "b") and apart.behind == pytest.approx([0.8] * 3)
-    assert "The runner-up, b, is slower: 0.80 [0.80, 0.80]." in apart.sentence
+    assert "The runner-up, b, is slower: 0.80 [0.80, 0.80] of that." in apart.sentence
     assert alike.behind[0] == pytest.approx(1 / 1.05) and alike.behind[1] < 1 < alike.behind[2]
     assert "b, is at 0.95 [" in alike.sentence and "cannot be told apart" in alike.sentence
     for judged in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
