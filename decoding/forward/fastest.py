@@ -22,9 +22,9 @@ from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.registry import PRODUCTS
 
 ROWS = (1, 4, 8, 16, 32)
-SECONDS = 0.5
-"""Time for one shape; of two at most."""
-BYTES = 48 << 20
+SECONDS = 0.8
+"""Time for all shapes together."""
+BYTES = 128 << 20
 """Weights of a shape that are timed in turn, more than the caches hold."""
 
 
@@ -32,9 +32,9 @@ BYTES = 48 << 20
 def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     """Return the way that is fastest for the large matrices of `module`, or the one asked for.
 
-    The largest and the smallest shape of its layers are timed, for 1 to 32 rows; what counts is the
-    product of the times. The answer is kept in the user's cache, by processor, threads, type and
-    shapes, so that the next run multiplies in the same way.
+    Every shape of its layers is timed, for 1 to 32 rows. What counts is the time of all layers, and
+    over the numbers of rows the product of these times. The answer is kept in the user's cache, by
+    processor, threads, type and shapes, so that the next run multiplies in the same way.
 
     Args:
         module: a transformers model.
@@ -52,13 +52,12 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     if asked != "auto" or not shapes or not has_onednn():
         return "plain" if asked == "auto" else asked
     packs = packs and _room(module)
-    timed = dict.fromkeys((max(shapes, key=math.prod), min(shapes, key=math.prod)))
     facts = {
         "processor": cpu_model(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "type": str(next(module.parameters()).dtype),
-        "shapes": [list(shape) for shape in timed],
+        "shapes": [[*shape, len(matrices)] for shape, matrices in shapes.items()],
         "packs": packs,
     }
     path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
@@ -66,9 +65,10 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         known = read_json(path, again="delete it")
         if known.get("way") in PRODUCTS[1:]:
             return str(known["way"])
-    each = [_times(shapes[shape], packs) for shape in timed]
+    each = [_times(matrices, packs, SECONDS / len(shapes)) for matrices in shapes.values()]
     for_all = [way for way in each[0] if all(way in times for times in each)]
-    way = min(for_all, key=lambda name: sum(times[name] for times in each))
+    layers = {way: zip(*(times[way] for times in each), strict=False) for way in for_all}
+    way = min(for_all, key=lambda name: math.prod(map(sum, layers[name])))
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
@@ -100,30 +100,33 @@ def _room(module: nn.Module) -> bool:
     return free > 2 * sum(weight.nbytes for weight in module.parameters())
 
 
-def _times(matrices: list[Tensor], packs: bool) -> dict[str, float]:
-    """Sum the logarithms of the times of each way over ROWS.
+def _times(matrices: list[Tensor], packs: bool, limit: float) -> dict[str, list[float]]:
+    """Measure the seconds of each way for all these matrices, by number of rows as in ROWS.
 
-    A way that cannot multiply them is left out: oneDNN takes bfloat16 on CPUs with AVX-512 alone.
+    Fewer numbers of rows are timed where `limit` seconds are over. A way that cannot multiply them
+    is left out: oneDNN takes bfloat16 on CPUs with AVX-512 alone.
     """
-    matrices = matrices[: max(1, BYTES // matrices[0].nbytes)]
+    some = matrices[: max(1, BYTES // matrices[0].nbytes)]
     ways: dict[str, tuple[Callable[..., object], list[Tensor]]]
-    ways, few = {"plain": (F.linear, matrices)}, matrices[0].new_ones(1, matrices[0].shape[1])
+    ways, few = {"plain": (F.linear, some)}, some[0].new_ones(1, some[0].shape[1])
     for name in ("onednn", "packed") if packs else ("onednn",):
         with suppress(RuntimeError):
-            forms = [packed(each) for each in matrices] if name == "packed" else matrices
+            forms = [packed(each) for each in some] if name == "packed" else some
             in_blocks(few, forms[0], None)
             ways[name] = in_blocks, forms
-    totals, end = dict.fromkeys(ways, 0.0), time.perf_counter() + SECONDS
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    end = time.perf_counter() + limit
     for count in ROWS:
         states = few.expand(count, -1).contiguous()
         for way, (multiply, weights) in ways.items():
             seconds = []
-            for _ in range(3):  # the first one warms up
+            multiply(states, weights[0], None)  # warms up
+            for _ in range(2):
                 begun = time.perf_counter()
                 for weight in weights:
                     multiply(states, weight, None)
                 seconds.append(time.perf_counter() - begun)
-            totals[way] += math.log(min(seconds[1:]))
+            times[way].append(min(seconds) * len(matrices) / len(some))
         if time.perf_counter() > end:
             break
-    return totals
+    return times

@@ -1,6 +1,7 @@
 """Products with large matrices: every way gives torch's numbers, and changed weights are seen."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -98,6 +99,21 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
 
 
 @needs_onednn
+def test_shapes_count_by_the_time_they_take(all_are_large, monkeypatch):
+    """Small matrices that are slower packed do not outvote large ones that are faster."""
+
+    def times(matrices, packs, limit):
+        large = matrices[0].numel() == largest
+        packed = 0.6 if large else 0.05
+        return {"plain": [1.0, 1.0] if large else [0.01, 0.01], "packed": [packed, packed]}
+
+    model = module(*FAMILIES["llama-3"])
+    largest = max(map(math.prod, fastest._large(model)))
+    monkeypatch.setattr(fastest, "_times", times)
+    assert fastest.fastest(model, packs=True) == "packed"
+
+
+@needs_onednn
 @pytest.mark.parametrize("fails", ["in_blocks", "packed"])
 def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, monkeypatch, fails):
     """As oneDNN's with bfloat16 on a CPU without AVX-512."""
@@ -107,7 +123,7 @@ def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, mon
 
     monkeypatch.setattr(fastest, fails, refuse)
     left = {"plain", "onednn"} if fails == "packed" else {"plain"}
-    assert set(fastest._times([torch.ones(24, 24)], True)) == left
+    assert set(fastest._times([torch.ones(24, 24)], True, 1.0)) == left
     model = CausalModel(module(*FAMILIES["llama-3"]), packs=True)
     assert model.native is not None and model.native.way != "packed"
 
