@@ -39,7 +39,6 @@ from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
-from nde_talf.draft_training.trainer import eager_attention
 
 THREE: dict[str, Any] = {"features": "three", "chain_fraction": 0.0}
 WIRINGS: dict[str, dict[str, Any]] = {
@@ -83,7 +82,7 @@ def step_seconds(target: CausalModel, rows: TokenRows) -> dict[str, float]:
     times: dict[tuple[str, str], list[float]] = {(n, p): [] for n in modules for p in phases}
     precision = next(iter(modules.values())).trained_in
     half = precision.startswith("bf16")
-    with eager_attention([target.module]), cast_once(target.module, precision):
+    with cast_once(target.module, precision):
         for _ in range(TIMED + 1):
             for (name, phase), seconds in times.items():
                 started = time.process_time()
@@ -148,7 +147,7 @@ def length(overlap: list[float]) -> float:
 
 def main() -> None:
     parser = options_of(__doc__, 48)
-    parser.add_argument("--seconds", type=float, default=720, help="CPU time of each training")
+    parser.add_argument("--seconds", type=float, default=420, help="CPU time of each training")
     parser.add_argument("--text", type=Path, help="folder of the text; default <out>/text")
     names = [*configurations()]
     parser.add_argument("--train", nargs="+", choices=names, help="train these and stop")

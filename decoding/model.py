@@ -70,8 +70,8 @@ class CausalModel:
             possible and their logits are transformers'.
         owned: False: the model is somebody else's, who goes on using it. Its generation_config, its
             mode and whether its weights want gradients stay as they are.
-        products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" (see
-            `forward.onednn`), or "auto", the fastest by timing.
+        products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
+            (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
 
     Attributes:

@@ -29,7 +29,7 @@ DISTINCT = PATHS | {"without_replacement"}
 EVERY = IID | DISTINCT | {"top_k"}
 
 FORWARDS = ("auto", "native", "transformers")
-PRODUCTS = ("auto", "plain", "onednn", "packed")
+PRODUCTS = ("auto", "plain", "onednn", "packed", "onednn-many", "packed-many")
 """Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""
 """Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
 

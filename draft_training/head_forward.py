@@ -21,7 +21,7 @@ class HeadForward(FusedPass):
     def __init__(self, head: "EagleHead"):
         self.head, self.added = head, FAMILIES[head.family.name].added
         native = head.target.native  # a head's weights may be trained on: nothing is packed
-        self.way = "onednn" if native and native.way != "plain" else "plain"
+        self.way = native.way.replace("packed", "onednn") if native else "plain"
         super().__init__(head)
 
     def _parts(self) -> list[FusedPart]:

@@ -248,7 +248,7 @@ class _Fused(torch.autograd.Function):
             p, best = _target_law(labels[part], readout)
             y = _weighted_labels(p, weights)
             logits = readout.of_target(features[part])
-            agree[part] = best == logits.argmax(-1)
+            agree[part] = logits.gather(1, best[:, None])[:, 0] == logits.amax(-1)
             normaliser, total = logits.logsumexp(-1, keepdim=True), y.sum(-1, keepdim=True)
             losses[part] = (total * normaliser)[:, 0] - (y * logits).sum(-1)
             if slope is not None:

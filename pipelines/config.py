@@ -90,8 +90,8 @@ class LoadingConfig:
     (docs/models.md).
     """
     products: Annotated[str, one_of(PRODUCTS)] = "auto"
-    """How large matrices are multiplied on a CPU: plain (torch's way), onednn, packed, or auto, the
-    fastest by timing, which is remembered (docs/models.md).
+    """How large matrices are multiplied on a CPU: plain (torch's way), onednn, packed, one of these
+    for two rows and more (packed-many), or auto, the fastest by timing (docs/models.md).
     """
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""

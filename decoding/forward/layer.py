@@ -119,7 +119,10 @@ def linear(parts: Sequence[nn.Module], way: str = "plain") -> Linear:
         return Linear(parts)
     from nde_talf.decoding.forward.onednn import OneDNNLinear, PackedLinear
 
-    return PackedLinear(parts) if way == "packed" else OneDNNLinear(parts)
+    kind, _, many = way.partition("-")
+    product = PackedLinear(parts) if kind == "packed" else OneDNNLinear(parts)
+    product.fewest = 2 if many else 1
+    return product
 
 
 class Norm(FusedPart):

@@ -6,6 +6,9 @@ onednn:  oneDNN on the weights as they are.
 packed:  oneDNN on a copy in its own order of blocks: one reading of the weights, whether for one
          row or for sixteen.
 
+With `-many` behind its name a way is for two rows and more, and one row is multiplied plainly: on
+an Intel Xeon that takes 84 ms a pass in place of 104.
+
 `fastest` chooses by measuring; `python -m benchmarks.forward products` shows all three.
 """
 
@@ -34,14 +37,21 @@ def has_onednn() -> bool:
 
 
 class OneDNNLinear(Linear):
-    """A product by oneDNN on the weights as they are."""
+    """A product by oneDNN on the weights as they are.
+
+    Attributes:
+        fewest: rows from which on oneDNN multiplies.
+    """
+
+    fewest = 1
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out].
 
         oneDNN's operation records no gradients and is not cast by autocast: then torch multiplies.
         """
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        few = states.numel() < self.fewest * states.shape[-1]
+        if few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return torch.cat([F.linear(states, part.weight, part.bias) for part in self.parts], -1)
         return in_blocks(states, self.weight, self.bias)
 

@@ -1,0 +1,310 @@
+"""Claims of the papers, decided by decoding 200 held-out prompts: `claims.md`.
+
+    python -m benchmarks.papers.claims --run checkpoints/small --out FOLDER --heads FOLDER
+
+Every campaign decodes its methods side by side, prompt by prompt, with an A/A control of plain
+decoding. An effect is a ratio of totals with a 95 % bootstrap over prompts: tokens a target pass,
+or tokens/s where the paper speaks of speed. A claim holds where the interval lies above 1, fails
+where it lies below, and is open where it holds 1; then it says how many prompts would take the
+interval off 1 if the effect stayed. `--only` decodes some campaigns and writes no page; an
+interrupted command goes on. `--heads` is a folder of `benchmarks.heads`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.papers import dyspec, gbv
+from benchmarks.papers.dynatree import TUNED
+from benchmarks.papers.shared import Bench, Decoded, options_of
+from benchmarks.timing import report
+from nde_talf.data.text.shipped import SHIPPED
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.delayed import Delayed
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
+from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.setting import AUTO
+from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, trusted
+from nde_talf.evaluation.speed import CPU, speed_ratio
+from nde_talf.selector.network import Selector
+from nde_talf.selector.policy import NeuralPolicy
+
+TEMPERATURES = (0.6, 1.0)
+STATIC = {
+    0.6: {"Traversal": (4, 0, 3), "SpecInfer": (2, 0, 4)},
+    1.0: {"Traversal": (4, 0, 3), "SpecInfer": (4, 0, 3)},
+}
+"""Best static trees of the shipped pair, chosen on training prompts (`rules.md`)."""
+RULES = ("SpecInfer", "SpecTr", "Khisti", "NaiveTree", "NSS")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, as a method that is to be ahead of others.
+
+    Attributes:
+        place: paper and section.
+        words: a short quotation.
+        ours: the method that is to be ahead.
+        theirs: those it is held against: the best of them by this measurement.
+        speed: whether the paper speaks of speed, not of tokens a target pass.
+    """
+
+    place: str
+    words: str
+    ours: str
+    theirs: tuple[str, ...]
+    speed: bool = False
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Methods that are decoded side by side, and the claims that they decide.
+
+    Attributes:
+        name: of the records.
+        methods: (policy, rule) or (policy, rule, drafter), by name.
+        drafts: the setting that drafts are drawn with.
+    """
+
+    name: str
+    setting: SamplingSetting
+    methods: dict[str, tuple]
+    claims: tuple[Claim, ...]
+    drafts: SamplingSetting | str = AUTO
+
+
+def nde(bench: Bench) -> Iterator[Campaign]:
+    """Rules on root-node rollouts, delayed trees, and the shipped selectors."""
+    for t in TEMPERATURES:
+        wide = {
+            rule: (Delayed(Action(4, 0, 8)), rule.lower()) for rule in ("Traversal", *RULES)
+        } | {
+            f"SpecInfer (4, {n}, {8 - n})": (Delayed(Action(4, n, 8 - n)), "specinfer")
+            for n in (1, 2)
+        }
+        delayed = ("SpecInfer (4, 1, 7)", "SpecInfer (4, 2, 6)")
+        yield Campaign(
+            f"nde-rules-{t:g}",
+            SamplingSetting(t),
+            wide,
+            (
+                Claim("NDE 4.2", "Traversal is the best-performing", "Traversal", RULES),
+                *(
+                    Claim(
+                        "NDE abstract", "improves on root-node i.i.d rollouts", name, ("SpecInfer",)
+                    )
+                    for name in delayed
+                ),
+            ),
+        )
+        chosen: dict[str, tuple] = {}
+        for rule, tree in STATIC[t].items():
+            key = rule.lower()
+            chosen[rule] = Delayed(Action(*tree)), key
+            selector = Selector.from_pretrained(SHIPPED / "selector" / "export" / key)
+            chosen[f"{rule} NDE"] = NeuralPolicy(selector), key
+        outperform = "SpecInfer to outperform Traversal Verification"
+        yield Campaign(
+            f"nde-selectors-{t:g}",
+            SamplingSetting(t),
+            chosen,
+            (
+                Claim("NDE abstract", outperform, "SpecInfer NDE", ("Traversal",), True),
+                Claim("NDE 6", "NDE over its baseline", "SpecInfer NDE", ("SpecInfer",), True),
+                Claim("NDE 6", "(here: Traversal too)", "Traversal NDE", ("Traversal",), True),
+            ),
+        )
+
+
+def multipath(bench: Bench) -> Iterator[Campaign]:
+    """GBV on paths of 8 tokens, drafted at temperature 1 as its authors do."""
+    for t in (0.2, 0.6, 1.0):
+        named = {f"{rule}, K = {k}": (rule, k) for rule in ("GBV", "Traversal") for k in (2, 4)}
+        methods = {name: gbv.method(rule.lower(), k, 8) for name, (rule, k) in named.items()}
+        methods["BV"] = gbv.method("gbv", 1, 8)
+        first, second = ("Traversal", "GBV") if t == 1 else ("GBV", "Traversal")
+        claims = [
+            Claim("GBV abstract", "improve block efficiency", f"GBV, K = {k}", ("BV",))
+            for k in (2, 4)
+        ]
+        if t != 0.6:
+            words = f"{first} beats {second} at temperature {t:.1f}"
+            claims += [
+                Claim("GBV 6.4", words, f"{first}, K = {k}", (f"{second}, K = {k}",))
+                for k in (2, 4)
+            ]
+        yield Campaign(
+            f"gbv-{t:g}", SamplingSetting(t), methods, tuple(claims), SamplingSetting(1.0)
+        )
+
+
+def dynatree(bench: Bench) -> Iterator[Campaign]:
+    """DynaTree beside fixed trees of depth 5, greedy."""
+    fixed = "fixed tree, D = 5, B = 2"
+    methods = {
+        "chain, K = 5": (Shaped(fixed_shape(5, 1, 5), "top_k"), "greedy"),
+        fixed: (Shaped((fixed_shape(5, 2, 62),), "top_k"), "greedy"),
+        "DynaTree": (DynaTree(DynaTreeConfig(nodes=63, **TUNED)), "greedy"),
+    }
+    yield Campaign(
+        "dynatree",
+        SamplingSetting(0.0),
+        methods,
+        (
+            Claim("DynaTree 4.2", "over a fixed tree (τ)", "DynaTree", (fixed,)),
+            Claim("DynaTree 4.2", "over a fixed tree (speed)", "DynaTree", (fixed,), True),
+            Claim("DynaTree 4.2", "over linear (speed)", "DynaTree", ("chain, K = 5",), True),
+        ),
+        SamplingSetting(0.5),
+    )
+
+
+def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
+    """DySpec with trees of 16 and 64 nodes, drafted at temperature 0.6 as its authors do."""
+    for budget in (16, 64):
+        for t in (0.0, 0.6):
+            setting = SamplingSetting(t)
+            claims = tuple(
+                Claim("DySpec abstract", "higher acceptance rate … than fixed trees", *pair)
+                for pair in (
+                    ("DySpec", ("Sequoia",)),
+                    ("DySpec, heap", ("Sequoia",)),
+                    ("DySpec", ("SpecInfer",)),
+                )
+            )
+            methods = dyspec.methods(bench, budget, setting)
+            yield Campaign(f"dyspec-{budget}-{t:g}", setting, methods, claims, dyspec.DRAWN)
+
+
+def heads(bench: Bench) -> Iterator[Campaign]:
+    """Heads of one wiring and three losses, with beam search and SALF (th = 0.6)."""
+    if bench.options.heads is None:
+        raise UserError("--heads: the claims of SALF & TALF need a folder of benchmarks.heads.")
+    drafters = {
+        loss: EagleDrafter.from_pretrained(
+            bench.options.heads / f"EAGLE, {loss}" / "export", bench.models[0]
+        )
+        for loss in ("EAGLE", "HASS", "TALF")
+    }
+    for t in (0.0, 1.0):
+        methods = {f"{loss}, beam": (Beam(), "nss", own) for loss, own in drafters.items()}
+        methods["TALF, SALF"] = Salf(), "nss", drafters["TALF"]
+        yield Campaign(
+            f"talf-{t:g}",
+            SamplingSetting(t),
+            methods,
+            (
+                Claim("SALF & TALF 4.3", "TALF over HASS (τ)", "TALF, beam", ("HASS, beam",)),
+                Claim("SALF & TALF 4.3", "TALF over EAGLE (τ)", "TALF, beam", ("EAGLE, beam",)),
+                Claim("SALF & TALF 4.4", "SALF over beam", "TALF, SALF", ("TALF, beam",), True),
+                Claim(
+                    "SALF & TALF abstract",
+                    "end-to-end speedups over state-of-the-art",
+                    "TALF, SALF",
+                    ("EAGLE, beam", "HASS, beam"),
+                    True,
+                ),
+            ),
+        )
+
+
+CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
+    "nde": nde,
+    "gbv": multipath,
+    "dynatree": dynatree,
+    "dyspec": greedy_expansion,
+    "talf": heads,
+}
+
+
+def efficiency(ours: list[Record], theirs: list[Record]) -> list[float]:
+    """Divide tokens a target pass of two methods on the same prompts: [ratio, low, high]."""
+    left, right = ({r.block: (r.tokens, r.steps) for r in each} for each in (ours, theirs))
+    both = [[*left[block], *right[block]] for block in sorted(left.keys() & right.keys())]
+    return ratio_of_totals(np.array(both, dtype=float))
+
+
+def outcome(effect: list[float], prompts: int, clock: bool) -> str:
+    """Say holds, fails, or open with the prompts that would decide it if the effect stayed.
+
+    >>> outcome([1.1, 1.02, 1.2], 200, True), outcome([1.02, 0.98, 1.06], 200, True)
+    ('holds', 'open (800)')
+    """
+    ratio, low, high = effect
+    if not clock:
+        return "open (clock not trusted)"
+    if low > 1:
+        return "holds"
+    if high < 1:
+        return "fails"
+    half = (high - low) / 2
+    needed = prompts * (half / max(abs(ratio - 1), 1e-3)) ** 2
+    return f"open ({needed:.0f})" if needed < 1e5 else "open (no effect seen)"
+
+
+def decided(campaign: Campaign, decoded: Decoded) -> Iterator[list]:
+    """Yield a row for each claim of a campaign."""
+    plain = decoded.of(BASELINE)
+    clock = speed_ratio(decoded.of(CONTROL), plain, CPU)
+    for claim in campaign.claims:
+        ours = decoded.of(claim.ours)
+
+        def against(name: str, ours: list[Record] = ours) -> tuple[list[float], list[float]]:
+            theirs = decoded.of(name)
+            return efficiency(ours, theirs), speed_ratio(ours, theirs, CPU) or []
+
+        effects = {name: against(name) for name in claim.theirs}
+        best = min(effects, key=lambda name: effects[name][claim.speed][0])
+        both = effects[best]
+        fair = not claim.speed or trusted(clock or [])
+        yield [
+            claim.place,
+            claim.words,
+            str(campaign.setting),
+            f"{claim.ours} over {best}",
+            *map(shown, both),
+            outcome(both[claim.speed], len(ours), fair),
+        ]
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = options_of(__doc__, 40)
+    parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, help="decode these and stop")
+    parser.add_argument("--heads", type=Path, help="folder of heads")
+    parser.set_defaults(prompts=96)
+    options = parser.parse_args()
+    bench, rows, notes = Bench(options), [], []
+    for name in options.only or CAMPAIGNS:
+        for campaign in CAMPAIGNS[name](bench):
+            decoded = bench.decode(
+                f"claims-{campaign.name}", campaign.setting, campaign.methods, campaign.drafts
+            )
+            rows += decided(campaign, decoded)
+            control = speed_ratio(decoded.of(CONTROL), decoded.of(BASELINE), CPU)
+            notes.append(f"{campaign.name} {shown(control)}")
+    if not options.only:
+        columns = [
+            "place",
+            "claim",
+            "setting",
+            "here",
+            "tokens a pass",
+            "tokens/s (CPU)",
+            "outcome",
+        ]
+        report("claims", columns, rows, [f"A/A by CPU time: {', '.join(notes)}."])
+
+
+if __name__ == "__main__":
+    main()
