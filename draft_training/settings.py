@@ -187,7 +187,9 @@ class HeadConfig(TrainingConfig):
     against 0.76 with 32).
     """
     chain_fraction: Fraction = 0.6
-    """Fraction of the steps, at the start, that train depth 0 alone."""
+    """Fraction of the steps, at the start, that train depth 0 alone: by EAGLE's loss where a fresh
+    head's output is a feature, as the SALF & TALF paper begins.
+    """
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Passes whose gradients make one optimiser step."""
     optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"

@@ -30,7 +30,7 @@ from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.processes import LocalProcesses
-from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.settings import EagleLoss, HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,
     TreeSpec,
@@ -97,6 +97,8 @@ class HeadModule(RowModule):
         self.models = [head.target.module]
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
         self.gpu = head.target.device.index
+        # The SALF & TALF paper begins with EAGLE's loss, whose regression teaches depth 0 soonest.
+        self.fresh = config.features == "final" and not config.warm_start
 
     @property
     def trained(self) -> nn.Module:
@@ -129,7 +131,8 @@ class HeadModule(RowModule):
         """
         config, loss = self.config, self.config.loss
         document = batch.document if batch.packed else None
-        depth = 1 if step < config.chain_fraction * config.steps else loss.depth
+        chain = step < config.chain_fraction * config.steps
+        depth = 1 if chain else loss.depth
         # 1. Roots: all that count at depth 0, and some of them with trees.
         counts = counted_roots(batch.loss, batch.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
@@ -141,6 +144,8 @@ class HeadModule(RowModule):
         # 2. The target's trees and labels, and the head along them.
         trees = self._trees(batch.tokens, document, roots, depth)
         detach = loss.detach_features
+        if chain and self.fresh and not loss.regression:
+            loss = EagleLoss()
         outputs = self.head.tree_features(
             trees.tokens, trees.features, trees.roots, trees.levels, detach, document
         )

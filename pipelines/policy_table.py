@@ -28,7 +28,7 @@ def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
                 f" {', '.join(known) or 'none'}."
             )
         try:
-            values[option] = typed(value, hints[option])
+            values[option] = typed(value, hints.get(option, Any))
         except ValueError as error:
             raise UserError(
                 f"options.{option}={value}: {str(error).removeprefix('it: ')}."
