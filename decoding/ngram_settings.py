@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from nde_talf.decoding.common.arguments import Proper
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import settings
+from nde_talf.decoding.common.settings import Few, Number, settings
 
 LONGEST = 64
 """Largest `max_size`: every size up to it is indexed."""
@@ -24,17 +25,17 @@ class NgramConfig:
     """
     max_size: Annotated[int, Field(ge=1, le=LONGEST)] = 4
     """Longest end of the text that is looked up; the longest that is found counts."""
-    matches: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    matches: Number = 16
     """Number of earlier parts that are looked at, the latest first."""
-    nodes: Annotated[int, Field(ge=1, le=10_000)] = 8
+    nodes: Few = 8
     """Maximum number of drafted tokens in a tree of picked tokens."""
-    depth: Annotated[int, Field(ge=1, le=10_000)] = 8
+    depth: Few = 8
     """Maximum length of its paths."""
-    threshold: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    threshold: Proper = 0.1
     """Tokens less likely to be accepted than this, by what was accepted in this text so far, are
     not drafted.
     """
-    min_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    min_rate: Proper = 0.0
     """With another draft beside it: how likely the next token must be accepted for the n-gram to
     draft in its place.
     """

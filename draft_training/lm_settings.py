@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Natural, settings
+from nde_talf.decoding.common.settings import Batch, Natural, Number, settings
 from nde_talf.draft_training.settings import TrainingConfig
 
 
@@ -19,11 +19,11 @@ class LanguageModelConfig(TrainingConfig):
     """Decoder layers."""
     heads: Annotated[int, Field(ge=1, le=1024)] = 3
     """Attention heads of a layer, which divide `hidden` into even parts."""
-    intermediate: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    intermediate: Number = 512
     """Numbers between the two halves of a layer's MLP."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
     """Longest context (max_position_embeddings)."""
-    batch: Annotated[int, Field(ge=1, le=4096)] = 16
+    batch: Batch = 16
     """Rows in a step. The length of a row is that of the packed tokens."""
     warm_up: Natural = 20
     """Steps over which the learning rates rise linearly."""

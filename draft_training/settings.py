@@ -15,10 +15,14 @@ from pydantic import Field
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
+    Amount,
+    Batch,
     Count,
     Fraction,
     Natural,
+    Number,
     Place,
+    Rate,
     Seed,
     one_of,
     settings,
@@ -59,12 +63,12 @@ class EagleLoss:
 
     name: Literal["eagle"] = "eagle"
     """Chooses this loss."""
-    regression: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    regression: Amount = 1.0
     """Weight of the smooth L1 distance between the head's and the target's feature.
 
     EAGLE's code has 1. 0 for a head on three layers.
     """
-    classification: Annotated[float, Field(ge=0, le=1e6)] = 10.0
+    classification: Amount = 10.0
     """Weight of the cross-entropy with the target's distribution.
 
     The SALF & TALF paper has 10, EAGLE's code 0.1.
@@ -91,9 +95,9 @@ class HassLoss(EagleLoss):
     """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as
     HASS is printed.
     """
-    distillation: Annotated[float, Field(ge=0, le=1e6)] = 10.0
+    distillation: Amount = 10.0
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
-    top: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    top: Number = 10
     """Tokens that distillation takes (HASS's K)."""
 
 
@@ -108,11 +112,11 @@ class TrainingConfig:
 
     steps: Count = 200
     """Optimiser steps."""
-    batch: Annotated[int, Field(ge=1, le=4096)] = 4
+    batch: Batch = 4
     """Rows in a pass of the model. The length of a row is that of the packed tokens."""
-    lr_muon: Annotated[float, Field(gt=0, le=10)] = 0.02
+    lr_muon: Rate = 0.02
     """Peak learning rate of the matrices that Muon trains."""
-    lr_adam: Annotated[float, Field(gt=0, le=10)] = 0.006
+    lr_adam: Rate = 0.006
     """Peak learning rate of what AdamW trains.
 
     The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4.
@@ -190,7 +194,7 @@ class HeadConfig(TrainingConfig):
     """Fraction of the steps, at the start, that train depth 0 alone: by EAGLE's loss where a fresh
     head's output is a feature, as the SALF & TALF paper begins.
     """
-    accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    accumulate: Number = 1
     """Passes whose gradients make one optimiser step."""
     optimizer: Annotated[str, one_of(("muon", "adamw"))] = "muon"
     """`muon`: Muon for the matrices and AdamW for the rest.

@@ -24,7 +24,15 @@ from pydantic import Field
 from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.common.settings import Natural, Text, one_of, settings, validated
+from nde_talf.decoding.common.settings import (
+    Amount,
+    Natural,
+    Share,
+    Text,
+    one_of,
+    settings,
+    validated,
+)
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
@@ -51,8 +59,8 @@ class Options:
     selector: Text | None = None
     table: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    overhead_ms: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    top_p: Share = 1.0
+    overhead_ms: Amount = 0.0
     idle: Natural = 8
     forward: Annotated[str, one_of(FORWARDS)] = "auto"
     ngram: NgramConfig = field(default_factory=NgramConfig)

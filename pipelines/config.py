@@ -22,10 +22,13 @@ from nde_talf.decoding.common.settings import (
     Count,
     Device,
     Distinct,
+    Few,
     Folder,
     Place,
     Seed,
     Text,
+    Threads,
+    Tokens,
     one_of,
     settings,
 )
@@ -95,7 +98,7 @@ class LoadingConfig:
     """
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""
-    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    threads: Threads = 0
     """CPU threads of training and tracing; 0: torch's own choice."""
 
     @property
@@ -159,12 +162,12 @@ class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
     contexts: Annotated[
-        list[Annotated[int, Field(ge=1, le=10_000_000)]],
+        list[Tokens],
         Field(min_length=1, max_length=100),
         Distinct,
     ] = field(default_factory=lambda: [64, 256])
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
-    repeats: Annotated[int, Field(ge=1, le=10_000)] = 9
+    repeats: Few = 9
     """Rounds in a batch of measurements.
 
     Two batches have to agree; up to five are run until two do.
@@ -220,7 +223,7 @@ class EvaluationConfig:
     """
     prompts: Count = 14
     """Number of held-out prompts, none of which was traced."""
-    passes: Annotated[int, Field(ge=1, le=10_000)] = 1
+    passes: Few = 1
     """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
     """Tokens to generate after each prompt."""
@@ -228,7 +231,7 @@ class EvaluationConfig:
     """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree,
     transformers' schedules, what is tuned.
     """
-    threads: Annotated[int, Field(ge=0, le=4096)] = 1
+    threads: Threads = 1
     """CPU threads while timing; 0: torch's own choice."""
     seed: Seed = 0
     """Seed of the sampling, added to the run's."""

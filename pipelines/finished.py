@@ -3,14 +3,14 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.arguments import Natural, Positive
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
@@ -19,9 +19,7 @@ from nde_talf.decoding.common.files import read_json
 class Tree(TypedDict):
     """Content of `head-SETTING.json` of a report."""
 
-    action: tuple[
-        Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]
-    ]
+    action: tuple[Positive, Natural, Natural]
 
 
 COMMAND = "command.json"

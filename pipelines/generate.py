@@ -15,17 +15,19 @@ from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-from pydantic import Field
 
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
+    Amount,
     Fraction,
     LongText,
     Natural,
     Seed,
+    Share,
     Text,
+    Tokens,
     one_of,
     settings,
 )
@@ -71,9 +73,9 @@ class GenerateConfig:
     """Parameters of a policy, such as options.nodes=30."""
     verifier: Annotated[str, one_of(tuple(VERIFIERS.table))] | None = None
     """Verification rule; null: the one that goes with the policy."""
-    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.6
+    temperature: Amount = 0.6
     """Sampling temperature; 0: greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     """Sample from the smallest set of tokens with this probability together."""
     top_k: Natural = 0
     """Sample from this many most probable tokens; 0: from all."""
@@ -88,7 +90,7 @@ class GenerateConfig:
 
     The text's law is the same with any.
     """
-    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 128
+    new_tokens: Tokens = 128
     """Maximum number of tokens to generate."""
     seed: Seed = 0
     """Seed of the sampling."""

@@ -27,7 +27,7 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import Place, Text, one_of, settings
+from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.before_training import Prices
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
@@ -66,11 +66,11 @@ class RecommendConfig:
     """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
     file.
     """
-    acceptance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    acceptance: Part | None = None
     """Chance that a drafted token is accepted, for a table before anything is trained."""
     draft_price: Annotated[float, Field(ge=0, le=100)] = 0.05
     """With acceptance: the time of the draft's pass over a token, in passes of the target."""
-    free_rows: Annotated[int, Field(ge=1, le=1_000_000_000)] = 200
+    free_rows: Count = 200
     """With acceptance: tokens that the target scores in the time of one; about 200 on a GPU, 2 to 8
     on a CPU core.
     """

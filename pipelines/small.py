@@ -24,7 +24,7 @@ from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import Count, Natural, Seed, Text, one_of, settings
+from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
 from nde_talf.pipelines.cli import launch, register
 from nde_talf.pipelines.config import TrackingConfig
 
@@ -71,9 +71,9 @@ class SmallConfig:
     """Texts that the target writes for draft and head: a quarter of what they learn, repeated; 0:
     they learn text alone.
     """
-    batch: Annotated[int, Field(ge=1, le=4096)] = 16
+    batch: Batch = 16
     """Rows of 512 tokens in a step."""
-    threads: Annotated[int, Field(ge=1, le=4096)] = 2
+    threads: Batch = 2
     """CPU threads."""
     seed: Seed = 0
     """Of the weights and the order of the rows."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.actions import K_MAX, L2_MAX, TREES
-from nde_talf.decoding.common.arguments import checked
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_sealed
 from nde_talf.decoding.common.formats import Format
@@ -81,9 +81,7 @@ class LatencyTable:
     target: Grid
     draft: Grid
     verify: dict[str, Line] = field(default_factory=dict)
-    models: dict[Literal["target", "draft"], list[Annotated[int, Field(ge=1)]]] = field(
-        default_factory=dict
-    )
+    models: dict[Literal["target", "draft"], list[Positive]] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
     first: Line = field(default_factory=list)
     second: Line = field(default_factory=list)

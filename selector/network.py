@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from nde_talf.decoding.actions import TREES
-from nde_talf.decoding.common.arguments import checked
+from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.settings import Amount, Share
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.latency import LatencyTable, StepCosts
@@ -43,7 +44,7 @@ def selectable(name: str, where: str) -> Verifier:
 
 
 Role = Annotated[str, Field(pattern="^(target|draft)$")]
-Setting = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0, le=1)]]
+Setting = tuple[Annotated[float, Field(ge=0)], Share]
 """Temperature and top-p."""
 
 
@@ -72,15 +73,15 @@ class SelectorSchema:
         pair: fingerprints of the models, "target" and "draft"; empty: not known.
     """
 
-    target_hidden: Annotated[int, Field(ge=0)]
-    draft_hidden: Annotated[int, Field(ge=1)]
+    target_hidden: Natural
+    draft_hidden: Positive
     verifiers: tuple[str]
     settings: tuple[Setting, ...]
     learned: tuple[bool, ...]
-    sharpness: Annotated[float, Field(ge=0, le=1e6)] = 20.0
-    width: Annotated[int, Field(ge=1)] = 128
-    hidden: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (512, 32)
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    sharpness: Amount = 20.0
+    width: Positive = 128
+    hidden: tuple[Positive, Positive] = (512, 32)
+    dropout: Proper = 0.1
     pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
     draft_setting: Setting | tuple[()] | None = ()
     pair: dict[Role, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)

@@ -5,8 +5,21 @@ from typing import Annotated
 
 from pydantic import Field
 
+from nde_talf.decoding.common.arguments import Proper
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Distinct, Place, Seed, one_of, settings
+from nde_talf.decoding.common.settings import (
+    Amount,
+    Count,
+    Distinct,
+    Number,
+    Place,
+    Rate,
+    Seed,
+    Share,
+    Width,
+    one_of,
+    settings,
+)
 from nde_talf.decoding.names import LABELLED, ON_PATHS
 
 PRICING = ("table", "eq11")
@@ -38,49 +51,46 @@ class SelectorConfig:
     """Whose hidden states and distributions the network sees: "both" models', or "draft", the
     draft's alone, for engines that do not hand out the target's, such as vLLM.
     """
-    width: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    width: Width | None = None
     """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
     hidden size, 32 to 128, which is the NDE paper's.
     """
-    hidden: (
-        Annotated[list[Annotated[int, Field(ge=1, le=65_536)]], Field(min_length=2, max_length=2)]
-        | None
-    ) = None
+    hidden: Annotated[list[Width], Field(min_length=2, max_length=2)] | None = None
     """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has
     512 and 32.
     """
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dropout: Proper = 0.1
     """Dropout after each hidden layer, in training."""
     initialisation: Annotated[str, one_of(INITIALISATIONS)] = "static"
     """Which policy training starts from: "static", the trees that are best over all training roots,
     or "random", torch's own initial weights, as in the NDE paper.
     """
-    sharpness: Annotated[float, Field(ge=0, le=1e6)] = 20.0
+    sharpness: Amount = 20.0
     """Logits are sharpness x (network - log seconds).
 
     With 0 they are the network's own, as in the NDE paper, and regression_weight has no effect.
     """
-    tail_weight: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    tail_weight: Amount = 1.0
     """lambda of Eq. 12: weight of the roots where the policy loses most against the best static
     tree. 0: without that term.
     """
-    tail_fraction: Annotated[float, Field(gt=0, le=1)] = 0.05
+    tail_fraction: Share = 0.05
     """alpha of Eq. 12: the fraction of a batch's roots in that term."""
-    regression_weight: Annotated[float, Field(ge=0, le=1e6)] = 4.0
+    regression_weight: Amount = 4.0
     """Weight of the deviance of the expected tokens that the network predicts. 0: without that
     term.
     """
-    entropy_weight: Annotated[float, Field(ge=0, le=1e6)] = 0.003
+    entropy_weight: Amount = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
     weighting: Annotated[str, one_of(WEIGHTINGS)] = "visits"
     """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best
     static tree starts a step there, or "roots", all the same, as in the NDE paper.
     """
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    lr: Rate = 1e-3
     """Peak learning rate; it falls to zero along a cosine."""
     batch: Count = 128
     """Roots in a step."""
-    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    epochs: Number = 10
     """Passes over the training roots, at most."""
     folds: Annotated[int, Field(ge=2, le=1000)] = 4
     """Parts of the training prompts; each is held out once, to find how long to train and where

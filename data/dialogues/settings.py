@@ -11,12 +11,16 @@ from pydantic import Field
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
+    Amount,
     Count,
     Fraction,
     LongText,
     Natural,
+    Part,
     Place,
+    Share,
     Text,
+    Tokens,
     settings,
 )
 from nde_talf.decoding.setting import SamplingSetting
@@ -46,9 +50,9 @@ class DialogueConfig:
     """Format string that gives the answer to `user`."""
     count: Annotated[int, Field(ge=2, le=MANY)] | None = None
     """Number of dialogues, chosen at random; null: all."""
-    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    held_out: Part = 0.05
     """Fraction of the dialogues that the held-out figures are computed on."""
-    length: Annotated[int, Field(ge=1, le=10_000_000)] = 2048
+    length: Tokens = 2048
     """Tokens in a row, and of the longest document."""
     chat_template: LongText | None = None
     """Jinja text in place of the tokenizer's own chat template."""
@@ -56,15 +60,15 @@ class DialogueConfig:
     """Passed to the chat template, such as {enable_thinking: false}."""
     regenerate: bool = False
     """Response regeneration: replace every answer by one that the target generates."""
-    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    temperature: Amount = 1.0
     """With regenerate: temperature of the answers."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     """With regenerate: top-p of the answers."""
     top_k: Natural = 0
     """With regenerate: top-k of the answers; 0: off."""
     min_p: Fraction = 0.0
     """With regenerate: min-p of the answers; 0: off."""
-    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 512
+    new_tokens: Tokens = 512
     """With regenerate: maximum number of tokens of an answer."""
     shard: Count = 64
     """With regenerate: dialogues answered together; an interrupted run loses at most one shard."""

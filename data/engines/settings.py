@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nde_talf.decoding.common.settings import one_of, settings
+from nde_talf.decoding.common.settings import Few, Share, one_of, settings
 
 
 @settings("engine")
@@ -15,11 +15,11 @@ class EngineConfig:
     """transformers, vllm, or auto: vllm where it is installed and model.device is one GPU."""
     tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     """vLLM: number of GPUs that share one model."""
-    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.85
+    gpu_memory: Share = 0.85
     """vLLM: fraction of a GPU's memory to use."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
     """vLLM: longest sequence in tokens; null: what is needed, up to the model's own limit."""
-    workers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    workers: Few = 1
     """1: trace in this process; more: Ray actors, on this machine or on a cluster (ray.address)."""
     gpus: Annotated[float, Field(ge=0, le=1024)] | None = None
     """GPUs of each Ray actor; null: one, or engine.tensor_parallel with vLLM."""

@@ -8,7 +8,17 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import MANY, Count, Fraction, LongText, Place, Text, settings
+from nde_talf.decoding.common.settings import (
+    MANY,
+    Count,
+    Fraction,
+    LongText,
+    Part,
+    Place,
+    Text,
+    Tokens,
+    settings,
+)
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard
@@ -112,17 +122,17 @@ class DataConfig:
     """Split of a hub dataset."""
     mix: dict[str, Corpus] = field(default_factory=dict)
     """Several corpora in place of the source, by domain."""
-    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.12
+    held_out: Part = 0.12
     """Fraction of the documents that prompts and held-out figures come from."""
     sets: dict[str, PromptSet] = field(default_factory=dict)
     """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
     prompt_count: Annotated[int, Field(ge=2, le=MANY)] = 120
     """Number of prompts, those to trace and those to decode together."""
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
+    test_fraction: Part = 1 / 3
     """Fraction of the prompts that only the evaluation decodes; the others are traced."""
-    prompt_tokens: Annotated[
-        list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=2, max_length=2)
-    ] = field(default_factory=lambda: [32, 96])
+    prompt_tokens: Annotated[list[Tokens], Field(min_length=2, max_length=2)] = field(
+        default_factory=lambda: [32, 96]
+    )
     """Shortest and longest prompt that is cut from a document, in tokens."""
 
     def __post_init__(self) -> None:

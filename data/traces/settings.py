@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Count, Distinct, Seed, one_of, settings
+from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
 from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -42,9 +42,9 @@ class TracesConfig:
     """Number of prompts whose roots the selector learns from."""
     validation_prompts: Count = 14
     """Number of prompts whose roots the selector is evaluated on."""
-    new_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 64
+    new_tokens: Tokens = 64
     """Tokens that the target generates after each prompt: a trajectory."""
-    stride: Annotated[int, Field(ge=1, le=10_000_000)] = 16
+    stride: Tokens = 16
     """Distance in tokens between neighbouring roots of a trajectory."""
     samples: Annotated[int, Field(ge=2, le=100_000)] = 2
     """Super-trees drawn at each root; a label is their mean."""

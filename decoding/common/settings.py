@@ -102,7 +102,23 @@ Distinct = AfterValidator(_distinct)
 Count = Annotated[int, Field(ge=1, le=MANY)]
 Natural = Annotated[int, Field(ge=0, le=MANY)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
+Few = Annotated[int, Field(ge=1, le=10_000)]
+Number = Annotated[int, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+"""Length of a text."""
+Batch = Annotated[int, Field(ge=1, le=4096)]
+Threads = Annotated[int, Field(ge=0, le=4096)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+"""Numbers in a vector."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+"""A fraction above 0."""
+Part = Annotated[float, Field(gt=0, lt=1)]
+"""A fraction that is neither nothing nor the whole."""
+Amount = Annotated[float, Field(ge=0, le=1e6)]
+"""A weight, a temperature or a sharpness."""
+Rate = Annotated[float, Field(gt=0, le=10)]
+"""A learning rate."""
 Text = Annotated[
     str,
     matching(
