@@ -104,7 +104,6 @@ class Speculation:
     selector: "str | Path | TreePolicy | None" = None
     verifier: str | None = None
     draft_temperature: str | float = "auto"
-    forward: str = "auto"
     stateless: Sequence[type] = ()
     generations: list[Generation] = field(default_factory=list, init=False)
     _loaded: Loaded | None = field(default=None, init=False, repr=False)
@@ -194,7 +193,7 @@ class Speculation:
         loaded, state = self._loaded, _state(model)
         if loaded and loaded.plain.target.module is model and loaded.state == state:
             return loaded
-        target = wrapped(model, "the model", self.forward)
+        target = wrapped(model, "the model")
         drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
@@ -211,12 +210,12 @@ class Speculation:
                 return EagleDrafter.from_pretrained(draft, target)
             check_vocabularies(target.module.name_or_path, str(draft), str(draft))
             device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
-            model = CausalModel.load(draft, device, dtype, "speculate: draft", self.forward)
+            model = CausalModel.load(draft, device, dtype, "speculate: draft")
         elif isinstance(draft, PreTrainedModel):
             names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
             alike = rows == len(draft.get_output_embeddings().weight)
             check_vocabularies(*names, type(draft).__name__, alike)
-            model = wrapped(draft, "the draft", self.forward)
+            model = wrapped(draft, "the draft")
         else:
             raise UserError(
                 f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head,"
@@ -245,7 +244,6 @@ def speculate(
     selector: "str | Path | TreePolicy | None" = None,
     verifier: str | None = None,
     draft_temperature: str | float = "auto",
-    forward: str = "auto",
     stateless: Sequence[type] = (),
     **uncalled: Any,
 ) -> Speculation:
@@ -262,8 +260,6 @@ def speculate(
         verifier: the rule; None: the selector's, or the one that goes with the policy's trees.
         draft_temperature: auto, match, raw or a number, see docs/decoding.md. The law of the text
             is the same with any.
-        forward: whose forward passes run: native, transformers, or auto, native where possible
-            (docs/models.md).
         stateless: classes of logits processors, beside transformers' own, whose result depends on
             the text before and the logits alone.
         **uncalled: what `generate` gives to a function that was not called here.
@@ -279,7 +275,7 @@ def speculate(
             " a draft."
         )
     read_draft_temperature(draft_temperature)
-    return Speculation(draft, selector, verifier, draft_temperature, forward, stateless)
+    return Speculation(draft, selector, verifier, draft_temperature, stateless)
 
 
 def is_head(folder: Path) -> bool:
@@ -292,7 +288,7 @@ def is_head(folder: Path) -> bool:
     return NOTE in config or "speculators_model_type" in config or eagle
 
 
-def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
+def wrapped(model: PreTrainedModel, name: str) -> CausalModel:
     """A model of somebody else as decoding sees it: nothing of it is copied or changed.
 
     A native pass would not call hooks of its modules, so a model with hooks is run by its own.
@@ -306,7 +302,7 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
             f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in"
             " trees needs it on one device. Load it with device_map={'': device}."
         )
-    way = "transformers" if forward == "auto" and _hooked(model) else forward
+    way = "transformers" if _hooked(model) else "auto"
     return CausalModel(model, name, way, owned=False)
 
 

@@ -14,7 +14,7 @@ what has run.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,23 +26,18 @@ from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.common.settings import (
     Amount,
-    Natural,
     Share,
     Text,
-    one_of,
     settings,
     validated,
 )
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.registry import FORWARDS
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
 from nde_talf.proposals import Fixed, Lengths, Proposals
 from nde_talf.selector.chains import PathLengths
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
 KEY = "nde_talf"
@@ -57,13 +52,9 @@ class Options:
 
     draft: Text = ""
     selector: Text | None = None
-    table: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_p: Share = 1.0
     overhead_ms: Amount = 0.0
-    idle: Natural = 8
-    forward: Annotated[str, one_of(FORWARDS)] = "auto"
-    ngram: NgramConfig = field(default_factory=NgramConfig)
 
     def __post_init__(self) -> None:
         if not self.draft:
@@ -73,7 +64,7 @@ class Options:
                 "for_vllm(selector=): a selector looks at a draft model's hidden states, and"
                 " n-grams have none. Leave it out, or give draft= the folder of a model."
             )
-        for name in ("draft", "selector", "table"):
+        for name in ("draft", "selector"):
             path = getattr(self, name)
             if path and (name, path) != ("draft", NGRAM) and not Path(path).exists():
                 raise UserError(
@@ -114,11 +105,8 @@ def for_vllm(
             many tokens each request drafts at each step. None: `tokens` at every step, or with
             n-grams up to that many, as far as there are some.
         tokens: the largest number of tokens drafted at a time; at most 16 with a selector.
-        options: table, a latency table that prices the steps (None: the selector's); temperature
-            and top_p, those that most requests sample with, for which the selector chooses;
-            overhead_ms, what vLLM takes in a step beside the models' passes; idle, how many texts
-            outside the batch keep their drafts' caches; forward, see docs/models.md; ngram, a
-            `NgramConfig`.
+        options: temperature and top_p, those that most requests sample with, for which the
+            selector chooses; overhead_ms, what vLLM takes in a step beside the models' passes.
 
     Raises:
         UserError: an option cannot be used.
@@ -166,16 +154,15 @@ class Proposer:
         model, options, most = self.config.model_config, self.options, self.max_tokens
         rows = model.get_vocab_size()
         if options.draft == NGRAM:
-            ngram = NgramDrafter(rows, options.ngram)
-            self.proposals = Proposals(ngram, Fixed(most), most, options.idle)
+            self.proposals = Proposals(NgramDrafter(rows), Fixed(most), most)
             return
         folder, key = options.draft, "for_vllm(draft=)"
         check_vocabularies(model.tokenizer or model.model, folder, folder, key=key)
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
-        draft = CausalModel.load(folder, device, dtype, "for_vllm: draft", options.forward)
+        draft = CausalModel.load(folder, device, dtype, "for_vllm: draft")
         draft.match(rows)
-        self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most, options.idle)
+        self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most)
 
     def propose(
         self,
@@ -205,12 +192,10 @@ class Proposer:
         options = self.options
         if options.selector is None:
             return Fixed(self.max_tokens)
-        table = None if options.table is None else LatencyTable.load(options.table)
         setting = SamplingSetting(options.temperature, options.top_p)
         selector = Selector.from_pretrained(options.selector)
-        return PathLengths(
-            selector, draft, self.max_tokens, setting, table, options.overhead_ms / 1000
-        )
+        late = options.overhead_ms / 1000
+        return PathLengths(selector, draft, self.max_tokens, setting, overhead=late)
 
 
 def check_version(version: str) -> None:

@@ -24,6 +24,8 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 GREEDY = SamplingSetting(0.0)
+IDLE = 8
+"""Texts outside the batch whose caches are kept: a preempted request may come back."""
 """How paths are drawn: always the draft's most probable token.
 
 An engine that is not given q verifies a drafted token as one that the draft was certain of, at any
@@ -104,12 +106,10 @@ class Proposals:
         drafter: of which every text gets a fork.
         lengths: chooses how many tokens to draft.
         max_tokens: drafted at a time.
-        idle: texts outside the batch whose caches are kept, since a preempted request may come
-            back.
     """
 
-    def __init__(self, drafter: Drafter, lengths: Lengths, max_tokens: int, idle: int = 8):
-        self.drafter, self.lengths, self.max_tokens, self.idle = drafter, lengths, max_tokens, idle
+    def __init__(self, drafter: Drafter, lengths: Lengths, max_tokens: int):
+        self.drafter, self.lengths, self.max_tokens = drafter, lengths, max_tokens
         self.followed: list[
             Followed
         ] = []  # by row of the last batch, then those that left it, the latest first
@@ -148,7 +148,7 @@ class Proposals:
                 one = free.pop(at)
                 one.advance(text, self._none)
             now.append(one)
-        self.followed = now + [*free.values()][: self.idle]
+        self.followed = now + [*free.values()][:IDLE]
         return now
 
     def _path(self, one: Followed, length: int) -> DraftTree:

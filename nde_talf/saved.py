@@ -11,7 +11,6 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from transformers import GenerationMixin
-from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from typing_extensions import TypedDict
 
 from nde_talf import __version__
@@ -30,7 +29,6 @@ class Settings(TypedDict):
     selector: str | None
     verifier: str | None
     draft_temperature: Any
-    forward: str
 
 
 FORMAT = Format("speculation", "save it again with speculate(...).save(folder)", kind=Settings)
@@ -109,7 +107,6 @@ def save(speculation: Speculation, folder: Path) -> Path:
         "selector": SELECTOR if selector else None,
         "verifier": speculation.verifier,
         "draft_temperature": speculation.draft_temperature,
-        "forward": speculation.forward,
     }
     named = "the EAGLE head in `head/`" if head else f"`{draft}`"
     card = CARD.format(version=__version__, folder=folder, draft=named, trees=trees)
@@ -143,7 +140,6 @@ def load(where: str) -> Speculation:
         folder / SELECTOR if settings["selector"] else None,
         settings["verifier"],
         settings["draft_temperature"],
-        settings["forward"],
     )
 
 
@@ -161,11 +157,4 @@ def generate_from(model: Any, **arguments: Any) -> Any:
     where = str(where if isinstance(where, str) else model.name_or_path)
     if where not in _loaded:
         _loaded[where] = load(where)
-    tokenizer, strings = arguments.pop("tokenizer", None), arguments.pop("stop_strings", None)
-    if strings is not None:  # transformers would not hand the tokenizer on to a callable
-        if tokenizer is None:
-            raise UserError("generate(stop_strings=...): give tokenizer=... too.")
-        criteria = arguments.get("stopping_criteria") or ()
-        stop = StopStringCriteria(tokenizer, strings)
-        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, stop])
     return GenerationMixin.generate(model, custom_generate=_loaded[where], **arguments)

@@ -73,7 +73,7 @@ def accepted(draft: list[int], rest: list[int]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["lm", "ngram"])
-def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts):
+def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts, monkeypatch):
     """Rows change places at every step, some steps leave requests out, and one loses its cache
     meanwhile.
 
@@ -81,7 +81,8 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
     from nothing.
     """
     dice, steps, hits = np.random.default_rng(0), 0, 0
-    proposals = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED, idle=2)
+    monkeypatch.setattr("nde_talf.proposals.IDLE", 2)
+    proposals = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED)
     read = [len(prompt) + 1 for prompt in PROMPTS]
     Counted.started.clear()
     while left := [i for i, text in enumerate(texts) if read[i] < len(text)]:
@@ -193,7 +194,6 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         ({"draft": str(tmp_path), "selector": "gone"}, "selector='gone'"),
         ({"draft": str(tmp_path / "head")}, "draft head.*head_method"),
         ({"draft": "ngram", "selector": str(tmp_path)}, "n-grams have none"),
-        ({"draft": "ngram", "idle": -1}, "idle"),
         ({"draft": "ngram", "fast": 1}, "fast: there is no such key"),
         (None, KEY),
     ):
