@@ -16,7 +16,7 @@ from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
 from nde_talf.data.text.shipped import HEAD, shipped, with_shipped
-from nde_talf.data.traces.settings import SETTINGS, TracesConfig
+from nde_talf.data.traces.settings import Settings, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     Count,
@@ -201,9 +201,7 @@ class EvaluationConfig:
     model, and the head where head is asked for too), transformers (its plain decoding, prompt
     lookup and default assisted generation).
     """
-    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct] = field(
-        default_factory=lambda: ["t0.6", "t1.0"]
-    )
+    settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.
     """
     policies: dict[Annotated[str, one_of(tuple(POLICIES.table))], dict[str, Any]] = field(
@@ -238,12 +236,6 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
-        for name, options in self.policies.items():
-            if not isinstance(options, dict):
-                raise UserError(
-                    f"evaluation.policies.{name}={options}: give its options, as {{nodes: 32}}, or"
-                    " {} for none."
-                )
 
 
 @settings("tracking")

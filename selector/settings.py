@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from nde_talf.data.traces.settings import Rules
 from nde_talf.decoding.common.arguments import Proper
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -20,7 +21,7 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
-from nde_talf.decoding.names import LABELLED, ON_PATHS
+from nde_talf.decoding.names import ON_PATHS
 
 PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
@@ -35,9 +36,7 @@ class SelectorConfig:
     Raises UserError, naming the key, for a value that cannot work.
     """
 
-    verifiers: Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct] = field(
-        default_factory=lambda: ["traversal", "specinfer"]
-    )
+    verifiers: Rules = field(default_factory=lambda: ["traversal", "specinfer"])
     """A selector is trained for each of these verification rules, on its labels."""
     tables: Annotated[list[Place], Distinct] = field(default_factory=lambda: ["measured"])
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of

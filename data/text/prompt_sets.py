@@ -115,8 +115,6 @@ def _texts(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Iterator[str]:
     """Yield rows of one source, in random order (of a stream, its first rows)."""
-    if not part.source:
-        raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
     if prompt_set.chat and not tokenizer.chat_template:
         raise UserError(
             f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false."

@@ -22,6 +22,8 @@ SETTINGS: dict[str, SamplingSetting] = {
 """Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3
 advises, and greedy.
 """
+Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
+Rules = Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct]
 DRAFTERS = ("lm", "head")
 LABELS = ("trees", "text")
 OF_TEXT = ("specinfer", "traversal")
@@ -32,9 +34,7 @@ OF_TEXT = ("specinfer", "traversal")
 class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
-    settings: Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct] = field(
-        default_factory=lambda: ["t0.6", "t1.0"]
-    )
+    settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
     p0.99 (top-p), k20 k50 (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20.
     """
@@ -50,9 +50,7 @@ class TracesConfig:
     """Super-trees drawn at each root; a label is their mean."""
     validation_samples: Annotated[int, Field(ge=0, le=100_000)] = 4
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
-    verifiers: Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct] = field(
-        default_factory=lambda: ["specinfer", "naivetree", "traversal"]
-    )
+    verifiers: Rules = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     """Verification rules to compute labels for."""
     labels: Annotated[str, one_of(LABELS)] = "trees"
     """Source of the training prompts' labels: trees (super-trees, by any rule), or text (the

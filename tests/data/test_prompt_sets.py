@@ -121,7 +121,6 @@ def test_every_kind_has_its_share_of_test_prompts():
         ({"template": "{label[en]}"}, 5, r"data\.sets\.q\.template='{label\[en\]}' does not fit"),
         ({}, 31, r"data\.sets\.q: 31 prompts.*has 30"),
         ({"max_tokens": 2}, 1, r"has 0 and 30 longer than data\.sets\.q\.max_tokens"),
-        ({"source": None}, 5, r"data\.sets\.q\.source is not given"),
     ],
 )
 def test_what_does_not_fit_is_told(tmp_path, tokenizer, change, count, words):
