@@ -51,7 +51,7 @@ class DraftTree:
     children: list[list[int]]
     q: list[Tensor | None]
     p: "Sequence[Tensor] | WarpedRows" = ()
-    left: list[list[float | None]] = field(default_factory=list)
+    left: list[list[float | None]] = field(default_factory=lambda: [[]])
     rule: Any = None
     on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
@@ -60,9 +60,6 @@ class DraftTree:
     )  # of every path the number of its end among the tips
     tips: list[int] = field(default_factory=lambda: [0], repr=False)
     """The nodes that `draw` grows next."""
-
-    def __post_init__(self) -> None:
-        self.left = self.left or [[None] * len(children) for children in self.children]
 
     @classmethod
     def rooted(cls, token: int, q: Tensor | None = None) -> "DraftTree":
