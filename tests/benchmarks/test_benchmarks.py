@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import decode, recording, timing
+from benchmarks import decode, timing
 from benchmarks.timing import doubts, rate
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.benchmark import Record
@@ -77,11 +77,3 @@ def test_rates_and_doubts_are_of_records():
     plain = [record(BASELINE, prompt, 10, 1.0) for prompt in range(4)]
     twin = [record(CONTROL, prompt, 10, 1.1) for prompt in range(4)]
     assert "clock not trusted" in doubts(plain + twin)[0] and doubts(plain) == []
-
-
-def test_times_of_the_picture_rise():
-    pieces = [(at, "a", recording.GREEN) for at in (0.0, 0.0, 0.012, 0.0263)]  # the last rounds up
-    one = recording.Recording(pieces, [1, 2, 3], 0.0263)
-    for times in re.findall('keyTimes="(.*?)"', recording.picture(one, one, "")):
-        values = [float(time) for time in times.split(";")]
-        assert values == sorted(values)

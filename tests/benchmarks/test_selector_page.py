@@ -14,7 +14,6 @@ from benchmarks.selector import (
     TRAVERSAL,
     Campaign,
     Decoded,
-    _online,
     speed_ratios,
 )
 from nde_talf.evaluation.benchmark import Record
@@ -103,12 +102,6 @@ def test_the_best_rival_is_what_is_fastest_of_all_that_is_not_learned(runs):
     ]
     assert campaign.one_rival() == TRAVERSAL and set(campaign.roles(learned=True)) == {MAIN}
     assert CONTROL not in campaign.roles(learned=False)
-
-
-def test_the_page_names_rivals_and_which_clock_is_not_trusted(runs):
-    text = "\n".join(_online(runs))
-    assert "T=1: clock not trusted" in text and "T=0.6: clock" not in text
-    assert "Traversal, best static (T=1), 300 tokens/s" in text
 
 
 def test_a_mean_over_settings_resamples_prompts_jointly():

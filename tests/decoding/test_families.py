@@ -25,10 +25,10 @@ from nde_talf import (
     StaticShapes,
     UserError,
 )
-from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.fitness import HALF
+from nde_talf.decoding.forward import attention
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
@@ -115,11 +115,13 @@ def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
 
 @pytest.mark.parametrize("name", EACH)
 @torch.inference_mode()
-def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
+def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monkeypatch):
+    """Under a mask as wide as the text, or with attention to the text without one."""
     model, choose = family(name), random.Random(0)
     session, committed = model.session(), text(18)
     session.append(committed)
     for _ in range(20):
+        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": choose.choice((1, CONTEXT))})
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))
@@ -186,12 +188,6 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
                 q[:rows] = warp(alone(draft, known)[-1, :V], setting)
                 torch.testing.assert_close(rows_of[0][tree, row], p, atol=1e-4, rtol=1e-3)
                 torch.testing.assert_close(rows_of[1][tree, row], q, atol=1e-4, rtol=1e-3)
-        (by_rule,) = labels(
-            trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99
-        )
-        assert all(
-            bool((values >= 1).all() and values.isfinite().all()) for values in by_rule.values()
-        )
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -11,6 +11,7 @@ from scipy import stats
 from nde_talf import (
     Action,
     Beam,
+    CausalModel,
     Delayed,
     DySpec,
     EagleDrafter,
@@ -49,12 +50,12 @@ def drafter(name: str):
 
 @torch.inference_mode()
 def target_law(
-    length: int, setting: SamplingSetting = SETTING, stop: int = -1
+    length: int, setting: SamplingSetting = SETTING, stop: int = -1, target: CausalModel = TARGET
 ) -> dict[tuple[int, ...], float]:
     """P of every text of `length` tokens behind the prompt, or up to a token `stop`."""
     law: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCABULARY), repeat=length):
-        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        logits = target.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
         chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
         text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
         law[text] = law.get(text, 0.0) + chance

@@ -2,7 +2,6 @@
 untrained.
 """
 
-import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -20,10 +19,7 @@ from transformers import (
 )
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
 
@@ -130,20 +126,6 @@ class KillBefore(pl.Callback):
 def same(one: nn.Module, two: nn.Module) -> bool:
     """Whether all weights are equal, bit by bit."""
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
-def check_law(decoder: SpeculativeDecoder) -> None:
-    """The enumerated law of the first two tokens is the target's, of a vocabulary of 4."""
-    prompt, setting = [1, 3, 2], SamplingSetting(0.9, 0.97)
-    law = exact_law(lambda rng: tuple(decoder.generate(prompt, 2, setting, rng).tokens))
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    for first in range(4):
-        logits = decoder.target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()
-        one, two = warp(logits[0], setting), warp(logits[1], setting)
-        for second in range(4):
-            assert law.get((first, second), 0.0) == pytest.approx(
-                float(one[first] * two[second]), abs=1e-5
-            )
 
 
 def batch_of(rows, *places: int) -> TokenRows:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, reporting, track, working
+from nde_talf.decoding.common.progress import console, track, working
 from nde_talf.pipelines.cli import answer, launch
 from nde_talf.pipelines.config import Config
 from tests.pipelines.micro import ROOT, environment
@@ -42,18 +42,6 @@ def test_a_reader_of_the_help_may_leave():
     )
     os.close(write)
     assert done.returncode == 1 and not done.stderr
-
-
-def test_without_a_terminal_lines_say_what_is_done_and_left(capsys):
-    with reporting("traces", every=0.02):
-        for done in track(range(3), "shards of the traces", 5, "shard", 2):
-            time.sleep(0.1)
-            assert f"traces, shards of the traces: {done + 2} of 5 shards" in (
-                shown := capsys.readouterr().out
-            )
-            assert ("to go" in shown) == (done > 0)
-    time.sleep(0.1)
-    assert "so far" not in capsys.readouterr().out.splitlines()[-1:]
 
 
 @pytest.mark.skipif(

@@ -107,24 +107,6 @@ def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
     assert (pair / "draft/model.safetensors").read_bytes() == made
 
 
-def test_a_draft_is_distilled_on_answers_to_own_prompts(folder):
-    lines = (folder / "corpus.jsonl").read_text().splitlines()
-    texts = dict.fromkeys(json.loads(line)["text"][:40].strip() for line in lines)
-    (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
-    )
-    small = "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 8, batch: 4}"
-    asked = [f"model.target={folder}/llama", "model.draft=distil", f"model.draft_lm={small}"]
-    asked += [f"data={folder}/prompts.jsonl", "model.length=64", "tracking=disabled"]
-    here = ["run=answers", "stage=pair", f"paths.checkpoints={folder}/checkpoints"]
-    asked += ["traces.new_tokens=32", "evaluation.new_tokens=32", "latency.contexts=[64]"]
-    done = finish("nde_talf.pipelines.run", [*asked, *here])
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
-    assert "draft and the head learn from your prompts with the target's answers" in said
-    assert "overlap" in said and (folder / "checkpoints/answers/pair/draft").is_dir()
-
-
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     alone = ("run=opt", f"model.target={folder}/opt", *QUICK)
     done = run(folder, *alone)

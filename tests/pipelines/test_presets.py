@@ -39,13 +39,6 @@ def test_a_preset_composes(group, name):
         check_config(config)
 
 
-def test_the_presets_of_the_papers_are_there():
-    assert {"llama3_70b_8b", "llama2_7b", "qwen2.5_32b_0.5b", "opt_6.7b_125m"} <= {
-        *presets("model")
-    }
-    assert "nde" in presets("traces") and {"talf", "eagle", "hass"} <= {*presets("draft")}
-
-
 def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     config = composed(Config, "model=tiny_ci", "dry_run=true", f"paths.checkpoints={tmp_path}/runs")
     run(config)

@@ -68,10 +68,9 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     assert not torch.equal(first.fc.weight, second.fc.weight)
 
 
-def test_the_first_minute(tmp_path, monkeypatch, capsys):
+def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     """From any folder, without a run: a text, what decoded it, and how much faster it was."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     generate(GenerateConfig(prompt="def main(", new_tokens=12))
     printed = capsys.readouterr().out
     assert printed.startswith("def main(")
@@ -82,9 +81,8 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys):
     assert "drafter head" in printed and "times as fast" not in printed
 
 
-def test_a_table_of_another_machine_is_measured_once(tmp_path, monkeypatch):
+def test_a_table_of_another_machine_is_measured_once(quick_prices):
     """And kept in the user's cache; that of this machine is taken as it is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     decoder, _ = open_run()
     shipped_table = decoder.policy.selector.table
     pair = shipped_pair()
