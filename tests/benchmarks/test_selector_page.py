@@ -113,10 +113,3 @@ def test_a_mean_over_settings_resamples_prompts_jointly():
     even = [record("b", i, 10, 1.0) for i in range(6)]
     (first, _), mean = speed_ratios([(varied, even), (even, varied)])
     assert first[1] < 0.7 and first[2] > 1.1 and mean == pytest.approx([1, 1, 1])
-
-
-def test_generations_of_a_prompt_in_two_runs_count_together(tmp_path):
-    fast = run(tmp_path / "fast", "T=1"), run(tmp_path / "slow", "T=1", **{MAIN: 50.0})
-    (own,) = [Campaign.of(fast).records["T=1"][MAIN]]
-    assert sum(r.tokens for r in own) == 160 and len({r.block for r in own}) == 8
-    assert Campaign.of(fast).over(MAIN, BASELINE)["T=1"] == pytest.approx([2 / (0.4 + 2)] * 3)

@@ -18,14 +18,10 @@ from nde_talf.decoding.forward.attention import (
 from nde_talf.decoding.forward.original import Window
 from nde_talf.decoding.forward.parts import weighed, weighed_in_steps
 from nde_talf.decoding.session import TreeSession
-from tests.decoding.families import FAMILIES, V, family, module
+from tests.decoding.families import FAMILIES, family, module, text
 
 NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
 NATIVE += ("gemma-2", "gemma-3", "gemma-3-images")
-
-
-def text(length: int, seed: int = 1) -> list[int]:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 # Attention

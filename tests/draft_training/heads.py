@@ -24,23 +24,20 @@ from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
 
 
+def sizes(vocabulary: int = 29, hidden: int = 16, layers: int = 2) -> dict:
+    """Return the keys of a configuration that all families have."""
+    return {
+        "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+
+
 def tiny_target(
     vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0
 ) -> CausalModel:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = LlamaConfig(**sizes(vocabulary, hidden, layers), tie_word_embeddings=False)
     return CausalModel(LlamaForCausalLM(config), "tiny")
 
 
@@ -64,13 +61,9 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
             "sliding_window": 0,
             "query_pre_attn_scalar": 8,
         }
-    sizes = config(
-        vocab_size=29, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0, **extra,
-    )  # fmt: skip
+    made = config(**sizes(hidden=hidden), tie_word_embeddings=tied, pad_token_id=0, **extra)
     torch.manual_seed(0)
-    target = model(sizes)
+    target = model(made)
     with torch.no_grad():
         for weight in target.parameters():
             if weight.ndim == 1:

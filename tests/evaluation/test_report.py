@@ -7,7 +7,6 @@ import pytest
 from matplotlib.image import imread
 
 from nde_talf.decoding.common.bootstrap import times
-from nde_talf.evaluation.plots import losses
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
 from nde_talf.evaluation.report import ReportData, in_markdown, table_of_domains, write_report
 from nde_talf.evaluation.table import tabulate
@@ -73,9 +72,3 @@ def test_missing_parts_are_left_out(tmp_path):
     page = write_report(data, tmp_path / "report").read_text()
     assert "draft head, on" not in page and 'id="sample"' not in page
     assert not (tmp_path / "report/curves.png").exists() and "T=0.6" in in_markdown(data)
-
-
-def test_a_heads_losses_count_drafted_tokens():
-    series = {"loss": [(0, 40.0)], "loss_depth_0": [(0, 4.0)], "loss_depth_1": [(5, 5.0)]}
-    assert list(losses(series)) == ["drafted token 1", "drafted token 2"]
-    assert losses({"lr": [(0, 0.1)]}) == {}

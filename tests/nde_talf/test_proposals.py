@@ -194,7 +194,6 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         ({"draft": str(tmp_path / "head")}, "draft head.*head_method"),
         ({"draft": "ngram", "selector": str(tmp_path)}, "n-grams have none"),
         ({"draft": "ngram", "idle": -1}, "idle"),
-        ({"draft": "ngram", "fast": 1}, "fast: there is no such key"),
         (None, KEY),
     ):
         with pytest.raises(UserError, match=words):

@@ -8,8 +8,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -146,29 +144,6 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
         run(composed(Config, "model=tiny3", *in_full(faulty)))
     for part in ("selector.tables", "evaluation.settings", "'dialogues=[plain,file]'"):
         assert part in str(told.value)
-
-
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    """For all files of both models and of the text together."""
-    asked = []
-
-    def unreachable():
-        asked.append(True)
-        raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "get_session", unreachable)
-    for holder in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(holder, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    pair = ("model.target=org/none", "model.draft=org/none2", "data=org/text", "dry_run=true")
-    with pytest.raises(UserError, match=r"model\.target=org/none"):
-        run(composed(Config, "model=tiny3", *in_full(pair)))
-    assert asked == [True] and huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-def test_a_folder_without_text_is_refused(tmp_path):
-    (tmp_path / "notes.pdf").write_bytes(b"x")
-    assert "no file in this folder" in fitted(f"data={tmp_path}")[1][0]
 
 
 ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}

@@ -7,27 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from tests.decoding.families import FAMILIES, module
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run
 from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
 QUICK = [
     "evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}",
     "draft.steps=4",
@@ -41,11 +30,10 @@ def folder(tmp_path_factory) -> Path:
     micro.command(made)  # writes the corpus
     texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 300)
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES))
-    opt = OPTForCausalLM(OPTConfig(vocab_size=300, ffn_dim=64, word_embed_proj_dim=32, **SIZES))
-    models: dict[str, PreTrainedModel] = {"llama": llama, "opt": opt}
-    for name, model in models.items():
+    longer = {"max_position_embeddings": 256}
+    llama = module("llama", longer | {"vocab_size": 304})
+    opt = module(FAMILIES["opt"][0], FAMILIES["opt"][1] | longer | {"vocab_size": 300})
+    for name, model in (("llama", llama), ("opt", opt)):
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
     return made

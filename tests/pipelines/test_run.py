@@ -108,23 +108,6 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         )
 
 
-def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
-    folder, _ = finished
-    before = digests(folder / "checkpoints/default/selector")
-    again = run(folder)
-    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 6
-    assert (
-        "speed-up" in again.stdout and "report/index.html" in again.stdout
-    )  # what it found is shown again
-    changed = refused(folder, "selector.lr=0.5", "stage=selector")
-    assert "selector.lr: 0.001 recorded, 0.5 given" in changed and "force=true" in changed
-    earlier = refused(
-        folder, "traces.stride=8", "stage=selector"
-    )  # a stage alone, inputs made with other settings
-    assert "traces.stride: 16 recorded, 8 given" in earlier
-    assert digests(folder / "checkpoints/default/selector") == before
-
-
 def test_a_selector_for_the_head(finished):
     """Traces, prices, selector and evaluation are the head's, and those of the other run are left
     alone.
