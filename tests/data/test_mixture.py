@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from nde_talf.data.text.corpus import load_mixture
-from nde_talf.data.text.settings import Corpus
+from nde_talf.data.text.settings import Corpus, DataConfig
+from nde_talf.decoding.common.errors import UserError
 
 
 def mixture(folder, template="Q: {question} A: {answer}") -> dict[str, Corpus]:
@@ -27,3 +30,11 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
     assert known.count("plain") == 100 and 25 < known.count("mathematics") < 75
     assert "Q: 7 + 7? A: 14" in documents["text"][:] and len(set(documents["name"])) == 300
     assert load_mixture(mixture(tmp_path))["text"][:] == documents["text"][:]
+
+
+def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
+    for template, words in (("{nothing}", "'nothing'"), ("{question", "format string")):
+        with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
+            load_mixture(mixture(tmp_path, template))
+    with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
+        DataConfig(mix={"a": Corpus(draft_fraction=0.0)})

@@ -113,8 +113,8 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monk
     model, choose = family(name), random.Random(0)
     session, committed = model.session(), text(18)
     session.append(committed)
-    for _ in range(20):
-        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": choose.choice((1, CONTEXT))})
+    for step in range(20):
+        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": (1, CONTEXT)[step % 2]})
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))
