@@ -2,7 +2,7 @@
 
 import pytest
 
-from nde_talf import VERIFIERS, UserError
+from nde_talf import VERIFIERS
 from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, Registry
 
 
@@ -11,11 +11,6 @@ from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, Regist
 )
 def test_every_name_of_a_table_is_registered_by_its_module(registry):
     assert set(registry.table) <= set(registry) and all(map(registry.entry, registry))
-
-
-def test_an_unknown_name_is_told_with_all_names_and_the_nearest():
-    with pytest.raises(UserError, match=r"verifier=travrsal: .*nss, .*Did you mean traversal"):
-        VERIFIERS["travrsal"]
 
 
 def test_a_thing_of_ones_own_needs_no_line():
