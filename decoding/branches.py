@@ -192,9 +192,10 @@ class BranchSession(TreeSession):
     def _start(self, paths: list[list[int]], first: int) -> tuple[Memory, list[list[int]], int]:
         """Return memory for these paths to start on, their rows to run, and how many it has run."""
         memory, ends = self._grown_on
-        ran = sum(row < first for row in paths[0])
+        before = {sum(row < first for row in path) for path in paths}
+        ran = min(before)
         starts = [path[ran - 1] for path in paths] if ran else [-1]
-        if all(start in ends for start in starts):
+        if len(before) == 1 and all(start in ends for start in starts):
             sequences = [ends[start] for start in starts]
             if sequences != list(range(memory.sequences)):
                 memory = memory.branched(sequences)

@@ -8,12 +8,9 @@ import sys
 
 import pytest
 
-from benchmarks import decode, recording, timing
-from benchmarks.timing import doubts, rate
+from benchmarks import decode, timing
 from nde_talf.evaluation import methods
-from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from tests.evaluation.timed import record
 
 pytestmark = pytest.mark.slow
 
@@ -67,21 +64,3 @@ def test_the_loop_beside_transformers(run, results, few, monkeypatch):
         for name, row in measured.items():
             assert (row["target, of the step"] == "–") == name.startswith("transformers")
         assert measured[BASELINE]["over autoregressive"] == "1.00 [1.00, 1.00]"
-
-
-def test_rates_and_doubts_are_of_records():
-    ours = [
-        Record("T=1", "m", name, "", tokens, 10, 0, 1.0) for name, tokens in (("a", 30), ("b", 10))
-    ]
-    assert rate(ours, "tokens", "steps") == [2.0, 1.0, 3.0]
-    plain = [record(BASELINE, prompt, 10, 1.0) for prompt in range(4)]
-    twin = [record(CONTROL, prompt, 10, 1.1) for prompt in range(4)]
-    assert "clock not trusted" in doubts(plain + twin)[0] and doubts(plain) == []
-
-
-def test_times_of_the_picture_rise():
-    pieces = [(at, "a", recording.GREEN) for at in (0.0, 0.0, 0.012, 0.0263)]  # the last rounds up
-    one = recording.Recording(pieces, [1, 2, 3], 0.0263)
-    for times in re.findall('keyTimes="(.*?)"', recording.picture(one, one, "")):
-        values = [float(time) for time in times.split(";")]
-        assert values == sorted(values)

@@ -61,9 +61,3 @@ def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     assert [row[:2] for row in part("attention")] == [
         [context, rows] for context in (64, 256) for rows in (1, 8, 64)
     ]
-
-
-def test_a_missing_gpu_is_named(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="--device cpu --size small rehearses"):
-        gpu.main(["--part", "pair"])

@@ -203,6 +203,11 @@ FORMS |= dict.fromkeys(BRANCHES, "branches") | dict.fromkeys(TOKENS, "tokens")
 EVERY = FAMILIES | BRANCHES | TOKENS
 
 
+def text(length: int, seed: int = 1) -> list[int]:
+    """Return random tokens."""
+    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
 def module(model_type: str, changes: dict[str, Any], seed: int = 3) -> PreTrainedModel:
     """A model with random weights, loaded as `load_module` would."""
     if "text_config" in changes:

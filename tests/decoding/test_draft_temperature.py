@@ -71,21 +71,8 @@ def test_what_a_user_may_write():
         "0": GREEDY,
     }
     assert {word: read_draft_temperature(word) for word in words} == words
-    for wrong in ("-1", "warm", "nan", "inf", ""):
-        with pytest.raises(UserError, match=r"draft_temperature=.*choose auto, match, raw, or a"):
-            read_draft_temperature(wrong)
     with pytest.raises(UserError, match="draft_setting=cold: choose auto"):
         SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
-
-
-def test_a_policy_says_what_it_was_trained_with_and_the_decoder_may_say_otherwise():
-    policy, drafter = make_policy("delayed", {"k": 2}), LMDrafter(PAIR[1])
-    for trained, expected in ((RAW, RAW), (None, MATCH)):
-        policy.draft_setting = trained
-        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss").draft_setting == expected
-        assert SpeculativeDecoder(
-            *PAIR[:1], drafter, policy, "nss", 0.5
-        ).draft_setting == SamplingSetting(0.5)
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])

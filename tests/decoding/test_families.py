@@ -25,14 +25,14 @@ from nde_talf import (
     StaticShapes,
     UserError,
 )
-from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.fitness import HALF
+from nde_talf.decoding.forward import attention
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
-from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, module
+from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, module, text
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
 from tests.draft_training.heads import random_eagle3, random_head
@@ -48,10 +48,6 @@ LONG = [
     for name in EVERY
 ]
 FEWER, MORE = V - 3, V + 5  # rows of a draft
-
-
-def text(length: int, seed: int = 1) -> list[int]:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def padded_pair(name: str, rows: int) -> tuple[CausalModel, CausalModel]:
@@ -108,18 +104,17 @@ def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
     if target.form == "masks":
         cache = decoder.session.cache
         assert {layer.keys.dtype for layer in cache.layers} == {torch.bfloat16}
-    logits = target.logits(torch.ones(target.hidden_size, dtype=torch.bfloat16))
-    assert logits.dtype == torch.bfloat16
-    assert warp(logits, SamplingSetting(0.0)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", EACH)
 @torch.inference_mode()
-def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
+def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monkeypatch):
+    """Under a mask as wide as the text, or with attention to the text without one."""
     model, choose = family(name), random.Random(0)
     session, committed = model.session(), text(18)
     session.append(committed)
     for _ in range(20):
+        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": choose.choice((1, CONTEXT))})
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))
@@ -186,12 +181,6 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
                 q[:rows] = warp(alone(draft, known)[-1, :V], setting)
                 torch.testing.assert_close(rows_of[0][tree, row], p, atol=1e-4, rtol=1e-3)
                 torch.testing.assert_close(rows_of[1][tree, row], q, atol=1e-4, rtol=1e-3)
-        (by_rule,) = labels(
-            trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99
-        )
-        assert all(
-            bool((values >= 1).all() and values.isfinite().all()) for values in by_rule.values()
-        )
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -2,15 +2,12 @@
 whatever is done to them.
 """
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from nde_talf import CausalModel, EagleDrafter, UserError
+from nde_talf import CausalModel, UserError
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward import attention
 from nde_talf.decoding.forward.attention import (
@@ -21,23 +18,10 @@ from nde_talf.decoding.forward.attention import (
 from nde_talf.decoding.forward.original import Window
 from nde_talf.decoding.forward.parts import weighed, weighed_in_steps
 from nde_talf.decoding.session import TreeSession
-from nde_talf.draft_training.export import load_head, save_head
-from tests.decoding.families import FAMILIES, V, family, module
-from tests.draft_training.heads import FAMILIES as HEADS
-from tests.draft_training.heads import family_target, random_head
+from tests.decoding.families import FAMILIES, family, module, text
 
 NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
 NATIVE += ("gemma-2", "gemma-3", "gemma-3-images")
-FAST = ("llama-3", "mistral", "qwen2-window", "qwen3", "gemma-2", "gemma-3")
-
-
-def text(length: int, seed: int = 1) -> list[int]:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def original(model: CausalModel) -> CausalModel:
-    """The same model, run by transformers."""
-    return CausalModel(model.module, model.name, "transformers")
 
 
 # Attention
@@ -103,30 +87,13 @@ def test_attention_in_steps_is_the_fused_one():
 # Passes
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NATIVE]
-)
+@pytest.mark.parametrize("name", NATIVE)
 @torch.no_grad()
-def test_passes_are_those_of_transformers(monkeypatch, name):
-    """Prompt, trees in two parts, batches and features of inner layers; with and without the text
-    under a mask.
-    """
-    model = family(name)
-    theirs = original(model)
+def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transformers(name):
+    model, layers = family(name), (0, 1, 2)
+    theirs = CausalModel(model.module, model.name, "transformers")
     assert model.native is not None and model.forward.startswith("native")
     assert theirs.forward == "transformers'" and theirs.native is None
-    for at in (1, 1000):
-        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": at})
-        ours, other = (TreeSession(m.hidden, m.device, m.dtype, m.layers) for m in (model, theirs))
-        same = [(ours.append(text(40)), other.append(text(40)))]
-        for step in range(3):
-            for tokens, parents in (([1, 2, 3], [-1, 0, 0]), ([4, 5, 6, 7], [1, 1, 2, 5])):
-                same.append((ours.grow(tokens, parents), other.grow(tokens, parents)))
-            ours.commit([0, 2, 5, 6][: 4 - step]), other.commit([0, 2, 5, 6][: 4 - step])
-            same.append((ours.append([9]), other.append([9])))
-        for one, two in same:
-            torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4)
-    layers = (0, 1, 2)
     tokens, positions = torch.tensor([text(30), text(30, 2)]), torch.arange(30)[None]
     for mask in (None, torch.full((2, 1, 30, 30), torch.finfo(torch.float32).min).triu(1)):
         if mask is not None:
@@ -141,9 +108,7 @@ def test_passes_are_those_of_transformers(monkeypatch, name):
 
 @torch.no_grad()
 def test_a_context_beyond_the_first_table_of_positions():
-    config = LlamaConfig(**SMALL, max_position_embeddings=4096)
-    torch.manual_seed(0)
-    model = CausalModel(LlamaForCausalLM(config))
+    model = CausalModel(module("llama", {"max_position_embeddings": 4096}))
     session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
     session.append(tokens := [i * 7 % 50 for i in range(1100)])
     logits = model.logits(session.grow([1, 2, 3], [-1, 0, 0]))[-1]
@@ -157,47 +122,7 @@ def test_in_half_precision_logits_are_transformers_within_the_stated_bound(name)
     assert model.native is not None and "transformers' to" in model.forward
 
 
-@pytest.mark.parametrize("kind", HEADS)
-@torch.no_grad()
-def test_a_heads_passes_are_those_of_its_training(kind, tmp_path):
-    target = family_target(kind)
-    head = random_head(target)
-    tokens, features = torch.tensor([text(12)]) % 29, torch.randn(1, 12, 16)
-    positions, cut = torch.arange(12)[None], 9
-
-    def passes() -> torch.Tensor:
-        cache = KVCache(1)
-        mask = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min).triu(1)
-        first = head.forward(tokens[:, :cut], positions[:, :cut], None, cache, features[:, :cut])
-        return torch.cat(
-            [
-                first,
-                head.forward(tokens[:, cut:], positions[:, cut:], mask, cache, features[:, cut:]),
-            ],
-            1,
-        )
-
-    expected, before = passes(), features.clone()
-    drafter = EagleDrafter(head)
-    assert drafter.head is head and head.native is not None and copy.deepcopy(head).native is None
-    torch.testing.assert_close(passes(), expected, atol=1e-5, rtol=1e-4)
-    assert torch.equal(features, before)
-    again = load_head(save_head(head, tmp_path / "head"), target)
-    assert all(
-        torch.equal(weight, again.state_dict()[name]) for name, weight in head.state_dict().items()
-    )
-
-
 # Weights
-
-SMALL = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-SMALL |= {"num_key_value_heads": 2, "initializer_range": 0.3}
 
 
 def same_logits(model: CausalModel) -> None:

@@ -88,13 +88,6 @@ def test_a_folder_with_a_fault_is_refused_by_its_weights(folder, fault):
         CausalModel.load(folder, name="model.draft")
 
 
-def test_biases_of_another_architecture_are_refused(tmp_path):
-    build("qwen2", False).save_pretrained(tmp_path)
-    configure(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
-    with pytest.raises(UserError, match=r"q_proj\.bias.* belong to another architecture"):
-        CausalModel.load(tmp_path)
-
-
 def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
     def add(weights) -> None:
         weights["vision_tower.layers.0.weight"] = torch.ones(3)
@@ -130,27 +123,11 @@ def test_a_model_with_checksums_is_checked_and_one_without_is_not(folder):
     CausalModel.load(folder)
 
 
-@pytest.mark.parametrize(
-    "method,library",
-    [
-        (
-            {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]},
-            "accelerate",
-        ),
-        ({"quant_method": "gptq", "bits": 4}, "optimum"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 16}, "gptqmodel|accelerate"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "accelerate|bitsandbytes"),
-    ],
-    ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
-)
-def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_name(
-    folder, method, library
-):
-    if any(find_spec(name) for name in library.split("|")):
-        pytest.skip(f"{library} is installed here")
-    configure(folder, quantization_config=method)
+@pytest.mark.skipif(find_spec("optimum") is not None, reason="optimum is installed here")
+def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_name(folder):
+    configure(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(
-        UserError, match=rf"model\.target=.*quantised, and a library .*({library}).* Install it"
+        UserError, match=r"model\.target=.*quantised, and a library .*optimum.* Install it"
     ):
         CausalModel.load(folder, name="model.target")
 

@@ -9,37 +9,16 @@ import torch
 
 from nde_talf import (
     Action,
-    Autoregressive,
     Delayed,
     LMDrafter,
     Rng,
     SamplingSetting,
     SpeculativeDecoder,
-    UserError,
 )
 from nde_talf.decoding.cache import KVCache
-from tests.decoding.pairs import prompts, tiny_model, tiny_pair
+from tests.decoding.pairs import tiny_pair
 
 GREEDY = SamplingSetting(0.0)
-
-
-def test_autoregressive_greedy_is_transformers_greedy():
-    target = tiny_model(64, hidden=32, layers=2)
-    prompt = prompts(1, 64)[0]
-    plain = SpeculativeDecoder(target, None, Autoregressive(), "specinfer")
-    ids = torch.tensor([prompt])
-    reference = target.module.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=64,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    assert (
-        plain.generate(prompt, 64, GREEDY, Rng.seeded(0)).tokens
-        == reference[0, len(prompt) :].tolist()
-    )
 
 
 def test_streamed_blocks_are_the_generation():
@@ -121,22 +100,3 @@ def test_a_dropped_cache_is_freed_at_once():
         assert layer() is None
     finally:
         gc.enable()
-
-
-def test_bad_input_is_named():
-    target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), "specinfer")
-    for prompt, words in (
-        ([], "empty"),
-        ([1] * 4000, "context"),
-        ([3, 99], "token 99"),
-        ([3, -1], "token -1"),
-    ):
-        with pytest.raises(UserError, match=words):
-            decoder.generate(prompt, 5, SamplingSetting(), Rng.seeded(0))
-        with pytest.raises(UserError, match=words):
-            decoder.blocks(
-                prompt, 5, SamplingSetting(), Rng.seeded(0)
-            )  # before the first block is asked for
-    with pytest.raises(UserError, match="max_new_tokens=0"):
-        decoder.generate([1], 0, SamplingSetting(), Rng.seeded(0))

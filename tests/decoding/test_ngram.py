@@ -243,8 +243,6 @@ def test_a_policy_with_another_drafter_is_refused():
     for drafter in (ngram, draft, None):
         with pytest.raises(UserError, match="give the decoder a MixedDrafter"):
             SpeculativeDecoder(TARGET, drafter, policy, policy.verifier)
-    with pytest.raises(UserError, match="vocabulary"):
-        SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY + 1), NgramTree(), "nss")
     with pytest.raises(UserError, match="they need the same"):
         MixedDrafter(NgramDrafter(VOCABULARY + 1), draft)
     with pytest.raises(UserError, match="DySpec drafts trees of kind 'without_replacement'"):

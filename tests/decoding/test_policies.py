@@ -6,20 +6,14 @@ from math import prod
 import pytest
 
 from nde_talf import (
-    Action,
-    Beam,
     DecodingState,
-    Delayed,
     DynaTree,
     Optimal,
     Rng,
     Salf,
-    Shaped,
-    UserError,
     sequoia_shape,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
-from nde_talf.decoding.policies.stopping import ConfidenceStop, FollowMean
 from nde_talf.decoding.sampling import RAW
 from tests.decoding.tables import TableDrafter, Tables, context_of
 
@@ -119,22 +113,3 @@ def test_sequoias_shape_is_the_best_of_all(nodes, depth):
         assert size(shape) <= nodes
         best = max(accepted(other, rates) for other in every_shape(nodes, depth, 2))
         assert accepted(shape, rates) == pytest.approx(best)
-
-
-@pytest.mark.parametrize(
-    "make,words",
-    [
-        (lambda: Beam(nodes=0), "nodes=0"),
-        (lambda: Salf(threshold=1.5), "threshold=1.5"),
-        (lambda: DynaTreeConfig(confident_low=0.9, confident_high=0.4), "confident_low=0.9"),
-        (lambda: sequoia_shape([], 4, 4), "rates="),
-        (lambda: Shaped((), "magic"), "magic"),
-        (lambda: Delayed(Action(0, 2, 2)), "k=0"),
-        (lambda: ConfidenceStop(1.0), "threshold=1.0"),
-        (lambda: ConfidenceStop(by="mode"), "by='mode'"),
-        (lambda: FollowMean(window=0), "window=0"),
-    ],
-)
-def test_settings_that_cannot_work_are_named(make, words):
-    with pytest.raises(UserError, match=words):
-        make()

@@ -6,11 +6,11 @@ from collections import Counter
 from itertools import product
 
 import torch
-from scipy import stats
 
 from nde_talf import (
     Action,
     Beam,
+    CausalModel,
     Delayed,
     DySpec,
     EagleDrafter,
@@ -22,6 +22,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.testing import exact_law
+from nde_talf.evaluation.law import p_value
 from tests.decoding.memoized import memoized, memoized_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -49,12 +50,12 @@ def drafter(name: str):
 
 @torch.inference_mode()
 def target_law(
-    length: int, setting: SamplingSetting = SETTING, stop: int = -1
+    length: int, setting: SamplingSetting = SETTING, stop: int = -1, target: CausalModel = TARGET
 ) -> dict[tuple[int, ...], float]:
     """P of every text of `length` tokens behind the prompt, or up to a token `stop`."""
     law: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCABULARY), repeat=length):
-        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        logits = target.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
         chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
         text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
         law[text] = law.get(text, 0.0) + chance
@@ -73,25 +74,9 @@ def law_of(
 
 
 def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
-    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5
-    are merged.
-    """
+    """p-value of the sampled first tokens against the target's law."""
     rng = Rng.seeded(12345)
     counts = Counter(
         tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials)
     )
-    law = target_law(TOKENS)
-    assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
-    observed, expected, small = [], [], [0.0, 0.0]
-    for tokens, probability in law.items():
-        if probability * trials >= 5:
-            observed.append(counts[tokens])
-            expected.append(probability * trials)
-        else:
-            small[0] += counts[tokens]
-            small[1] += probability * trials
-    if small[1] > 0:
-        observed.append(small[0])
-        expected.append(small[1])
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    return float(stats.chi2.sf(statistic, len(observed) - 1))
+    return p_value(counts, target_law(TOKENS))

@@ -2,7 +2,6 @@
 untrained.
 """
 
-import pytest
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -20,31 +19,25 @@ from transformers import (
 )
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
+
+
+def sizes(vocabulary: int = 29, hidden: int = 16, layers: int = 2) -> dict:
+    """Return the keys of a configuration that all families have."""
+    return {
+        "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2,
+        "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
 
 
 def tiny_target(
     vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0
 ) -> CausalModel:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = LlamaConfig(**sizes(vocabulary, hidden, layers), tie_word_embeddings=False)
     return CausalModel(LlamaForCausalLM(config), "tiny")
 
 
@@ -68,13 +61,9 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
             "sliding_window": 0,
             "query_pre_attn_scalar": 8,
         }
-    sizes = config(
-        vocab_size=29, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=0,
-        eos_token_id=0, pad_token_id=0, **extra,
-    )  # fmt: skip
+    made = config(**sizes(hidden=hidden), tie_word_embeddings=tied, pad_token_id=0, **extra)
     torch.manual_seed(0)
-    target = model(sizes)
+    target = model(made)
     with torch.no_grad():
         for weight in target.parameters():
             if weight.ndim == 1:
@@ -130,20 +119,6 @@ class KillBefore(pl.Callback):
 def same(one: nn.Module, two: nn.Module) -> bool:
     """Whether all weights are equal, bit by bit."""
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
-def check_law(decoder: SpeculativeDecoder) -> None:
-    """The enumerated law of the first two tokens is the target's, of a vocabulary of 4."""
-    prompt, setting = [1, 3, 2], SamplingSetting(0.9, 0.97)
-    law = exact_law(lambda rng: tuple(decoder.generate(prompt, 2, setting, rng).tokens))
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    for first in range(4):
-        logits = decoder.target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()
-        one, two = warp(logits[0], setting), warp(logits[1], setting)
-        for second in range(4):
-            assert law.get((first, second), 0.0) == pytest.approx(
-                float(one[first] * two[second]), abs=1e-5
-            )
 
 
 def batch_of(rows, *places: int) -> TokenRows:

@@ -21,7 +21,7 @@ from nde_talf.draft_training.draft_vocab import (
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
-from nde_talf.draft_training.settings import NORMS, EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import NORMS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import build_head
 from tests.draft_training.heads import (
@@ -215,22 +215,6 @@ def test_a_part_of_fc_reads_features_of_size_one_whatever_the_norms(target):
         )[1]
         read = (head._normed(features) / head.sizes).unflatten(-1, (3, -1))
         assert ((read.pow(2).mean((0, 1, 3)).sqrt().log2()).abs() <= 0.5 + 1e-3).all()
-
-
-@pytest.mark.parametrize(
-    "settings,words",
-    [
-        ({"loss": HassLoss()}, r"draft\.loss\.name=hass.*draft\.loss\.regression=0"),
-        ({"loss": EagleLoss()}, r"draft\.loss\.name=eagle"),
-        ({"features": "final", "norms": ["fc_norm"]}, r"draft\.norms=fc_norm"),
-        ({"norms": ["fc_norm", "norm_before_fc"]}, r"two norms of one thing"),
-        ({"norms": ["fc_norms"]}, r"draft\.norms.*fc_norm"),
-        ({"features": "final", "draft_vocab": 20}, r"draft\.draft_vocab"),
-    ],
-)
-def test_what_does_not_go_with_three_layers_is_refused(settings, words):
-    with pytest.raises(UserError, match=words):
-        replace(TINY, **settings)
 
 
 def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(target, tmp_path):

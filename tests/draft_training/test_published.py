@@ -69,25 +69,51 @@ def close(one, other):
     )
 
 
-def test_heads_of_eagle_and_eagle3_load_and_start_a_training_which_exports_them(
-    target, rows, eagle, eagle3, tmp_path
+NORMED = ("norm_before_residual", "norm_before_fc", "norm_output")
+
+
+@pytest.fixture
+def eagle31(target):
+    """Weights and config.json of EAGLE 3.1 as speculators trains it."""
+    weights = random_eagle3(target, norms=NORMED).file_weights()
+    flags = {"fc_norm": False, **dict.fromkeys(NORMED, True)}
+    return weights, {**CONFIG, "speculators_config": {}, **flags}
+
+
+KINDS = {
+    "eagle": (random_head, {}),
+    "eagle3": (
+        lambda target: random_eagle3(target, vocabulary=list(range(3, 23))),
+        {"features": "three", "draft_vocab": 20},
+    ),
+    "eagle31": (
+        lambda target: random_eagle3(target, norms=NORMED),
+        {"features": "three", "norms": [*NORMED]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_published_head_loads_and_starts_a_training_which_exports_it(
+    kind, target, rows, tmp_path, request
 ):
-    for folder, three, mine in ((eagle, False, random_head(target)), (eagle3, True, None)):
-        head = load_head(folder, target)
-        assert close(head, mine or random_eagle3(target, vocabulary=list(range(3, 23))))
-        assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
-        config = replace(
-            TINY,
-            warm_start=str(folder),
-            features="three" if three else "final",
-            draft_vocab=20 if three else None,
-        )
-        assert same(build_head(target, config), load_head(folder, target, torch.float32))
-        trained = fit_head(
-            target, rows, replace(config, chain_fraction=0.0), tmp_path / f"training-{three}"
-        )
-        assert not same(trained, head)
-        assert same(trained, load_head(save_head(trained, tmp_path / f"export-{three}"), target))
+    folder, (make, settings) = request.getfixturevalue(kind), KINDS[kind]
+    if kind == "eagle31":
+        folder = publish(tmp_path / "head", *folder)
+    head = load_head(folder, target)
+    assert close(head, make(target))
+    assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
+    config = replace(TINY, warm_start=str(folder), chain_fraction=0.0, **settings)
+    assert same(build_head(target, config), load_head(folder, target, torch.float32))
+    trained = fit_head(target, rows, config, tmp_path / "training")
+    again = load_head(save_head(trained, tmp_path / "export"), target)
+    assert same(trained, again) and not same(trained, head)
+
+
+def test_flags_of_norms_are_read_where_nvidia_writes_them(target, eagle31, tmp_path):
+    weights, config = eagle31
+    inside = {"eagle_config": {name: config.pop(name) for name in NORMED}}
+    assert load_head(publish(tmp_path / "two", weights, config | inside), target).norms == NORMED
 
 
 def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
@@ -128,34 +154,6 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
     assert same(
         load_head(publish(tmp_path / "one", weights, config), target), load_head(eagle3, target)
     )
-
-
-NORMED = ("norm_before_residual", "norm_before_fc", "norm_output")
-
-
-@pytest.fixture
-def eagle31(target):
-    """Weights and config.json of EAGLE 3.1 as speculators trains it."""
-    weights = random_eagle3(target, norms=NORMED).file_weights()
-    flags = {"fc_norm": False, **dict.fromkeys(NORMED, True)}
-    return weights, {**CONFIG, "speculators_config": {}, **flags}
-
-
-def test_a_head_of_eagle_3_1_loads_and_starts_a_training_which_exports_it(
-    target, rows, eagle31, tmp_path
-):
-    folder = publish(tmp_path / "head", *eagle31)
-    head = load_head(folder, target)
-    assert same(head, random_eagle3(target, norms=NORMED)) and head.norms == NORMED
-    weights, config = eagle31  # NVIDIA's place of the flags
-    inside = {"eagle_config": {name: config.pop(name) for name in NORMED}}
-    assert load_head(publish(tmp_path / "two", weights, config | inside), target).norms == NORMED
-    settings = replace(
-        TINY, warm_start=str(folder), features="three", norms=[*NORMED], chain_fraction=0.0
-    )
-    trained = fit_head(target, rows, settings, tmp_path / "training")
-    again = load_head(save_head(trained, tmp_path / "export"), target)
-    assert same(trained, again) and again.norms == NORMED and not same(trained, head)
 
 
 @pytest.mark.parametrize(

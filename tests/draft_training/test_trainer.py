@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import nde_talf.draft_training.trainer
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import (
-    HassLoss,
     HeadConfig,
     TalfLoss,
 )
@@ -48,15 +45,3 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked_for(target, rows, tmp_p
     clipped = fit_head(target, rows, config, tmp_path / "clipped")
     assert max(norms) == pytest.approx(0.5 * largest, rel=1e-4)
     assert not same(free, clipped)
-
-
-def test_a_name_chooses_a_loss_and_its_other_keys():
-    config = HeadConfig(loss={"name": "hass", "distillation": 5})
-    assert config.loss == HassLoss(distillation=5.0)
-    with pytest.raises(UserError, match=r"draft\.loss\.top: there is no such key"):
-        HeadConfig(loss={"name": "talf", "top": 3})
-
-
-def test_a_language_model_that_cannot_be_is_refused():
-    with pytest.raises(UserError, match="5 heads"):
-        LanguageModelConfig(heads=5)

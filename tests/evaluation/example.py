@@ -1,7 +1,6 @@
 """A small benchmark of methods of known speed, and a report with every part filled."""
 
 from pathlib import Path
-from typing import Any
 
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.streams import PHASES
@@ -57,7 +56,7 @@ def records(folder: Path, **options) -> list[Record]:
     return list(read_records(path))
 
 
-def everything(measured: list[Record], **more: Any) -> ReportData:
+def everything(measured: list[Record]) -> ReportData:
     """A report with every part filled."""
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
     figures = {
@@ -88,4 +87,4 @@ def everything(measured: list[Record], **more: Any) -> ReportData:
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},
     }
     conditions = "batch size 1, float32, a machine"
-    return ReportData.of("<run & co>", measured, conditions, **(parts | more))
+    return ReportData.of("<run & co>", measured, conditions, **parts)

@@ -194,21 +194,6 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
             assert len(text) == len(plain) and (setting != GREEDY or text == plain)
 
 
-def test_n_grams_are_mixed_with_a_tree_and_a_head(bench):
-    bench = at(bench, SETTING, tuned=True, head=EagleDrafter(random_head(bench.target)))
-    bench.tune.prompts[:] = bench.tune.prompts[:1]
-    bench.kinds = ["code"]
-    methods = list(GROUPS["mixed"](bench))
-    assert [method.role for method in methods] == [
-        f"{NGRAM} + Traversal, best static",
-        next(iter(methods[1].grid)),
-    ]
-    assert [len(method.grid) for method in methods] == [12, 1] and "TALF head" in methods[1].role
-    for method in methods:
-        title, candidate = next(iter(method.grid.items()))
-        assert candidate.make(title, 12)(PROMPT, 0, "").tokens >= 11
-
-
 def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     greedy = at(bench, GREEDY, head=EagleDrafter(random_head(bench.target)))
     plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram", "mixed"})

@@ -6,7 +6,7 @@ import pytest
 
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import CPU, speed_ratio
-from nde_talf.evaluation.table import by_kind, tabulate
+from nde_talf.evaluation.table import tabulate
 from nde_talf.evaluation.verdict import DO_NOT, verdict
 from tests.evaluation.timed import record
 
@@ -29,18 +29,6 @@ def test_cpu_time_counts_where_it_was_taken():
     ours = [record("a", i, 10, 0.25) for i in range(3)]
     assert speed_ratio(ours, theirs, CPU) == pytest.approx([8, 8, 8])
     assert speed_ratio(ours, [replace(r, cpu_seconds=0.0) for r in theirs], CPU) is None
-
-
-def test_the_control_stands_second_and_domains_have_tables_of_their_own():
-    measured = [
-        record(name, i, 20, 1.0, kind="ab"[i % 2])
-        for i in range(4)
-        for name in (BASELINE, "x", CONTROL)
-    ]
-    assert [row.method for row in tabulate(measured)["T=1"]] == [BASELINE, CONTROL, "x"]
-    kinds = by_kind(measured)["T=1"]
-    assert list(kinds) == ["a", "b"] and len(kinds["a"]) == 3
-    assert by_kind([r for r in measured if r.kind == "a"]) == {}
 
 
 def rows(control: float, **methods: float):

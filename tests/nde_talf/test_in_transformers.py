@@ -246,16 +246,14 @@ def test_what_a_tree_cannot_decode_is_refused_by_name(named):
         TARGET.module.generate(**asked, custom_generate=speculate("ngram"))
 
 
-def test_other_faults_are_refused_too(pair, monkeypatch, tmp_path):
+def test_other_faults_are_refused_too(pair, monkeypatch):
     def fault(draft, asked=None, **options) -> str:
         asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4} | (asked or {})
         with pytest.raises(UserError) as caught:
             TARGET.module.generate(**asked, custom_generate=speculate(draft, **options))
         return str(caught.value)
 
-    assert "another number of tokens" in fault(pair[1]) and "give a model" in fault(3)
-    assert "no causal language model" in fault(tmp_path)
-    assert "holds no selector" in fault("ngram", selector=tmp_path)
+    assert "another number of tokens" in fault(pair[1])
     several = {"input_ids": torch.tensor([PROMPT] * 2), "prefix_allowed_tokens_fn": lambda *_: [1]}
     assert "several rows" in fault("ngram", several)
     monkeypatch.setattr("transformers.__version__", "5.2.0")

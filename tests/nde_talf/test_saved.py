@@ -61,8 +61,6 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
     requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
     assert not [line for line in requirements if line.startswith("nde")]  # no index has that name
     assert (folder / "selector" / "config.json").exists() == bool(selector)
-    card = (folder / "README.md").read_text()
-    assert "custom_generate" in card and "| trees | static" in card  # no setting was learned
 
 
 def test_speculate_that_is_not_called_says_what_to_write():

@@ -27,11 +27,11 @@ MICRO = [
         "traces={settings: [t0.6, t1.0], train_prompts: 6, validation_prompts: 3, new_tokens: 32,"
         " samples: 2, shard_prompts: 3}"
     ),
-    "selector.epochs=20",
+    "selector={epochs: 5, folds: 2}",
     "latency={contexts: [32], repeats: 2, accept_noise: true}",
     "draft.steps=30",
     "draft.checkpoint_seconds=0.5",
-    "evaluation={prompts: 3, new_tokens: 16, calibration_prompts: 1}",
+    "evaluation={prompts: 2, new_tokens: 16, calibration_prompts: 1}",
 ]
 
 

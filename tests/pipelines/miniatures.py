@@ -15,6 +15,7 @@ from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from tests import ROOT
+from tests.decoding.families import EYES
 
 TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
 """Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest
@@ -27,14 +28,6 @@ TEXT = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "rotary_dim": 4,
 }  # fmt: skip
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-}
-VISION |= {"patch_size": 8}
 
 
 def presets() -> list[str]:
@@ -94,7 +87,7 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
         if part_of.get("original_max_position_embeddings"):
             part_of["original_max_position_embeddings"] = CONTEXT // 4
     if vision := getattr(config, "vision_config", None):
-        for name, value in VISION.items():
+        for name, value in EYES.items():
             setattr(vision, name, value)
         config.mm_tokens_per_image = 4
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -60,7 +60,7 @@ def test_what_is_not_asked_is_refused(given, words):
 
 
 @pytest.mark.slow
-def test_the_shipped_pair_passes_from_the_command_line(capsys):
+def test_the_shipped_pair_passes_from_the_command_line(capsys, quick_prices):
     check(composed(CheckConfig, "texts=8", "new_tokens=16", config="check"))
     printed = capsys.readouterr().out
     assert "1 of 1 texts" in printed and "128 tokens of 8 texts" in printed, printed

@@ -4,7 +4,6 @@ be used.
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.rules.acceptance import SOLVERS
@@ -22,8 +21,6 @@ def test_options_reach_the_policy():
     assert make_policy("delayed", {"k": 3, "l1": 2, "l2": 1}).action == (3, 2, 1)
     options = {"branches": [1, 2, 2], "confident_low": 0}
     assert make_policy("dynatree", options).config.branches == (1, 2, 2)
-    with pytest.raises(UserError, match="it has k, depth, nodes"):
-        make_policy("beam", {"width": 3})
 
 
 def test_names_that_are_checked_without_torch_are_the_names_there_are():

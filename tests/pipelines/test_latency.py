@@ -73,24 +73,15 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     assert refusing.latency.accepts_noise(True) and not refusing.latency.accepts_noise(False)
 
 
-@pytest.mark.parametrize(
-    "change,words",
-    [
-        ({"disagreement": 0.2}, r"measured on a machine under load.*20%"),
-        ({"models": {"draft": [8, 3, 29]}}, r"its draft has .*\(8, 3, 29\).*another pair"),
-        ({"draft": [[0.1, None]] * 2}, r"draft\.0\.1: it should be a valid number"),
-    ],
-    ids=["under load", "another pair", "a hole"],
-)
-def test_a_selector_is_trained_on_no_table_that_cannot_be_trusted(folders, tmp_path, change, words):
+def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
     config = of_this_test()
     config.selector.tables = [str(tmp_path / "own.json")]
     QUIET.save(tmp_path / "own.json")
     assert latency_tables(config, folders, load_drafted(config, folders)) == {
         config.selector.tables[0]: QUIET
     }
-    replace(QUIET, **change).save(tmp_path / "own.json")
-    with pytest.raises(UserError, match=rf"own\.json.*{words}"):
+    replace(QUIET, models={"draft": [8, 3, 29]}).save(tmp_path / "own.json")
+    with pytest.raises(UserError, match=r"own\.json.*its draft has .*\(8, 3, 29\).*another pair"):
         latency_tables(config, folders, load_drafted(config, folders))
 
 

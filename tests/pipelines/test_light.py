@@ -46,13 +46,6 @@ def test_names_and_types_are_checked_without_heavy_imports(code):
     )
 
 
-def test_the_facade_gives_every_name_it_lists():
-    python(
-        "import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert"
-        " nde_talf.Rng is nde_talf.Rng"
-    )
-
-
 # `nde run ...` for every line of arguments, forked from a process that has imported what it
 # imports: that alone takes a second.
 SERVER = f"""

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, reporting, track, working
-from nde_talf.pipelines.cli import answer, launch
-from nde_talf.pipelines.config import Config
+from nde_talf.decoding.common.progress import console, track, working
+from nde_talf.pipelines.cli import answer
 from tests.pipelines.micro import ROOT, environment
 
 
@@ -42,18 +41,6 @@ def test_a_reader_of_the_help_may_leave():
     )
     os.close(write)
     assert done.returncode == 1 and not done.stderr
-
-
-def test_without_a_terminal_lines_say_what_is_done_and_left(capsys):
-    with reporting("traces", every=0.02):
-        for done in track(range(3), "shards of the traces", 5, "shard", 2):
-            time.sleep(0.1)
-            assert f"traces, shards of the traces: {done + 2} of 5 shards" in (
-                shown := capsys.readouterr().out
-            )
-            assert ("to go" in shown) == (done > 0)
-    time.sleep(0.1)
-    assert "so far" not in capsys.readouterr().out.splitlines()[-1:]
 
 
 @pytest.mark.skipif(
@@ -84,10 +71,6 @@ def test_a_signal_during_the_imports_ends_the_command_with_one_line(sign):
     [
         (UserError("model.target: no"), "model.target: no"),
         (MemoryError(), "memory is too small"),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-            "memory is too small",
-        ),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: the disk is full"),
         (
             OSError(errno.ENAMETOOLONG, "File name too long", "/data/x"),
@@ -102,17 +85,6 @@ def test_what_a_person_can_change_is_answered_also_where_a_library_wraps_it(caps
         assert ended.value.code == 1 and said in " ".join(
             capsys.readouterr().out.replace("│", " ").split()
         )
-
-
-def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, capfd):
-    def no_memory(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr("sys.argv", ["run"])
-    monkeypatch.setattr("nde_talf.pipelines.cli.Panel", no_memory)
-    with pytest.raises(SystemExit) as ended:
-        launch("config", Config, no_memory)
-    assert ended.value.code == 1 and "error: the memory is too small" in capfd.readouterr().out
 
 
 def test_what_nobody_can_change_is_raised():

@@ -8,12 +8,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import LlamaConfig
 
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
@@ -25,6 +22,7 @@ from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.own_data import fit, in_full
 from nde_talf.pipelines.record import completed, merged
 from nde_talf.pipelines.run import run
+from tests.decoding.families import module
 from tests.pipelines.launch import finish
 
 DOCUMENTED = (node for node in ast.walk(ast.parse(inspect.getsource(random))))
@@ -124,18 +122,12 @@ def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path)
 
 def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, capsys):
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
-    LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        vocab_size=300,
-        max_position_embeddings=256,
-    ).save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": 300, "max_position_embeddings": 256}
+    module("llama", sizes).config.save_pretrained(tmp_path / "model")
     train_tokenizer(TEXTS, 300).save_pretrained(tmp_path / "model")
     pair = [f"model.{role}={tmp_path}/model" for role in ("target", "draft")] + ["engine.name=vllm"]
-    sizes = ["traces.new_tokens=16", "evaluation.new_tokens=16", f"paths.checkpoints={tmp_path}"]
-    asked = [f"data={source}", *pair, *sizes, "dry_run=true"]
+    short = ["traces.new_tokens=16", "evaluation.new_tokens=16", f"paths.checkpoints={tmp_path}"]
+    asked = [f"data={source}", *pair, *short, "dry_run=true"]
     run(composed(Config, "model=tiny3", *in_full(asked)))
     printed = " ".join(capsys.readouterr().out.split())
     for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "to do", "table.json"):
@@ -146,29 +138,6 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
         run(composed(Config, "model=tiny3", *in_full(faulty)))
     for part in ("selector.tables", "evaluation.settings", "'dialogues=[plain,file]'"):
         assert part in str(told.value)
-
-
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    """For all files of both models and of the text together."""
-    asked = []
-
-    def unreachable():
-        asked.append(True)
-        raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "get_session", unreachable)
-    for holder in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(holder, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    pair = ("model.target=org/none", "model.draft=org/none2", "data=org/text", "dry_run=true")
-    with pytest.raises(UserError, match=r"model\.target=org/none"):
-        run(composed(Config, "model=tiny3", *in_full(pair)))
-    assert asked == [True] and huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-def test_a_folder_without_text_is_refused(tmp_path):
-    (tmp_path / "notes.pdf").write_bytes(b"x")
-    assert "no file in this folder" in fitted(f"data={tmp_path}")[1][0]
 
 
 ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}

@@ -7,27 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from tests.decoding.families import FAMILIES, module
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run
 from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
 QUICK = [
     "evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}",
     "draft.steps=4",
@@ -41,11 +30,10 @@ def folder(tmp_path_factory) -> Path:
     micro.command(made)  # writes the corpus
     texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 300)
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES))
-    opt = OPTForCausalLM(OPTConfig(vocab_size=300, ffn_dim=64, word_embed_proj_dim=32, **SIZES))
-    models: dict[str, PreTrainedModel] = {"llama": llama, "opt": opt}
-    for name, model in models.items():
+    longer = {"max_position_embeddings": 256}
+    llama = module("llama", longer | {"vocab_size": 304})
+    opt = module(FAMILIES["opt"][0], FAMILIES["opt"][1] | longer | {"vocab_size": 300})
+    for name, model in (("llama", llama), ("opt", opt)):
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
     return made
@@ -105,24 +93,6 @@ def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
     assert done.returncode == 0, done.stdout + done.stderr
     assert shards and shards == {shard: shard.stat().st_mtime_ns for shard in shards}
     assert (pair / "draft/model.safetensors").read_bytes() == made
-
-
-def test_a_draft_is_distilled_on_answers_to_own_prompts(folder):
-    lines = (folder / "corpus.jsonl").read_text().splitlines()
-    texts = dict.fromkeys(json.loads(line)["text"][:40].strip() for line in lines)
-    (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
-    )
-    small = "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 8, batch: 4}"
-    asked = [f"model.target={folder}/llama", "model.draft=distil", f"model.draft_lm={small}"]
-    asked += [f"data={folder}/prompts.jsonl", "model.length=64", "tracking=disabled"]
-    here = ["run=answers", "stage=pair", f"paths.checkpoints={folder}/checkpoints"]
-    asked += ["traces.new_tokens=32", "evaluation.new_tokens=32", "latency.contexts=[64]"]
-    done = finish("nde_talf.pipelines.run", [*asked, *here])
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
-    assert "draft and the head learn from your prompts with the target's answers" in said
-    assert "overlap" in said and (folder / "checkpoints/answers/pair/draft").is_dir()
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):

@@ -1,16 +1,12 @@
 """Every preset composes and passes the checks; a dry run says what it needs and makes nothing."""
 
-import json
-
 import pytest
-import torch
 
 from nde_talf.data.text.shipped import SHIPPED
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dry_run import pair_without_weights, without_weights
+from nde_talf.pipelines.dry_run import pair_without_weights
 from nde_talf.pipelines.run import run
 from tests.pipelines import miniatures
 from tests.pipelines.micro import ROOT
@@ -39,13 +35,6 @@ def test_a_preset_composes(group, name):
         check_config(config)
 
 
-def test_the_presets_of_the_papers_are_there():
-    assert {"llama3_70b_8b", "llama2_7b", "qwen2.5_32b_0.5b", "opt_6.7b_125m"} <= {
-        *presets("model")
-    }
-    assert "nde" in presets("traces") and {"talf", "eagle", "hass"} <= {*presets("draft")}
-
-
 def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     config = composed(Config, "model=tiny_ci", "dry_run=true", f"paths.checkpoints={tmp_path}/runs")
     run(config)
@@ -55,19 +44,6 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
     models = pair_without_weights(config.model)
     assert models["draft"].num_parameters() < models["target"].num_parameters() < 10e6
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
-        ({"model_type": "llama", "hidden_size": "many"}, "no causal language model"),
-    ],
-)
-def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        without_weights(str(tmp_path), "model.target", torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nde_talf.data.text.recipe import Text
-from nde_talf.data.text.shipped import is_shipped, shipped
+from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
 from nde_talf.data.text.shipped_text import shipped_pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
@@ -14,17 +14,10 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.recipe import RecipeConfig
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate
 from nde_talf.pipelines.small import SmallConfig, run
-from nde_talf.pipelines.streaming import open_run, table_here
-
-
-def test_no_run_is_called_small():
-    """The folder is the shipped pair's."""
-    for key in ("run", "base"):
-        with pytest.raises(UserError, match=f"{key}=small: that folder is the shipped pair's"):
-            Config(**{key: "small"})
+from nde_talf.pipelines.streaming import table_here
+from nde_talf.selector.latency import LatencyTable
 
 
 def test_the_recipe_takes_the_word_of_a_run_for_tracking():
@@ -68,10 +61,9 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     assert not torch.equal(first.fc.weight, second.fc.weight)
 
 
-def test_the_first_minute(tmp_path, monkeypatch, capsys):
+def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     """From any folder, without a run: a text, what decoded it, and how much faster it was."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     generate(GenerateConfig(prompt="def main(", new_tokens=12))
     printed = capsys.readouterr().out
     assert printed.startswith("def main(")
@@ -82,11 +74,10 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys):
     assert "drafter head" in printed and "times as fast" not in printed
 
 
-def test_a_table_of_another_machine_is_measured_once(tmp_path, monkeypatch):
+def test_a_table_of_another_machine_is_measured_once(quick_prices):
     """And kept in the user's cache; that of this machine is taken as it is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    decoder, _ = open_run()
-    shipped_table = decoder.policy.selector.table
+    torch.set_num_threads(1)
+    shipped_table = LatencyTable.load(SHIPPED / "latency/table.json")
     pair = shipped_pair()
     models, text = pair.models("cpu", "float32"), pair.rows("held_out")[0].tolist()
     threads = {"threads": str(torch.get_num_threads())}

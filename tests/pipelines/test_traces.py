@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import time
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from nde_talf.data.traces.store import TraceStore
 from tests.pipelines import micro
 from tests.pipelines.launch import run
 from tests.pipelines.micro import ROOT, command, environment
-from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
@@ -119,10 +117,3 @@ def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(f
             )
             difference = np.abs(means[0] - means[1])[1:] / np.hypot(*errors)[1:]
             assert difference.mean() < 2.5, (verifier, temperature)
-
-
-def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: Mock(free=10**5))
-    told = refused(folder, *HEADS, with_pair(folder, "full"), "stage=traces")
-    assert "the traces need about" in told and "its disk has 100.0 kB" in told
-    assert not list((folder / "checkpoints/full/traces").glob("*.parquet"))

@@ -79,26 +79,6 @@ def test_the_parts_add_up_to_what_steps_took(by_branches):
                 )
 
 
-@pytest.mark.parametrize(
-    "key,value,where",
-    [
-        ("target", [[1.0, 1.0], [-2.0, 1.0]], r"target\.1\.0: it should be greater than 0"),
-        ("target", [[1.0, None], [1.0, 1.0]], r"target\.0\.1: it should be a valid number"),
-        ("draft", [[1.0, 1.0], [1.0]], r"'draft' has to be a grid of 2 x 2"),
-        ("sequences", [4, 2], r"the axis \[4, 2\] does not rise"),
-        ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' has to be a grid of 2 x 2 x 2"),
-    ],
-)
-def test_a_table_with_holes_is_refused_and_the_hole_named(tmp_path, key, value, where):
-    batches = [[[1.0, 1.0]] * 2] * 2
-    whole = replace(TABLE, sequences=[1, 2], target_batch=batches, draft_batch=batches)
-    whole.save(tmp_path / "table.json")
-    assert LatencyTable.load(tmp_path / "table.json") == whole
-    replace(whole, **{key: value}).save(tmp_path / "table.json")
-    with pytest.raises(UserError, match=rf"table\.json.*{where}"):
-        LatencyTable.load(tmp_path / "table.json")
-
-
 def test_a_table_measured_under_load_is_refused():
     TABLE.check_quiet("table.json")
     quiet = replace(TABLE, verify={"nss": [0.1, 0.1]})

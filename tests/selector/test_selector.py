@@ -1,6 +1,5 @@
 """Training finds what the features tell, resumes, exports and refuses what does not fit."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from nde_talf.decoding.actions import TREES
-from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
@@ -212,19 +210,6 @@ def test_traces_that_cannot_be_learnt_from_are_named():
     traces["specinfer"][-1, 0, 0] = np.nan
     with pytest.raises(UserError, match="specinfer holds NaN"):
         roots_from_traces(traces, ["specinfer"])
-
-
-def test_loading_names_what_is_wrong(tmp_path):
-    with pytest.raises(UserError, match="no selector"):
-        Selector.from_pretrained(tmp_path)
-    Selector(schema(6, 4)).save_pretrained(tmp_path / "export")
-    config = tmp_path / "export" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "scalars": ["entropy"]}))
-    with pytest.raises(UserError, match=r"config\.json is not as it was written"):
-        Selector.from_pretrained(tmp_path / "export")
-    write_checksums(tmp_path / "export")
-    with pytest.raises(UserError, match="scalars"):
-        Selector.from_pretrained(tmp_path / "export")
 
 
 def test_selector_of_another_pair_is_refused():
