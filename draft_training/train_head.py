@@ -97,8 +97,9 @@ class HeadModule(RowModule):
         self.models = [head.target.module]
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
         self.gpu = head.target.device.index
-        # The SALF & TALF paper begins with EAGLE's loss, whose regression teaches depth 0 soonest.
-        self.fresh = config.features == "final" and not config.warm_start
+        # The SALF & TALF paper begins with EAGLE's loss.
+        fresh = config.features == "final" and not config.warm_start
+        self.first = EagleLoss() if fresh and not config.loss.regression else config.loss
 
     @property
     def trained(self) -> nn.Module:
@@ -144,8 +145,7 @@ class HeadModule(RowModule):
         # 2. The target's trees and labels, and the head along them.
         trees = self._trees(batch.tokens, document, roots, depth)
         detach = loss.detach_features
-        if chain and self.fresh and not loss.regression:
-            loss = EagleLoss()
+        loss = self.first if chain else loss
         outputs = self.head.tree_features(
             trees.tokens, trees.features, trees.roots, trees.levels, detach, document
         )

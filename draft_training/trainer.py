@@ -280,13 +280,16 @@ def train_rows(
     frozen = [model for model in module.models if model is not module.trained]
     module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
     module.train()
-    fitted = [model for model in module.models if model is module.trained]
-    with eager_attention(fitted if _on_cpu(module) else ()):
+    with eager_attention(_fitted_on_cpu(module)):
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
             if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
                 trainer.save_checkpoint(folder / BEST)
+
+
+def _fitted_on_cpu(module: RowModule) -> list[PreTrainedModel]:
+    return [each for each in module.models if each is module.trained and _on_cpu(module)]
 
 
 def _on_cpu(module: RowModule) -> bool:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -63,21 +64,31 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         "packs": packs,
     }
     path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
-    with suppress(UserError):
-        known = read_json(path, again="delete it")
-        if known.get("way") in PRODUCTS[1:]:
-            return str(known["way"])
-    each = [_times(matrices, packs, SECONDS / len(shapes)) for matrices in shapes.values()]
-    for_all = [way for way in each[0] if all(way in times for times in each)]
-    rows = {way: zip(*(times[way] for times in each), strict=False) for way in for_all}
-    seconds = {way: [*map(sum, by_shape)] for way, by_shape in rows.items()}
-    way = min(seconds, key=lambda name: math.prod(seconds[name]))
-    if 1.1 * seconds["plain"][0] < seconds[way][0]:
-        way += MANY
+    if (known := _known(path)) is not None:
+        return known
+    way = _timed([*shapes.values()], packs)
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
     return way
+
+
+def _known(path: Path) -> str | None:
+    """Read the way that was timed before, if it was."""
+    with suppress(UserError):
+        way = read_json(path, again="delete it").get("way")
+        return str(way) if way in PRODUCTS[1:] else None
+    return None
+
+
+def _timed(shapes: list[list[Tensor]], packs: bool) -> str:
+    """Return the way that is fastest for matrices of several shapes together."""
+    each = [_times(matrices, packs, SECONDS / len(shapes)) for matrices in shapes]
+    for_all = [way for way in each[0] if all(way in times for times in each)]
+    rows = {way: zip(*(times[way] for times in each), strict=False) for way in for_all}
+    seconds = {way: [*map(sum, by_shape)] for way, by_shape in rows.items()}
+    way = min(seconds, key=lambda name: math.prod(seconds[name]))
+    return way + MANY if 1.1 * seconds["plain"][0] < seconds[way][0] else way
 
 
 def _large(module: nn.Module) -> dict[tuple[int, int], list[Tensor]]:
