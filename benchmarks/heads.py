@@ -137,6 +137,7 @@ def picture(curves: dict[str, list[tuple[float, float]]]) -> None:
             panel.plot(*zip(*curves[name], strict=True), marker=".", label=name.split(", ", 1)[1])
         panel.set(title=f"{wiring} wiring", xscale="log", xlabel="CPU seconds of training")
     panels[0].set_ylabel("1 + sums of products of overlap")
+    for panel in panels:
         panel.legend(fontsize="small")
     figure.savefig(RESULTS / "heads.png", dpi=110)
 
