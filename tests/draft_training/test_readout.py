@@ -3,13 +3,14 @@ figures and what a head drafts from.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import EagleLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import HeadModule
 from tests.decoding.families import V, family
@@ -30,11 +31,17 @@ def target(request):
 def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, make):
     tokens = torch.randint(V, (2, 12), generator=torch.Generator().manual_seed(0))
     head = make(target)
-    module = HeadModule(
-        head,
-        HeadConfig(loss=TalfLoss(depth=1), features="three" if head.feature_layers else "final"),
-    )
-    loss, _ = module.loss(batch_of(tokens), 0)
+    features = "three" if head.feature_layers else "final"
+    talf = HeadConfig(loss=TalfLoss(depth=1), features=features, chain_fraction=0.5)
+    loss, _ = HeadModule(head, talf).loss(batch_of(tokens), talf.steps - 1)
+    first, _ = HeadModule(head, talf).loss(batch_of(tokens), 0)
+    if head.feature_layers:
+        torch.testing.assert_close(first, loss)
+    else:  # a fresh head begins with EAGLE's loss
+        eagle = HeadModule(head, HeadConfig(loss=EagleLoss()))
+        torch.testing.assert_close(first, eagle.loss(batch_of(tokens), 0)[0])
+        again = HeadModule(head, replace(talf, warm_start="head"))
+        torch.testing.assert_close(again.loss(batch_of(tokens), 0)[0], loss)
     p = target.module(tokens, use_cache=False).logits.detach()[:, 1:-1].softmax(-1)
     features = target_features(target, tokens, None, layers=head.feature_layers)[1]
     q = head.logits(head.tree_features(tokens, features, torch.tensor([1]), [])[0][:, :-1])
