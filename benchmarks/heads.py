@@ -46,11 +46,11 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "EAGLE-3": THREE,
     "EAGLE 3.1": {**THREE, "norms": ["fc_norm", "norm_output"]},
 }
-"""The presets eagle, eagle3 and eagle3.1, which trains depth 0 first (`FIRST`)."""
+"""The presets eagle, eagle3 and eagle3.1, the last two with trees from the first step."""
 LOSSES = {"EAGLE": EagleLoss(), "HASS": HassLoss(detach_features=False), "TALF": TalfLoss(k=4)}
 """As the SALF & TALF paper prints them."""
-FIRST = "EAGLE 3.1, TALF, depth 0 first"
-"""One more head, six tenths of whose steps train depth 0 alone: the preset eagle3.1."""
+FIRST = {f"{wiring}, TALF, depth 0 first": wiring for wiring in ("EAGLE-3", "EAGLE 3.1")}
+"""More heads, six tenths of whose steps train depth 0 alone: the presets eagle3 and eagle3.1."""
 TREES = {
     "beam, NSS": (Beam, "nss"),
     "(4, 1, 3), SpecInfer": (lambda: Delayed(Action(4, 1, 3)), "specinfer"),
@@ -151,7 +151,7 @@ def main() -> None:
     parser = options_of(__doc__, 48)
     parser.add_argument("--seconds", type=float, default=420, help="CPU time of each training")
     parser.add_argument("--text", type=Path, help="folder of the text; default <out>/text")
-    names = [*configurations(), FIRST]
+    names = [*configurations(), *FIRST]
     parser.add_argument("--train", nargs="+", choices=names, help="train these and stop")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     options = parser.parse_args()
@@ -168,10 +168,10 @@ def main() -> None:
         write_json(costs, step_seconds(target, rows))
     seconds = json.loads(costs.read_text())
     every = configurations({name: round(options.seconds / own) for name, own in seconds.items()})
-    chain, trees = (seconds[f"EAGLE 3.1, {loss}"] for loss in ("EAGLE", "TALF"))
-    seconds[FIRST] = 0.6 * chain + 0.4 * trees
-    steps = round(options.seconds / seconds[FIRST])
-    every[FIRST] = replace(every["EAGLE 3.1, TALF"], steps=steps, chain_fraction=0.6)
+    for name, wiring in FIRST.items():
+        seconds[name] = 0.6 * seconds[f"{wiring}, EAGLE"] + 0.4 * seconds[f"{wiring}, TALF"]
+        steps = round(options.seconds / seconds[name])
+        every[name] = replace(every[f"{wiring}, TALF"], steps=steps, chain_fraction=0.6)
     heads = {}
     for name, config in every.items():
         where = folder / name
