@@ -46,11 +46,11 @@ WIRINGS: dict[str, dict[str, Any]] = {
     "EAGLE-3": THREE,
     "EAGLE 3.1": {**THREE, "norms": ["fc_norm", "norm_output"]},
 }
-"""The presets eagle, eagle3 and eagle3.1, the last two with trees from the first step."""
+"""EAGLE-1, EAGLE-3 and EAGLE 3.1, the last two with trees from the first step."""
 LOSSES = {"EAGLE": EagleLoss(), "HASS": HassLoss(detach_features=False), "TALF": TalfLoss(k=4)}
 """As the SALF & TALF paper prints them."""
 FIRST = {f"{wiring}, TALF, depth 0 first": wiring for wiring in ("EAGLE-3", "EAGLE 3.1")}
-"""More heads, six tenths of whose steps train depth 0 alone: the presets eagle3 and eagle3.1."""
+"""More heads, six tenths of whose steps train depth 0 alone, as the preset eagle3.1 has it."""
 TREES = {
     "beam, NSS": (Beam, "nss"),
     "(4, 1, 3), SpecInfer": (lambda: Delayed(Action(4, 1, 3)), "specinfer"),
