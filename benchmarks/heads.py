@@ -139,6 +139,8 @@ def picture(curves: dict[str, list[tuple[float, float]]]) -> None:
     panels[0].set_ylabel("1 + sums of products of overlap")
     for panel in panels:
         panel.legend(fontsize="small")
+        panel.set_xticks([30, 100, 300], labels=["30", "100", "300"])
+        panel.tick_params(axis="x", which="minor", labelbottom=False)
     figure.savefig(RESULTS / "heads.png", dpi=110)
 
 
