@@ -191,8 +191,9 @@ class HeadConfig(TrainingConfig):
     against 0.76 with 32).
     """
     chain_fraction: Fraction = 0.6
-    """Fraction of the steps, at the start, that train depth 0 alone: by EAGLE's loss where a fresh
-    head's output is a feature, as the SALF & TALF paper begins.
+    """Fraction of the steps, at the start, that train depth 0 alone.
+
+    A fresh head on final features learns it by EAGLE's loss, as the SALF & TALF paper begins.
     """
     accumulate: Number = 1
     """Passes whose gradients make one optimiser step."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from transformers import GenerationMixin
+from transformers.generation import StoppingCriteriaList, StopStringCriteria
 from typing_extensions import TypedDict
 
 from nde_talf import __version__
@@ -157,4 +158,11 @@ def generate_from(model: Any, **arguments: Any) -> Any:
     where = str(where if isinstance(where, str) else model.name_or_path)
     if where not in _loaded:
         _loaded[where] = load(where)
+    tokenizer, strings = arguments.pop("tokenizer", None), arguments.pop("stop_strings", None)
+    if strings is not None:  # transformers would not hand the tokenizer on to a callable
+        if tokenizer is None:
+            raise UserError("generate(stop_strings=...): give tokenizer=... too.")
+        criteria = arguments.get("stopping_criteria") or ()
+        stop = StopStringCriteria(tokenizer, strings)
+        arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, stop])
     return GenerationMixin.generate(model, custom_generate=_loaded[where], **arguments)

@@ -103,7 +103,9 @@ Count = Annotated[int, Field(ge=1, le=MANY)]
 Natural = Annotated[int, Field(ge=0, le=MANY)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
 Few = Annotated[int, Field(ge=1, le=10_000)]
+"""A count that every step of decoding pays for."""
 Number = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Any other count of at least one."""
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 """Length of a text."""
 Batch = Annotated[int, Field(ge=1, le=4096)]

@@ -34,10 +34,10 @@ BYTES = 128 << 20
 def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     """Return the way that is fastest for the large matrices of `module`, or the one asked for.
 
-    Every shape of its layers is timed, for 1 to 32 rows. What counts is the time of all layers, and
-    over the numbers of rows the product of these times. Where one row is faster plainly by a tenth,
-    only more rows go the other way. The answer is kept in the user's cache, by processor, threads,
-    type and shapes, so that the next run multiplies in the same way.
+    Every shape of its layers is timed, for 1 to 32 rows. Times add up over the layers. The winner
+    has the smallest product of these sums over the numbers of rows. It leaves one row to torch's
+    own way where that is faster by a tenth. The answer is kept in the user's cache, by processor,
+    threads, type and shapes, so that the next run multiplies in the same way.
 
     Args:
         module: a transformers model.
