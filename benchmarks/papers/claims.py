@@ -1,34 +1,32 @@
 """Claims of the papers, decided by decoding 200 held-out prompts: `claims.md`.
 
-    python -m benchmarks.papers.claims --run checkpoints/small --out FOLDER --heads FOLDER
+    python -m benchmarks.papers.claims --run checkpoints/small --out FOLDER
 
 Every campaign decodes its methods side by side, prompt by prompt, with an A/A control of plain
 decoding. An effect is a ratio of totals with a 95 % bootstrap over prompts: tokens a target pass,
 or tokens/s where the paper speaks of speed. A claim holds where the interval lies above 1, fails
 where it lies below, and is open where it holds 1; then it says how many prompts would take the
 interval off 1 if the effect stayed. `--only` decodes some campaigns and writes no page; an
-interrupted command goes on. `--heads` is a folder of `benchmarks.heads`.
+interrupted command goes on. Heads are trained where they are not there yet (`--steps`).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.papers import dyspec, gbv
+from benchmarks.papers import dyspec, gbv, talf
 from benchmarks.papers.dynatree import TUNED
 from benchmarks.papers.shared import Bench, Decoded, options_of
 from benchmarks.timing import report
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.policies.salf import Salf
+from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -44,7 +42,14 @@ STATIC = {
     1.0: {"Traversal": (4, 0, 3), "SpecInfer": (4, 0, 3)},
 }
 """Best static trees of the shipped pair, chosen on training prompts (`rules.md`)."""
-RULES = ("SpecInfer", "SpecTr", "Khisti", "NaiveTree", "NSS")
+TREED = {
+    "SpecInfer": "specinfer",
+    "SpecTr": "spectr",
+    "Khisti": "khisti_lp",
+    "NaiveTree": "naivetree",
+    "NSS": "nss",
+}
+"""The optimal-transport rules of the NDE paper as they are printed, which it runs on trees."""
 
 
 @dataclass(frozen=True)
@@ -86,25 +91,22 @@ class Campaign:
 def nde(bench: Bench) -> Iterator[Campaign]:
     """Rules on root-node rollouts, delayed trees, and the shipped selectors."""
     for t in TEMPERATURES:
-        wide = {
-            rule: (Delayed(Action(4, 0, 8)), rule.lower()) for rule in ("Traversal", *RULES)
-        } | {
-            f"SpecInfer (4, {n}, {8 - n})": (Delayed(Action(4, n, 8 - n)), "specinfer")
-            for n in (1, 2)
+        rules = TREED | {"Traversal": "traversal", "GBV": "gbv", "Khisti, ours": "khisti"}
+        root = {name: (Delayed(Action(4, 0, 8)), rule) for name, rule in rules.items()}
+        late = {
+            f"{name}, delayed by 2": (Delayed(Action(4, 2, 6)), rule)
+            for name, rule in TREED.items()
         }
-        delayed = ("SpecInfer (4, 1, 7)", "SpecInfer (4, 2, 6)")
+        others = (*TREED, "GBV", "BV")
+        gain = "improves on root-node i.i.d rollouts"
         yield Campaign(
             f"nde-rules-{t:g}",
             SamplingSetting(t),
-            wide,
+            root | late | {"BV": (Delayed(Action(1, 0, 8)), "bv")},
             (
-                Claim("NDE 4.2", "Traversal is the best-performing", "Traversal", RULES),
-                *(
-                    Claim(
-                        "NDE abstract", "improves on root-node i.i.d rollouts", name, ("SpecInfer",)
-                    )
-                    for name in delayed
-                ),
+                Claim("NDE 4.2", "Traversal is the best-performing", "Traversal", others),
+                *(Claim("NDE abstract", gain, f"{name}, delayed by 2", (name,)) for name in TREED),
+                Claim("NDE (here: our tournament)", "", "Khisti, ours", ("Khisti",)),
             ),
         )
         chosen: dict[str, tuple] = {}
@@ -187,35 +189,56 @@ def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
 
 
 def heads(bench: Bench) -> Iterator[Campaign]:
-    """Heads of one wiring and three losses, with beam search and SALF (th = 0.6)."""
-    if bench.options.heads is None:
-        raise UserError("--heads: the claims of SALF & TALF need a folder of benchmarks.heads.")
-    drafters = {
-        loss: EagleDrafter.from_pretrained(
-            bench.options.heads / f"EAGLE, {loss}" / "export", bench.models[0]
-        )
-        for loss in ("EAGLE", "HASS", "TALF")
+    """Heads of three losses, with beam search, the optimal fill, SALF, and sampled trees."""
+    trained = talf.trained(bench, bench.options.steps)
+    drafters = {loss: EagleDrafter(head) for loss, head in trained.items()}
+    beams = {f"{loss}, beam": (Beam(), "nss", own) for loss, own in drafters.items()}
+    own = drafters["TALF"]
+    fills = {
+        "TALF, optimal": (Optimal(), "nss", own),
+        "TALF, SALF": (Salf(), "nss", own),
+        "TALF, SALF, th = 0.9": (Salf(threshold=0.9), "nss", own),
     }
-    for t in (0.0, 1.0):
-        methods = {f"{loss}, beam": (Beam(), "nss", own) for loss, own in drafters.items()}
-        methods["TALF, SALF"] = Salf(), "nss", drafters["TALF"]
-        yield Campaign(
-            f"talf-{t:g}",
-            SamplingSetting(t),
-            methods,
-            (
-                Claim("SALF & TALF 4.3", "TALF over HASS (τ)", "TALF, beam", ("HASS, beam",)),
-                Claim("SALF & TALF 4.3", "TALF over EAGLE (τ)", "TALF, beam", ("EAGLE, beam",)),
-                Claim("SALF & TALF 4.4", "SALF over beam", "TALF, SALF", ("TALF, beam",), True),
-                Claim(
-                    "SALF & TALF abstract",
-                    "end-to-end speedups over state-of-the-art",
-                    "TALF, SALF",
-                    ("EAGLE, beam", "HASS, beam"),
-                    True,
-                ),
-            ),
-        )
+    sampled = {
+        f"{loss}, K = {k}": (Delayed(Action(k, 1, 3)), "specinfer", own)
+        for k in (2, 4)
+        for loss, own in drafters.items()
+    }
+    before = ("EAGLE-2, beam", "HASS, beam")
+    claims = (
+        *(Claim("SALF & TALF 4.3", "TALF improves τ", "TALF, beam", (loss,)) for loss in before),
+        Claim("SALF & TALF 4.3", "optimal increases τ", "TALF, optimal", ("TALF, beam",)),
+        Claim("SALF & TALF 4.3", "SALF: τ decreases", "TALF, optimal", ("TALF, SALF",)),
+        Claim("SALF & TALF 4.3", "… performance increases", "TALF, SALF", ("TALF, optimal",), True),
+        Claim(
+            "SALF & TALF 4.4", "th = 0.6 over 0.9", "TALF, SALF", ("TALF, SALF, th = 0.9",), True
+        ),
+        *(
+            Claim("SALF & TALF 4.2", "consistent mean improvements", "TALF, SALF", (loss,), True)
+            for loss in before
+        ),
+    )
+    yield Campaign("talf-0", SamplingSetting(0.0), beams | fills, claims)
+    on_sampled = tuple(
+        Claim("SALF & TALF 4.3 (sampled trees)", "", f"TALF, K = {k}", (f"{loss}, K = {k}",))
+        for k in (2, 4)
+        for loss in ("EAGLE-2", "HASS")
+    )
+    yield Campaign("talf-1", SamplingSetting(1.0), beams | fills | sampled, claims + on_sampled)
+    # EAGLE's loss trains no second pass: this draft diverges from the target with depth.
+    rules = {name: rule for name, rule in TREED.items() if name != "Khisti"}
+    deep = {
+        name + late: (Delayed(action), rule, drafters["EAGLE-2"])
+        for name, rule in rules.items()
+        for late, action in (("", Action(4, 0, 6)), (", delayed by 2", Action(4, 2, 4)))
+    }
+    gain = "improves on root-node rollouts (here: a draft that diverges with depth)"
+    yield Campaign(
+        "nde-depth-1",
+        SamplingSetting(1.0),
+        deep,
+        tuple(Claim("NDE abstract", gain, f"{name}, delayed by 2", (name,)) for name in rules),
+    )
 
 
 CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
@@ -281,7 +304,7 @@ def main() -> None:
     """Read the command line."""
     parser = options_of(__doc__, 40)
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, help="decode these and stop")
-    parser.add_argument("--heads", type=Path, help="folder of heads")
+    parser.add_argument("--steps", type=int, nargs=2, default=(1300, 500), help="as talf has them")
     parser.set_defaults(prompts=96)
     options = parser.parse_args()
     bench, rows, notes = Bench(options), [], []

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.heads import Looks
 from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
@@ -22,7 +23,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.evaluate import rows_with_roots
+from nde_talf.draft_training.evaluate import SAMPLED, rows_with_roots
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
@@ -31,7 +32,11 @@ from nde_talf.draft_training.target_trees import target_features, target_levels
 from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.tree_attention import TreeLevel
 
-LOSSES = {"EAGLE-2": EagleLoss(), "HASS": HassLoss(), "TALF": TalfLoss(k=4)}
+LOSSES = {
+    "EAGLE-2": EagleLoss(),
+    "HASS": HassLoss(detach_features=False),
+    "TALF": TalfLoss(k=4),
+}
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
 ROWS = {
@@ -50,23 +55,30 @@ STRIDE = 8
 def trained(bench: Bench, steps: tuple[int, int]) -> dict[str, EagleHead]:
     """A head a loss, trained where it is not there yet."""
     target, heads = bench.models[0], {}
-    rows = TokenRows.plain(bench.pair.rows("train"))
     folder = bench.folder / f"heads-{steps[0]}-{steps[1]}"
     base = HeadConfig(chain_fraction=0.0, roots=32)
     warm = replace(base, loss=EagleLoss(), steps=steps[0])
-    start = fit_once(target, rows, warm, folder / "warm")
+    start = fit_once(bench, warm, folder / "warm")
     for name, loss in LOSSES.items():
         config = replace(base, loss=loss, steps=steps[1], warm_start=str(start), seed=1)
-        heads[name] = load_head(fit_once(target, rows, config, folder / name), target)
+        heads[name] = load_head(fit_once(bench, config, folder / name), target)
     return heads
 
 
-def fit_once(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Path) -> Path:
+def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
     """The folder of a head's export, which is trained where it is not there."""
     export = folder / "export"
     if not export.exists():
         print(f"training the head {folder.name}: {config.steps} steps")
-        save_head(fit_head(target, rows, config, folder / "training"), export)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = bench.models[0]
+        train, held_out = (
+            TokenRows.plain(rows[:, : target.max_context - SAMPLED])
+            for rows in (bench.pair.rows("train"), spread(bench.pair.rows("held_out"), 8))
+        )
+        looks = Looks(folder / "looks.jsonl", held_out, config.steps)
+        head = fit_head(target, train, config, folder / "training", callbacks=[looks])
+        save_head(head, export)
     return export
 
 
