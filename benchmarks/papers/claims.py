@@ -225,10 +225,14 @@ def heads(bench: Bench) -> Iterator[Campaign]:
         for loss in ("EAGLE-2", "HASS")
     )
     yield Campaign("talf-1", SamplingSetting(1.0), beams | fills | sampled, claims + on_sampled)
-    # EAGLE's loss trains no second pass: this draft diverges from the target with depth.
+
+
+def diverging(bench: Bench) -> Iterator[Campaign]:
+    """Rules on a draft that diverges from the target with depth: EAGLE's loss trains one pass."""
+    own = EagleDrafter(talf.trained(bench, bench.options.steps)["EAGLE-2"])
     rules = {name: rule for name, rule in TREED.items() if name != "Khisti"}
     deep = {
-        name + late: (Delayed(action), rule, drafters["EAGLE-2"])
+        name + late: (Delayed(action), rule, own)
         for name, rule in rules.items()
         for late, action in (("", Action(4, 0, 6)), (", delayed by 2", Action(4, 2, 4)))
     }
@@ -247,6 +251,7 @@ CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
     "dynatree": dynatree,
     "dyspec": greedy_expansion,
     "talf": heads,
+    "depth": diverging,
 }
 
 

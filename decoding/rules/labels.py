@@ -25,7 +25,7 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.rules.traversal import path_weights
+from nde_talf.decoding.rules.traversal_rows import path_weights
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.super_tree import SuperTreeLayout
 

@@ -1,4 +1,4 @@
-"""One step of the loop, with SpecInfer, imports few modules: a newcomer can read them in an afternoon.
+"""One step of the loop, with Traversal, imports few modules: a newcomer can read them in an afternoon.
 
 `python -m tests.decoding.test_loop_imports` prints them with their sizes.
 """
@@ -9,7 +9,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-MODULES, TOKENS = 25, 23_850
+MODULES, TOKENS = 25, 24_150
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -29,7 +29,7 @@ sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidd
 target, draft = (
     CausalModel(LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))) for _ in range(2)
 )
-decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), "specinfer")
+decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), "traversal")
 steps = decoder.stream([1, 2, 3], SamplingSetting(0.8), Rng.seeded(0))
 assert next(steps) and next(steps)
 print(*(module.__file__ for name, module in sys.modules.items() if name.startswith("nde_talf.")))
