@@ -3,17 +3,25 @@
     python -m benchmarks.papers.dynatree --run checkpoints/default
 
 Greedy. The thresholds that the paper tunes and does not print are TUNED: fixed, not tuned here.
+`claims.py` tunes them on training prompts (`tuned`).
 """
 
 import argparse
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from statistics import mean
+from typing import Any
 
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.evaluation.protocol import BASELINE
+from nde_talf.evaluation.tuning import Candidate, Tuner
 
 TUNED = {"stop": 0.005, "deep": 0.1, "prune": 0.002}
 """rho_stop, rho_deep and tau."""
@@ -32,6 +40,44 @@ SWEEP = {
     "Thresholds: (0.8, 0.4)": {"confident_high": 0.8},
 }
 """Rows of Table 5."""
+
+
+class AsRun(DynaTree):
+    """DynaTree with its authors' schedule of the history.
+
+    Once a generation the mean path length over D_0 + 2 is steered to 0.7 +- 0.1. What was learned
+    goes on to the next prompt.
+    """
+
+    def __init__(self, config: DynaTreeConfig):
+        super().__init__(replace(config, window=0))
+        self.history = History(replace(config, window=1, low=0.6, high=0.8))
+        self.lengths: list[float] = []
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        """Draft as DynaTree does, with the history of the generations before."""
+        if state.tau is not None:
+            self.lengths.append((state.tau + 1) / (self.history.depth + 2))
+        elif self.lengths:
+            self.history.learn(mean(self.lengths))
+            self.lengths = []
+        state.memory[self] = self.history
+        return super().draft(state, drafter, rng)
+
+
+def tuned(bench: Bench, setting: SamplingSetting, drawn: SamplingSetting) -> dict[str, float]:
+    """Choose rho_stop, rho_deep and tau by the clock, on prompts that no table uses."""
+    grid = {
+        str(values): dict(zip(TUNED, values, strict=True))
+        for values in product((0.005, 0.02, 0.05), (0.1, 0.3), (0.002, 0.01))
+    }
+
+    def candidate(own: dict[str, Any]) -> Candidate:
+        method = AsRun(DynaTreeConfig(nodes=63, **own)), "greedy"
+        return Candidate(lambda title, _: bench.ours(title, method, setting, drawn))
+
+    tuner = Tuner(bench.folder / "dynatree.json", bench.options.new_tokens, bench.tuning)
+    return grid[tuner("DynaTree", {name: candidate(own) for name, own in grid.items()})]
 
 
 def report(options: argparse.Namespace) -> None:
