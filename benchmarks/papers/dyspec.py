@@ -7,7 +7,7 @@ to know beforehand is measured on prompts that no table uses.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from statistics import median
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
-from benchmarks.trajectories import trajectory_trees
+from benchmarks.trajectories import draft_paths
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.drafter import LMDrafter
@@ -27,7 +27,6 @@ from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.super_tree import super_tree_layout
 
 DRAWN = SamplingSetting(0.6)
 RULE = "without_replacement"
@@ -71,21 +70,10 @@ def methods(bench: Bench, budget: int, setting: SamplingSetting) -> dict[str, tu
 
 
 def acceptance_rates(bench: Bench, setting: SamplingSetting) -> list[float]:
-    """Sequoia's positional acceptance rates, of up to 16 children."""
-    generator = torch.Generator().manual_seed(0)
-    found = [
-        (len(p), positional_rates(p, q, 16, generator)) for p, q in rows_on_paths(bench, setting)
-    ]
-    return np.average([rates for _, rates in found], 0, [count for count, _ in found]).tolist()
-
-
-def rows_on_paths(bench: Bench, setting: SamplingSetting) -> Iterator[tuple[Tensor, Tensor]]:
-    """p, q [n, V] along the draft's paths from the target's text, one prompt at a time."""
-    layout = super_tree_layout(1, 8, 0)
-    for prompt in bench.tuning:
-        for trees in trajectory_trees(*bench.models, [prompt], setting, DRAWN, layout):
-            p, q = trees.distributions(*bench.models, setting, DRAWN)
-            yield p.flatten(0, 1), q.flatten(0, 1)
+    """Sequoia's positional acceptance rates, of up to 16 children, along the draft's paths."""
+    rows = draft_paths(*bench.models, bench.tuning, setting, DRAWN, 8)
+    p, q = (each.flatten(0, 1) for each in rows)
+    return positional_rates(p, q, 16, torch.Generator().manual_seed(0))
 
 
 def threshold(bench: Bench, budget: int) -> float:
