@@ -216,7 +216,6 @@ def test_code_and_commands_of_the_pages_are_found():
         ("README.md", "pipelines.run"),
         ("README.md", "pipelines.generate"),
         ("docs/tutorial.md", "pipelines.generate"),
-        ("docs/small.md", "pipelines.small"),
         ("docs/serving.md", "evaluation.lossless"),
     } <= {(page, line.split()[2]) for page, line in COMMANDS}
     line = "python -m pipelines.run run=x [engine.name=vllm] ... [policy=a|b]"
