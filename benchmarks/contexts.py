@@ -30,7 +30,6 @@ from nde_talf.data.traces.label_chunks import chunk_rows, labels
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config import MEASURED, table_file
@@ -38,6 +37,8 @@ from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken
 
 DEPTHS, ALL = 8, "all"
+SAMPLES = 8  # super-trees at a root: one half chooses, one values
+DRAWN, RULES = ("t0.6", "t1.0"), ["traversal", "specinfer"]
 
 
 @dataclass
@@ -66,32 +67,30 @@ class Roots:
 
 
 @torch.inference_mode()
-def drawn(
-    target: CausalModel, draft: CausalModel, prompts: list[Prompt], options: argparse.Namespace
-) -> dict[str, Roots]:
+def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dict[str, Roots]:
     """Return the roots after `prompts` under each sampling setting."""
     layout = super_tree_layout()
     chunk, found = chunk_rows(target.vocab_size, layout), {}
-    for name in options.settings:
+    for name in DRAWN:
         setting, parts = SETTINGS[name], []
         for number, prompt in enumerate(prompts):
-            drawing = setting, setting, layout, options.samples, number
+            drawing = setting, setting, layout, SAMPLES, number
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
                 settings = [(setting, setting)]
-                (label,) = labels(trees, target, draft, settings, options.verifiers, layout, chunk)
+                (label,) = labels(trees, target, draft, settings, RULES, layout, chunk)
                 trunk = type(trees)(trees.tokens, trees.h_p[:, :DEPTHS], trees.h_q[:, :DEPTHS])
                 p, q = trunk.distributions(target, draft, setting, setting)
                 figures = torch.special.entr(p).sum(-1), torch.minimum(p, q).sum(-1)
-                roots = len(p) // options.samples
-                shape = roots, options.samples, -1
+                roots = len(p) // SAMPLES
+                shape = roots, SAMPLES, -1
                 means = [figure.view(shape).mean(1) for figure in figures]
                 context = len(prompt.tokens) + 1 + STRIDE * torch.arange(roots)
-                by_root = [label[verifier].view(shape) for verifier in options.verifiers]
+                by_root = [label[verifier].view(shape) for verifier in RULES]
                 at = torch.full_like(context, number)
                 parts.append(([prompt.kind] * roots, at, context, *means, *by_root))
         kinds, *columns = zip(*parts, strict=True)
         prompt, context, entropy, overlap, *samples = map(torch.cat, columns)
-        by_verifier = dict(zip(options.verifiers, samples, strict=True))
+        by_verifier = dict(zip(RULES, samples, strict=True))
         found[name] = Roots(
             [kind for own in kinds for kind in own], prompt, context, entropy, overlap, by_verifier
         )
@@ -139,19 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
-    parser.add_argument("--samples", type=int, default=8, help="super-trees at a root, even")
-    parser.add_argument("--settings", nargs="+", default=["t0.6", "t1.0"], choices=SETTINGS)
-    parser.add_argument("--verifiers", nargs="+", default=["traversal", "specinfer"])
     parser.add_argument("--tables", nargs="+", default=[MEASURED])
     options = parser.parse_args(arguments)
-    if options.samples < 2 or options.samples % 2:
-        raise UserError(f"--samples {options.samples}: one half chooses, one values; give it even.")
     torch.set_num_threads(1)
     pair = Pair(options.run / "pair")
     found = drawn(
         *pair.models("cpu", "float32"),
         pair.prompts("trace", options.prompts, "--prompts"),
-        options,
     )
     latency = options.run / "latency"
     tables = {name: LatencyTable.load(table_file(name, latency)) for name in options.tables}

@@ -126,6 +126,15 @@ def looks(folder: Path) -> list[dict[str, Any]]:
     )
 
 
+def ended(folder: Path) -> tuple[list[float], float]:
+    """The overlap by depth at the end of a training, and what its mean gained in the last third."""
+    seen = looks(folder)
+    steps = seen[-1]["step"]
+    before = next(x["overlap"] for x in seen if x["step"] == round(steps * LOOKS[-3]))
+    last = seen[-1]["overlap"]
+    return last, (sum(last) - sum(before)) / len(last)
+
+
 def picture(curves: dict[str, list[tuple[float, float]]]) -> None:
     """Draw the predicted accepted length over CPU seconds, a panel a wiring."""
     from matplotlib.figure import Figure
@@ -199,18 +208,15 @@ def main() -> None:
     }
     table, curves = [], {}
     for name, where in heads.items():
-        seen, steps = looks(where), every[name].steps
+        seen, (last, gain) = looks(where), ended(where)
         curves[name] = [(x["step"] * seconds[name], length(x["overlap"])) for x in seen]
-        last = seen[-1]["overlap"]
-        before = next(x["overlap"] for x in seen if x["step"] == round(steps * LOOKS[-3]))
-        gain = sum(last) / len(last) - sum(before) / len(before)
         taus = (
             decoded[t].figure(LENGTH, f"{name} / {tree}")
             for t in options.temperatures
             for tree in TREES
         )
         by_depth = " ".join(f"{x:.3f}" for x in last)
-        table.append([name, steps, by_depth, f"{gain:+.4f}", *taus])
+        table.append([name, every[name].steps, by_depth, f"{gain:+.4f}", *taus])
     picture(curves)
     columns = [f"τ, T = {t:g}, {tree}" for t in options.temperatures for tree in TREES]
     told = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())

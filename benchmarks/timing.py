@@ -101,10 +101,10 @@ def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str]
 
     With it stand the command, the commit, the processor, torch and its threads.
     """
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name if spec else Path(sys.argv[0]).stem
     where = {
-        "command": shlex.join(
-            ["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
-        ),
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
         "code": code(),
         "processor": cpu_model(),
         "torch": torch.__version__,

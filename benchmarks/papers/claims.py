@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.heads import ended
 from benchmarks.papers import dynatree, dyspec, gbv, talf
 from benchmarks.papers.shared import Bench, Decoded, options_of
 from benchmarks.timing import report
@@ -302,7 +303,8 @@ def decided(campaign: Campaign, decoded: Decoded) -> Iterator[list]:
             claim.words,
             str(campaign.setting),
             f"{claim.ours} over {best}",
-            *map(shown, both),
+            "speed" if claim.speed else "τ",
+            shown(both[claim.speed]),
             outcome(both[claim.speed], len(ours), fair),
         ]
 
@@ -314,7 +316,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs=2, default=(1300, 500), help="as talf has them")
     parser.set_defaults(prompts=96)
     options = parser.parse_args()
-    bench, rows, notes = Bench(options), [], []
+    bench, rows, controls = Bench(options), [], []
     for name in options.only or CAMPAIGNS:
         for campaign in CAMPAIGNS[name](bench):
             decoded = bench.decode(
@@ -322,18 +324,19 @@ def main() -> None:
             )
             rows += decided(campaign, decoded)
             control = speed_ratio(decoded.of(CONTROL), decoded.of(BASELINE), CPU)
-            notes.append(f"{campaign.name} {shown(control)}")
-    if not options.only:
-        columns = [
-            "place",
-            "claim",
-            "setting",
-            "here",
-            "tokens a pass",
-            "tokens/s (CPU)",
-            "outcome",
-        ]
-        report("claims", columns, rows, [f"A/A by CPU time: {', '.join(notes)}."])
+            controls.append(f"{campaign.name} {shown(control)}")
+    if options.only:
+        return
+    heads = []
+    for name in ("warm", *talf.LOSSES):
+        overlap, gain = ended(talf.folder_of(bench, options.steps) / name)
+        heads.append(f"{name} {' '.join(f'{x:.2f}' for x in overlap)} ({gain:+.3f})")
+    notes = [
+        f"A/A by CPU time: {', '.join(controls)}.",
+        f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}.",
+    ]
+    columns = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
+    report("claims", columns, rows, notes)
 
 
 if __name__ == "__main__":

@@ -52,10 +52,14 @@ STRIDE = 8
 """Every so many tokens is a root of Figure 2b."""
 
 
+def folder_of(bench: Bench, steps: tuple[int, int]) -> Path:
+    """The folder of the heads that are trained for so many steps."""
+    return bench.folder / f"heads-{steps[0]}-{steps[1]}"
+
+
 def trained(bench: Bench, steps: tuple[int, int]) -> dict[str, EagleHead]:
     """A head a loss, trained where it is not there yet."""
-    target, heads = bench.models[0], {}
-    folder = bench.folder / f"heads-{steps[0]}-{steps[1]}"
+    target, heads, folder = bench.models[0], {}, folder_of(bench, steps)
     base = HeadConfig(chain_fraction=0.0, roots=32)
     warm = replace(base, loss=EagleLoss(), steps=steps[0])
     start = fit_once(bench, warm, folder / "warm")
