@@ -138,7 +138,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
-    parser.add_argument("--tables", nargs="+", default=[MEASURED])
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     pair = Pair(options.run / "pair")
@@ -146,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *pair.models("cpu", "float32"),
         pair.prompts("trace", options.prompts, "--prompts"),
     )
-    latency = options.run / "latency"
-    tables = {name: LatencyTable.load(table_file(name, latency)) for name in options.tables}
+    table = LatencyTable.load(table_file(MEASURED, options.run / "latency"))
     figures, ceilings = [], []
     for name, roots in found.items():
         temperature = SETTINGS[name].temperature
@@ -159,16 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 spread = f"{own[:, 0].std():.2f}"
                 figures.append([temperature, kind, int(here.sum()), title, *cells, spread])
         for verifier, samples in roots.samples.items():
-            for title, table in tables.items():
-                costs = StepCosts(table, verifier, int(roots.context.max()))
-                own = ceiling(samples, costs.at(roots.context)[0], roots)
-                ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
-                tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
-                ceilings.append([temperature, verifier, title, tree, tokens, *ratios])
+            costs = StepCosts(table, verifier, int(roots.context.max()))
+            own = ceiling(samples, costs.at(roots.context)[0], roots)
+            ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
+            tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
+            ceilings.append([temperature, verifier, tree, tokens, *ratios])
     depths = [f"depth {depth}" for depth in range(DEPTHS)]
     columns = ["temperature", "domain", "roots", "figure", *depths, "std. at depth 0"]
     report("contexts", columns, figures)
-    columns = ["temperature", "verifier", "table", "best static tree", "tokens a step"]
+    columns = ["temperature", "verifier", "best static tree", "tokens a step"]
     columns += ["best static tree by domain", "best tree by root (split halves)"]
     report("contexts_ceilings", columns, ceilings)
 

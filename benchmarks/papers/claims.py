@@ -104,7 +104,10 @@ def nde(bench: Bench) -> Iterator[Campaign]:
             SamplingSetting(t),
             root | late | {"BV": (Delayed(Action(1, 0, 8)), "bv")},
             (
-                Claim("NDE 4.2", "Traversal is the best-performing", "Traversal", others),
+                *(
+                    Claim("NDE 4.2", "Traversal is the best-performing", "Traversal", others, by)
+                    for by in (False, True)
+                ),
                 *(Claim("NDE abstract", gain, f"{name}, delayed by 2", (name,)) for name in TREED),
                 Claim("NDE (here: our tournament)", "", "Khisti, ours", ("Khisti",)),
             ),
@@ -139,6 +142,8 @@ def multipath(bench: Bench) -> Iterator[Campaign]:
             Claim("GBV abstract", "improve block efficiency", f"GBV, K = {k}", ("BV",))
             for k in (2, 4)
         ]
+        words = "increasing the number of draft paths monotonically improves"
+        claims.append(Claim("GBV 6", words, "GBV, K = 4", ("GBV, K = 2",)))
         if t != 0.6:
             words = f"{first} beats {second} at temperature {t:.1f}"
             claims += [
