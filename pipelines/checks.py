@@ -122,11 +122,11 @@ def _counts(config: Config) -> Iterator[str]:
         )
     count = traces.train_prompts + traces.validation_prompts
     left = data.prompt_count - data.test_prompts
-    if evaluation.prompts > data.test_prompts or count > left:
+    if evaluation.most_prompts > data.test_prompts or count > left:
         yield (
             f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
             f" evaluation (data.test_fraction) and {left} for traces; asked for are"
-            f" evaluation.prompts={evaluation.prompts} and {count} of traces. Raise"
+            f" evaluation.prompts={evaluation.most_prompts} and {count} of traces. Raise"
             " data.prompt_count or ask for fewer."
         )
 

@@ -60,6 +60,7 @@ METHODS = (
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
 
+MOST_PROMPTS = 40
 TABLE = "table.json"
 """The file of a run's own latency table, in the folder of stage latency."""
 MEASURED = "measured"
@@ -219,8 +220,11 @@ class EvaluationConfig:
     traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's
     trees.
     """
-    prompts: Count = 14
-    """Number of held-out prompts, none of which was traced."""
+    prompts: Count | None = 14
+    """Number of held-out prompts, none of which was traced.
+
+    null: 40, or what decodes in about three minutes where the machine is slow.
+    """
     passes: Few = 1
     """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
@@ -236,6 +240,11 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
+
+    @property
+    def most_prompts(self) -> int:
+        """Held-out prompts that may be decoded."""
+        return self.prompts or MOST_PROMPTS
 
 
 @settings("tracking")

@@ -34,6 +34,7 @@ from nde_talf.pipelines.tracking import read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
+FEWEST_PROMPTS, DECODING_SECONDS = 12, 180  # of evaluation.prompts=null
 # Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
 MIN_PAIR_SECONDS = 600
 
@@ -74,6 +75,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             plan = plans[str(setting)] = plan_methods(bench, _groups(config))
             roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
             write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
+            if len(plans) == 1:
+                blocks = blocks[: _affordable(config, folders, len(plan.methods))]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
@@ -91,6 +94,24 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     }
 
 
+def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
+    """Return how many prompts to decode: those asked for, or what a slow machine has time for."""
+    evaluation, most = config.evaluation, config.evaluation.most_prompts
+    if evaluation.prompts or not config.drafts:
+        return most
+    table = LatencyTable.load(folders["latency"] / TABLE)
+    generations = methods * len(evaluation.settings) * evaluation.passes
+    tokens = generations * evaluation.new_tokens  # of each prompt
+    seconds = tokens * float(table.plain(torch.tensor(table.contexts[:1])))
+    count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
+    if count < most:
+        console.print(
+            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS // 60} minutes"
+            f" here; evaluation.prompts={most}: all of them"
+        )
+    return count
+
+
 def _prompts(
     config: Config, pair: Pair, models: Sequence[Any]
 ) -> tuple[list[Prompt], list[Prompt], StaticShapes | None]:
@@ -99,7 +120,7 @@ def _prompts(
     Raises UserError for one that does not fit a model.
     """
     evaluation, traced = config.evaluation, config.traces.train_prompts
-    prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
+    prompts = pair.prompts("test", evaluation.most_prompts, "evaluation.prompts")
     count = traced + evaluation.calibration_prompts
     tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
     room, every = evaluation.new_tokens + MARGIN, prompts + tuning
@@ -229,7 +250,7 @@ def report_data(
     evaluation, model = config.evaluation, config.model
     machine = model.device, model.dtype, evaluation.threads or torch.get_num_threads()
     measured = [
-        f"{evaluation.prompts} held-out prompts, {evaluation.passes}"
+        f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
         f" pass{'es' * (evaluation.passes > 1)}, {evaluation.new_tokens} tokens each",
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
         _without_labels(config),

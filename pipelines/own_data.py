@@ -137,7 +137,7 @@ def _fit_counts(config: Config, available: int, changes: dict[str, Any]) -> None
         validation = max(1, left // 3)
         _set(config, "traces.train_prompts", left - validation, changes)
         _set(config, "traces.validation_prompts", validation, changes)
-    _set(config, "evaluation.prompts", min(evaluation.prompts, data.test_prompts), changes)
+    _set(config, "evaluation.prompts", min(evaluation.most_prompts, data.test_prompts), changes)
     tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
     _set(config, "evaluation.calibration_prompts", tuning, changes)
     folds = max(2, min(config.selector.folds, traces.train_prompts))
@@ -146,7 +146,7 @@ def _fit_counts(config: Config, available: int, changes: dict[str, Any]) -> None
 
 def _tell(config: Config) -> None:
     """Print what the prompts are used for, what they will bear, and what text is learnt from."""
-    data, traces, decoded = config.data, config.traces, config.evaluation.prompts
+    data, traces, decoded = config.data, config.traces, config.evaluation.most_prompts
     console.print(
         f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
         f" selector, {traces.validation_prompts} choose, {decoded} of {data.test_prompts} held out"

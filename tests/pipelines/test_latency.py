@@ -10,7 +10,7 @@ import torch
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines import latency
+from nde_talf.pipelines import evaluate, latency
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.manifest import write_manifest
@@ -94,3 +94,13 @@ def test_a_path_pays_where_tokens_are_accepted_and_drafts_are_cheap():
     assert best["path"] == gains.index(max(gains)) + 1
     assert best["path_speedup"] == pytest.approx(max(gains))
     assert latency._best_path(table, 0.05, "naivetree")["path_speedup"] < 1
+
+
+@pytest.mark.parametrize(
+    "asked,seconds,count", [(None, 1e-4, 40), (None, 0.01, 17), (None, 1, 12), (30, 1, 30)]
+)
+def test_a_slow_machine_decodes_fewer_prompts_unless_told_how_many(tmp_path, asked, seconds, count):
+    config = Config()
+    config.evaluation.prompts = asked
+    replace(QUIET, autoregressive=[seconds] * len(QUIET.contexts)).save(tmp_path / TABLE)
+    assert evaluate._affordable(config, {"latency": tmp_path}, 8) == count
