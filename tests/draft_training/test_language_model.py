@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import (
     LanguageModel,
     build_llama,
@@ -13,19 +12,10 @@ from nde_talf.draft_training.train_lm import (
     held_out_report,
 )
 from nde_talf.draft_training.trainer import Position, RowBatches
+from tests.data.test_checkpoint import TINY as ONE_LAYER
 
 VOCABULARY = 24
-TINY = LanguageModelConfig(
-    hidden=16,
-    layers=2,
-    heads=2,
-    intermediate=32,
-    max_length=64,
-    steps=40,
-    batch=4,
-    warm_up=2,
-    checkpoint_seconds=0,
-)
+TINY = replace(ONE_LAYER, layers=2, max_length=64, steps=40, batch=4)
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
