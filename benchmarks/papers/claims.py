@@ -102,7 +102,7 @@ def nde(bench: Bench) -> Iterator[Campaign]:
             for name, rule in TREED.items()
         }
         others = (*TREED, "GBV", "BV")
-        gain = "improves on root-node i.i.d rollouts"
+        gain = "improves on root-node i.i.d rollouts (here: one fixed delay)"
         yield Campaign(
             f"nde-rules-{t:g}",
             SamplingSetting(t),
@@ -244,7 +244,7 @@ def diverging(bench: Bench) -> Iterator[Campaign]:
         for name, rule in rules.items()
         for late, action in (("", Action(4, 0, 6)), (", delayed by 2", Action(4, 2, 4)))
     }
-    gain = "improves on root-node rollouts (here: a draft that diverges with depth)"
+    gain = "the same (here: a draft that diverges with depth)"
     yield Campaign(
         "nde-depth-1",
         SamplingSetting(1.0),
