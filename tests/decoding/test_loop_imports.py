@@ -63,4 +63,3 @@ if __name__ == "__main__":
     sizes = modules_of_a_step()
     for file, size in sorted(sizes.items(), key=lambda item: -item[1]):
         print(f"{size:7,} {file}")
-    print(f"{sum(sizes.values()):7,} in {len(sizes)} modules")
