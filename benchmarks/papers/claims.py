@@ -352,6 +352,8 @@ def main() -> None:
     notes = [
         f"A/A by CPU time: {', '.join(controls)}.",
         f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}.",
+        "Static trees and selectors are priced on the machine of rules.md; DynaTree's thresholds"
+        " are tuned for its authors' history alone; heads have equal steps, not equal time.",
     ]
     columns = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
     report("claims", columns, rows, notes)
