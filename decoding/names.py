@@ -3,7 +3,7 @@
 They are apart from the rules themselves, which need torch.
 """
 
-LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
+LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "khisti_lp", "traversal", "gbv")
 """Rules for which `nde_talf.decoding.rules.labels` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}

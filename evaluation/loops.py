@@ -34,6 +34,7 @@ TITLES = {
     "specinfer": "SpecInfer",
     "spectr": "SpecTr",
     "khisti": "Khisti",
+    "khisti_lp": "Khisti, LP",
     "traversal": "Traversal",
     "gbv": "GBV",
 }

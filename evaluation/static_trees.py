@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nde_talf.decoding.actions import TREES, Action
+from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.selector.entropy import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
@@ -14,10 +15,7 @@ from nde_talf.selector.roots import PricedRoots, Roots
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 STATIC = {
-    **{
-        rule: (rule, DRAFTING)
-        for rule in ("specinfer", "traversal", "naivetree", "nss", "spectr", "khisti", "gbv")
-    },
+    **{rule: (rule, DRAFTING) for rule in ("specinfer", "traversal", *LABELLED)},
     "naive": ("naivetree", SINGLE_PATH),
     "bv": ("traversal", SINGLE_PATH),
 }

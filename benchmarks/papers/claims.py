@@ -11,18 +11,20 @@ interrupted command goes on. Heads are trained where they are not there yet (`--
 the place "here" are questions of ours, and decide no claim of a paper.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 import numpy as np
 
 from benchmarks.heads import ended
-from benchmarks.papers import dynatree, dyspec, gbv, talf
-from benchmarks.papers.shared import Bench, Decoded, options_of
+from benchmarks.papers import dynatree, dyspec, gbv, nde, talf
+from benchmarks.papers.shared import EIGHT, Bench, Decoded, options_of
 from benchmarks.timing import report
 from nde_talf.data.text.shipped import SHIPPED
+from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
+from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
@@ -33,16 +35,14 @@ from nde_talf.decoding.setting import AUTO
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, trusted
-from nde_talf.evaluation.speed import CPU, speed_ratio
+from nde_talf.evaluation.speed import CPU
+from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.table import markdown
+from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
 TEMPERATURES = (0.6, 1.0)
-STATIC = {
-    0.6: {"Traversal": (4, 0, 3), "SpecInfer": (2, 0, 4)},
-    1.0: {"Traversal": (4, 0, 3), "SpecInfer": (4, 0, 3)},
-}
-"""Best static trees of the shipped pair, chosen on training prompts (`rules.md`)."""
 TREED = {
     "SpecInfer": "specinfer",
     "SpecTr": "spectr",
@@ -51,6 +51,8 @@ TREED = {
     "NSS": "nss",
 }
 """The optimal-transport rules of the NDE paper as they are printed, which it runs on trees."""
+RULES = TREED | {"Traversal": "traversal", "GBV": "gbv"}
+"""The rules that NDE chooses trees for."""
 HERE = "here"
 """The place of a question that no paper asks in these words: it decides no paper's claim."""
 
@@ -82,6 +84,8 @@ class Campaign:
         name: of the records.
         methods: (policy, rule) or (policy, rule, drafter), by name.
         drafts: the setting that drafts are drawn with.
+        tokens: decoded after each prompt.
+        joint: claims that the mean over all campaigns with them decides, not each.
     """
 
     name: str
@@ -89,17 +93,15 @@ class Campaign:
     methods: dict[str, tuple]
     claims: tuple[Claim, ...]
     drafts: SamplingSetting | str = AUTO
+    tokens: int = 40
+    joint: tuple[Claim, ...] = ()
 
 
-def nde(bench: Bench) -> Iterator[Campaign]:
-    """Rules on root-node rollouts, delayed trees, and the shipped selectors."""
-    authors = (  # GBV's claims at temperature 1, at which its authors draft too
-        Claim("GBV abstract", "improve block efficiency", "GBV", ("BV",)),
-        Claim("GBV 6.4", "Traversal beats GBV at temperature 1.0", "Traversal", ("GBV",)),
-    )
+def rules(bench: Bench) -> Iterator[Campaign]:
+    """Rules on root-node rollouts, and on trees with one fixed delay."""
     for t in TEMPERATURES:
-        rules = TREED | {"Traversal": "traversal", "GBV": "gbv", "Khisti, ours": "khisti"}
-        root = {name: (Delayed(Action(4, 0, 8)), rule) for name, rule in rules.items()}
+        every = RULES | {"Khisti, ours": "khisti"}
+        root = {name: (Delayed(Action(4, 0, 8)), rule) for name, rule in every.items()}
         late = {
             f"{name}, delayed by 2": (Delayed(Action(4, 2, 6)), rule)
             for name, rule in TREED.items()
@@ -119,50 +121,77 @@ def nde(bench: Bench) -> Iterator[Campaign]:
                     for name in TREED
                 ),
                 Claim(HERE, "our tournament", "Khisti, ours", ("Khisti",)),
-                *(authors if t == 1 else ()),
             ),
         )
-        chosen: dict[str, tuple] = {}
-        for rule, tree in STATIC[t].items():
-            key = rule.lower()
-            chosen[rule] = Delayed(Action(*tree)), key
-            selector = Selector.from_pretrained(SHIPPED / "selector" / "export" / key)
-            chosen[f"{rule} NDE"] = NeuralPolicy(selector), key
-        outperform = "SpecInfer to outperform Traversal Verification"
-        yield Campaign(
-            f"nde-selectors-{t:g}",
-            SamplingSetting(t),
-            chosen,
-            (
-                Claim("NDE abstract", outperform, "SpecInfer NDE", ("Traversal",), True),
-                Claim(
-                    "NDE 6",
-                    "improves on the baseline algorithms",
-                    "SpecInfer NDE",
-                    ("SpecInfer",),
-                    True,
-                ),
-                Claim(HERE, "NDE over its baseline", "Traversal NDE", ("Traversal",), True),
-            ),
-        )
+
+
+def selectors(bench: Bench) -> Iterator[Campaign]:
+    """NDE as it is printed over the best static tree of seven rules, at eight settings.
+
+    Trees and selectors come from training prompts of the run. The shipped selectors, which are
+    ours, stand beside where they were trained.
+    """
+    run = bench.options.run
+    roots, prices = nde.labelled(bench), LatencyTable.load(run / "latency" / "table.json")
+    words = "improves on the baseline algorithms"
+    claims = [
+        Claim("NDE 6" if name in TREED else HERE, words, f"{name} NDE", (name,), speed)
+        for speed in (False, True)
+        for name in RULES
+    ]
+    outperform = "SpecInfer to outperform Traversal Verification"
+    claims.append(Claim("NDE abstract", outperform, "SpecInfer NDE", ("Traversal",), True))
+    for at in EIGHT:
+        setting, methods = SETTINGS[at], dict[str, tuple]()
+        trees = StaticTrees.of(roots, prices, setting)
+        assert trees is not None, f"{run}: trace {at} first (traces=nde)"
+        for name, rule in RULES.items():
+            methods[name] = Delayed(trees.ranked(rule, 1)[0]), rule
+            selector = Selector.from_pretrained(run / "selector" / "export" / rule)
+            methods[f"{name} NDE"] = NeuralPolicy(selector, prices), rule
+        ours = ("SpecInfer", "Traversal") if at in ("t0.6", "t1.0") else ()
+        for name in ours:
+            selector = Selector.from_pretrained(SHIPPED / "selector" / "export" / RULES[name])
+            methods[f"{name} NDE, ours"] = NeuralPolicy(selector, prices), RULES[name]
+        own = [
+            Claim(HERE, "our selector", f"{name} NDE, ours", (other,), True)
+            for name in ours
+            for other in dict.fromkeys((name, "Traversal"))
+        ]
+        yield Campaign(f"nde-{at}", setting, methods, tuple(own), tokens=24, joint=tuple(claims))
 
 
 def multipath(bench: Bench) -> Iterator[Campaign]:
-    """GBV on paths of 8 tokens at 0.2, drafted at temperature 1 as its authors do."""
-    named = {f"{rule}, K = {k}": (rule, k) for rule in ("GBV", "Traversal") for k in (2, 4)}
-    methods = {name: gbv.method(rule.lower(), k, 8) for name, (rule, k) in named.items()}
-    methods["BV"] = gbv.method("gbv", 1, 8)
-    claims = [
-        claim
-        for k in (2, 4)
-        for claim in (
-            Claim("GBV abstract", "improve block efficiency", f"GBV, K = {k}", ("BV",)),
-            Claim("GBV 6.4", "beats traversal at 0.2", f"GBV, K = {k}", (f"Traversal, K = {k}",)),
+    """GBV on paths of 8 tokens, drafted at temperature 1 as its authors do; K = 1 is BV."""
+    more = "increasing the number of draft paths monotonically improves"
+    for t in (0.2, 0.6, 1.0):
+        methods = {f"GBV, K = {k}": gbv.method("gbv", k, 8) for k in (2, 3, 4)}
+        methods |= {f"Traversal, K = {k}": gbv.method("traversal", k, 8) for k in (2, 4)}
+        methods |= {"BV": gbv.method("gbv", 1, 8)}
+        steps = ["BV", *(f"GBV, K = {k}" for k in (2, 3, 4))]
+        claims = [Claim("GBV abstract", "improve block efficiency", steps[-1], ("BV",))]
+        claims += [Claim("GBV 6", more, b, (a,)) for a, b in pairwise(steps)]
+        for k in (2, 4):
+            ours, theirs = f"GBV, K = {k}", f"Traversal, K = {k}"
+            if t == 1:
+                words = "Traversal verification beats GBV at temperature 1.0"
+                claims.append(Claim("GBV 6.4", words, theirs, (ours,)))
+            else:
+                place = "GBV 6.4" if t == 0.2 else HERE
+                claims.append(Claim(place, "GBV beats traversal", ours, (theirs,)))
+        if t == 1:
+            methods |= {n: (Delayed(Action(1, 0, 8)), n.lower()) for n in ("TV", "Naive")}
+            words = "improves upon naive speculative sampling"
+            claims.append(Claim("NDE 2.2", words, "TV", ("Naive",)))
+            claims.append(Claim("NDE 2.2", "also provably better than tree", "BV", ("TV",)))
+        yield Campaign(
+            f"gbv-{t:g}",
+            SamplingSetting(t),
+            methods,
+            tuple(claims),
+            SamplingSetting(1.0),
+            tokens=24,
         )
-    ]
-    words = "increasing the number of draft paths monotonically improves"
-    claims.append(Claim("GBV 6", words, "GBV, K = 4", ("GBV, K = 2",)))
-    yield Campaign("gbv-0.2", SamplingSetting(0.2), methods, tuple(claims), SamplingSetting(1.0))
 
 
 def grown(bench: Bench) -> Iterator[Campaign]:
@@ -190,20 +219,24 @@ def grown(bench: Bench) -> Iterator[Campaign]:
 
 
 def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
-    """DySpec with trees of 16 nodes, drafted at temperature 0.6 as its authors do."""
+    """DySpec with trees of 16 to 768 nodes, drafted at temperature 0.6 as its authors do."""
     words = "higher acceptance rate … than fixed trees"
-    for t in (0.0, 0.6):
+    for t, nodes in product((0.0, 0.6), (16, 64, 768)):
         setting = SamplingSetting(t)
         claims = tuple(
-            Claim("DySpec abstract", words, ours, (theirs,))
+            Claim("DySpec abstract", f"{words}, {nodes} nodes", ours, (theirs,))
             for ours, theirs in (
                 ("DySpec", "Sequoia"),
                 ("DySpec, heap", "Sequoia"),
                 ("DySpec", "SpecInfer"),
             )
         )
-        methods = dyspec.methods(bench, 16, setting)
-        yield Campaign(f"dyspec-16-{t:g}", setting, methods, claims, dyspec.DRAWN)
+        methods = dyspec.methods(bench, nodes, setting)
+        if nodes == 768:
+            methods.pop("DySpec, heap")
+            claims = claims[::2]
+        tokens = {16: 40, 64: 24, 768: 16}[nodes]
+        yield Campaign(f"dyspec-{nodes}-{t:g}", setting, methods, claims, dyspec.DRAWN, tokens)
 
 
 def heads(bench: Bench) -> Iterator[Campaign]:
@@ -267,7 +300,8 @@ def diverging(bench: Bench) -> Iterator[Campaign]:
 
 
 CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
-    "nde": nde,
+    "rules": rules,
+    "nde": selectors,
     "gbv": multipath,
     "dynatree": grown,
     "dyspec": greedy_expansion,
@@ -276,11 +310,24 @@ CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
 }
 
 
-def efficiency(ours: list[Record], theirs: list[Record]) -> list[float]:
-    """Divide tokens a target pass of two methods on the same prompts: [ratio, low, high]."""
-    left, right = ({r.block: (r.tokens, r.steps) for r in each} for each in (ours, theirs))
-    both = [[*left[block], *right[block]] for block in sorted(left.keys() & right.keys())]
-    return ratio_of_totals(np.array(both, dtype=float))
+def effect(sides: Sequence[tuple[list[Record], list[Record]]], speed: bool) -> list[float]:
+    """Divide tokens a target pass, or a second, of ours by theirs: [ratio, low, high].
+
+    The geometric mean over `sides`, the records of ours and theirs by campaign; prompts are
+    resampled jointly.
+    """
+    field, logs, resampled = CPU if speed else "steps", [], []
+    for pair in sides:
+        left, right = ({r.block: (r.tokens, getattr(r, field)) for r in own} for own in pair)
+        shared = sorted(left.keys() & right.keys())
+        counts = np.array([[*left[block], *right[block]] for block in shared], dtype=float)
+        for sums, into in (
+            (counts.sum(0), logs),
+            (counts[samples(len(counts))].sum(1), resampled),
+        ):
+            ours, passes, theirs, others = np.moveaxis(sums, -1, 0)
+            into.append(np.log(ours * others / (passes * theirs)))
+    return interval(np.exp(np.mean(logs)), np.exp(np.mean(resampled, 0)))
 
 
 def outcome(effect: list[float], prompts: int, clock: bool) -> str:
@@ -301,29 +348,25 @@ def outcome(effect: list[float], prompts: int, clock: bool) -> str:
     return f"open ({needed:.0f})" if needed < 1e5 else "open (no effect seen)"
 
 
-def decided(campaign: Campaign, decoded: Decoded) -> Iterator[list]:
-    """Yield a row for each claim of a campaign."""
-    plain = decoded.of(BASELINE)
-    clock = speed_ratio(decoded.of(CONTROL), plain, CPU)
-    for claim in campaign.claims:
-        ours = decoded.of(claim.ours)
+def decided(setting: str, claims: Iterable[Claim], decoded: Sequence[Decoded]) -> Iterator[list]:
+    """Yield a row for each claim, decided by one campaign or by the mean over several."""
 
-        def against(name: str, ours: list[Record] = ours) -> tuple[list[float], list[float]]:
-            theirs = decoded.of(name)
-            return efficiency(ours, theirs), speed_ratio(ours, theirs, CPU) or []
+    def compared(ours: str, theirs: str, speed: bool) -> list[float]:
+        return effect([(each.of(ours), each.of(theirs)) for each in decoded], speed)
 
-        effects = {name: against(name) for name in claim.theirs}
-        best = min(effects, key=lambda name: effects[name][claim.speed][0])
-        both = effects[best]
-        fair = not claim.speed or trusted(clock or [])
+    clock = trusted(compared(CONTROL, BASELINE, True))
+    for claim in claims:
+        effects = {name: compared(claim.ours, name, claim.speed) for name in claim.theirs}
+        best = min(effects, key=lambda name: effects[name][0])
+        prompts = len(decoded[0].of(claim.ours))
         yield [
             claim.place,
             claim.words,
-            str(campaign.setting),
+            setting,
             f"{claim.ours} over {best}",
             "speed" if claim.speed else "τ",
-            shown(both[claim.speed]),
-            outcome(both[claim.speed], len(ours), fair),
+            shown(effects[best]),
+            outcome(effects[best], prompts, clock or not claim.speed),
         ]
 
 
@@ -334,29 +377,47 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs=2, default=(1300, 500), help="as talf has them")
     parser.set_defaults(prompts=96)
     options = parser.parse_args()
-    bench, rows, controls = Bench(options), [], []
+    bench, rows, controls, notes = Bench(options), [], [], []
     for name in options.only or CAMPAIGNS:
+        joint: dict[str, tuple[Campaign, Decoded]] = {}
         for campaign in CAMPAIGNS[name](bench):
+            options.new_tokens, setting = campaign.tokens, str(campaign.setting)
             decoded = bench.decode(
                 f"claims-{campaign.name}", campaign.setting, campaign.methods, campaign.drafts
             )
-            rows += decided(campaign, decoded)
-            control = speed_ratio(decoded.of(CONTROL), decoded.of(BASELINE), CPU)
+            rows += decided(setting, campaign.claims, [decoded])
+            control = effect([(decoded.of(CONTROL), decoded.of(BASELINE))], True)
             controls.append(f"{campaign.name} {shown(control)}")
+            if campaign.joint:
+                joint[setting] = campaign, decoded
+        if joint:
+            claims = next(iter(joint.values()))[0].joint
+            every = [decoded for _, decoded in joint.values()]
+            rows += decided(f"mean of {len(every)}", claims, every)
+            notes.append(by_setting(claims, {at: own for at, (_, own) in joint.items()}))
     if options.only:
         return
     heads = []
     for name in ("warm", *talf.LOSSES):
         overlap, gain = ended(talf.folder_of(bench, options.steps) / name)
         heads.append(f"{name} {' '.join(f'{x:.2f}' for x in overlap)} ({gain:+.3f})")
-    notes = [
+    notes += [
         f"A/A by CPU time: {', '.join(controls)}.",
         f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}.",
-        "Static trees and selectors are priced on the machine of rules.md; DynaTree's thresholds"
-        " are tuned for its authors' history alone; heads have equal steps, not equal time.",
+        "DynaTree's thresholds are tuned for its authors' history alone.",
     ]
     columns = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
     report("claims", columns, rows, notes)
+
+
+def by_setting(claims: Iterable[Claim], decoded: dict[str, Decoded]) -> str:
+    """The effects of the claims about speed, as a table with a column a setting."""
+    rows = []
+    for claim in (claim for claim in claims if claim.speed):
+        (theirs,) = claim.theirs
+        sides = [(own.of(claim.ours), own.of(theirs)) for own in decoded.values()]
+        rows.append([f"{claim.ours} over {theirs}", *(shown(effect([s], True)) for s in sides)])
+    return markdown(["speed", *decoded], rows)
 
 
 if __name__ == "__main__":

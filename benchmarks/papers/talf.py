@@ -8,10 +8,13 @@ the other two draft by beam search.
 """
 
 import argparse
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -19,6 +22,7 @@ from benchmarks.heads import Looks
 from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
@@ -28,8 +32,9 @@ from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_features, target_levels
-from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.target_trees import TargetTrees, target_features, target_levels
+from nde_talf.draft_training.train_head import HeadModule, build_head
+from nde_talf.draft_training.trainer import train_rows
 from nde_talf.draft_training.tree_attention import TreeLevel
 
 LOSSES = {
@@ -50,6 +55,62 @@ BINS = 15
 """Of the calibration error, equally wide."""
 STRIDE = 8
 """Every so many tokens is a root of Figure 2b."""
+
+
+@dataclass
+class Batches:
+    """Batches of `size` rows, whose rows stay together from epoch to epoch."""
+
+    rows: TokenRows
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.size
+
+    def __getitem__(self, index: Tensor) -> TokenRows:
+        """The batch whose number is index [1]."""
+        first = int(index) * self.size
+        return self.rows[torch.arange(first, first + self.size)]
+
+
+class Repeating(HeadModule):
+    """Keeps the target's trees of every batch, so that only the first epoch runs the target."""
+
+    kept: ClassVar[dict[tuple, TargetTrees]] = {}
+    """By tokens and shape of the trees; losses with trees of one shape share them."""
+
+    def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `HeadModule`; a batch has the same roots at every step."""
+        return super().loss(batch, int(batch.tokens.sum()), part)
+
+    def _trees(self, tokens: Tensor, *where: Any) -> TargetTrees:
+        loss = self.config.loss
+        key = (
+            tokens.numpy().tobytes(),
+            loss.target_trees,
+            loss.k if loss.target_trees else where[-1],
+        )
+        if key not in self.kept:
+            self.kept[key] = super()._trees(tokens, *where)
+        return self.kept[key]
+
+
+class Snapshots(Looks):
+    """Looks at held-out text, and keeps the head of that step with the CPU seconds of its steps."""
+
+    steps, seconds, began = 0, 0.0, 0.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the clock."""
+        self.began = time.process_time()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Stop it; a training that was resumed has the mean of its later steps."""
+        self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
+        if (step := trainer.global_step) in self.at:
+            save_head(module.head, folder := self.file.parent / f"at-{step}")
+            write_json(folder / "seconds.json", self.seconds / self.steps * step)
+        super().on_train_batch_end(trainer, module)
 
 
 def folder_of(bench: Bench, steps: tuple[int, int]) -> Path:
@@ -80,9 +141,12 @@ def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
             TokenRows.plain(rows[:, : target.max_context - SAMPLED])
             for rows in (bench.pair.rows("train"), spread(bench.pair.rows("held_out"), 8))
         )
-        looks = Looks(folder / "looks.jsonl", held_out, config.steps)
-        head = fit_head(target, train, config, folder / "training", callbacks=[looks])
-        save_head(head, export)
+        looks = Snapshots(folder / "looks.jsonl", held_out, config.steps)
+        module = Repeating(build_head(target, config), config)
+        batches = Batches(train, config.batch)
+        train_rows(module, batches, folder / "training", callbacks=[looks], rows_in_step=1)
+        module.head.trained_in = module.trained_in
+        save_head(module.head.eval().requires_grad_(False), export)
     return export
 
 

@@ -43,7 +43,7 @@ class Khisti(Naive):
         return KhistiBranching(self, p, q, draws)
 
 
-@rule("khisti_lp", IID)
+@rule("khisti_lp", IID, labels=True)
 class KhistiProgram(Khisti):
     """Khisti with the tournament of Khisti et al., on the host alone."""
 
