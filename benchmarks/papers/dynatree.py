@@ -7,11 +7,18 @@ Greedy. The thresholds that the paper tunes and does not print are TUNED: fixed,
 """
 
 import argparse
+import gc
+import random
+import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from statistics import mean
 from typing import Any
+
+import numpy as np
+import torch
 
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
 from nde_talf.decoding.drafter import Drafter
@@ -78,6 +85,41 @@ def tuned(bench: Bench, setting: SamplingSetting, drawn: SamplingSetting) -> dic
 
     tuner = Tuner(bench.folder / "dynatree.json", bench.options.new_tokens, bench.tuning)
     return grid[tuner("DynaTree", {name: candidate(own) for name, own in grid.items()})]
+
+
+def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSetting) -> list[list]:
+    """Tables 2 and 6: CPU milliseconds to the first token, and megabytes that a method holds.
+
+    The first are medians over the prompts with their 5 and 95 % quantiles, methods in turn; the
+    second its models' weights, and what is alive after 48 tokens of one prompt.
+    """
+    target, draft = bench.models
+    makes = {name: bench.ours(name, own, *settings) for name, own in methods.items()}
+    times: dict[str, list[float]] = {name: [] for name in makes}
+    for number, prompt in enumerate(bench.prompts):
+        for name in random.Random(number).sample(list(makes), len(makes)):
+            started = time.process_time()
+            next(iter(makes[name].blocks(prompt.tokens, 0)))
+            times[name].append(1e3 * (time.process_time() - started))
+    rows = []
+    for name, make in makes.items():
+        before, stream = held(), make.blocks(bench.prompts[0].tokens, 0)
+        deque(stream, maxlen=0)
+        models = [target] if make.decoder.drafter is None else [target, draft]
+        weights = sum(p.nbytes for model in models for p in model.module.parameters())
+        middle, low, high = np.quantile(times[name], [0.5, 0.05, 0.95])
+        memory = (weights + held() - before) / 1e6
+        rows.append([name, f"{middle:.1f} ({low:.1f} to {high:.1f})", f"{memory:.1f}"])
+        del stream
+    return rows
+
+
+def held() -> int:
+    """Count the bytes of all tensors that are alive."""
+    gc.collect()
+    alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    storages = [each.untyped_storage() for each in alive]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def report(options: argparse.Namespace) -> None:

@@ -8,9 +8,11 @@ to know beforehand is measured on prompts that no table uses.
 
 import argparse
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from itertools import islice
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +24,13 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.session import TreeSession
 
 DRAWN = SamplingSetting(0.6)
 RULE = "without_replacement"
@@ -120,6 +124,52 @@ def nonzero_blocks(parents: Sequence[int], block: int) -> int:
         columns.append({node // block} | (columns[parent] if parent >= 0 else set()))
         tiles |= {(node // block, tile) for tile in columns[node]}
     return len(tiles)
+
+
+class InBlocks:
+    """A session of the target that passes a tree's rows depth first, and counts the mask's blocks.
+
+    What it gives back stands in the tree's own order.
+    """
+
+    def __init__(self, session: TreeSession, reorder: bool, blocks: list[int]):
+        self.session, self.reorder, self.blocks = session, reorder, blocks
+
+    def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
+        """See `TreeSession`."""
+        order = depth_first(parents) if self.reorder else [*range(len(parents))]
+        parents = reordered(parents, order)
+        self.blocks.append(nonzero_blocks(parents, BLOCK))
+        self.place = {node: row for row, node in enumerate(order)}
+        states = self.session.grow([tokens[node] for node in order], parents)
+        return states[[self.place[node] for node in range(len(order))]]
+
+    def commit(self, nodes: list[int]) -> None:
+        """See `TreeSession`."""
+        self.session.commit([self.place[node] for node in nodes])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+def decoded_in_blocks(bench: Bench, policy: TreePolicy) -> str:
+    """Decode with rows as grown and depth first: blocks a pass, and whether the tokens agree."""
+    target, texts, counts = bench.models[0], [], []
+    for reorder in (False, True):
+        own, blocks = copy(target), list[int]()
+        own.session = lambda *a, reorder=reorder, blocks=blocks: InBlocks(
+            target.session(*a), reorder, blocks
+        )
+        decoder = SpeculativeDecoder(own, LMDrafter(bench.models[1]), policy, RULE, DRAWN)
+        texts.append(
+            [
+                decoder.generate(p.tokens, bench.options.new_tokens, DRAWN, Rng.seeded(0)).tokens
+                for p in bench.prompts
+            ]
+        )
+        counts.append(f"{np.mean(blocks):.1f}")
+    same = sum(one == other for one, other in zip(*texts, strict=True))
+    return f"{counts[0]} as grown, {counts[1]} depth first; {same} of {len(texts[0])} texts agree"
 
 
 def random_trees(nodes: int, count: int) -> list[list[int]]:

@@ -13,16 +13,26 @@ from benchmarks.papers.shared import EIGHT, LENGTH, SPEED, Bench, options_of, ta
 from benchmarks.trajectories import acceptance_by_depth, draft_paths
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.evaluation import methods
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.evaluation.loops import TITLES
-from nde_talf.evaluation.methods import plan_methods
 from nde_talf.evaluation.static_trees import StaticTrees
-from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
+from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import Roots, roots_from_traces
 
 DEPTHS = 8
+TREED = {
+    "SpecInfer": "specinfer",
+    "SpecTr": "spectr",
+    "Khisti": "khisti_lp",
+    "NaiveTree": "naivetree",
+    "NSS": "nss",
+}
+"""The optimal-transport rules as they are printed, which the paper runs on trees."""
+RULES = TREED | {"Traversal": "traversal", "GBV": "gbv"}
+"""The rules that NDE chooses trees for."""
 
 
 def labelled(bench: Bench) -> Roots:
@@ -31,31 +41,27 @@ def labelled(bench: Bench) -> Roots:
     return roots_from_traces(columns, [rule for rule in TITLES if rule in columns])
 
 
-def planned(bench: Bench, name: str, roots: Roots) -> methods.Plan:
-    """Every traced rule under its best static tree, and the run's selectors."""
-    exports = bench.options.run / "selector" / "export"
-    selectors = {
-        folder.name: Selector.from_pretrained(folder)
-        for folder in sorted(exports.iterdir() if exports.is_dir() else ())
-    }
-    prices = LatencyTable.load(bench.options.run / "latency" / "table.json")
-    parts = methods.Bench(
-        *bench.models,
-        SETTINGS[name],
-        Tuner(bench.folder / "tuned.json", bench.options.new_tokens, []),
-        StaticTrees.of(roots, prices, SETTINGS[name]),
-        rules=[*selectors] or ["traversal"],
-        selectors=selectors,
-    )
-    return plan_methods(parts, {"rules", "selector"})
+def methods(bench: Bench, roots: Roots, at: str) -> dict[str, tuple]:
+    """Rules under their best static trees by the labels, and with the run's selectors."""
+    run, chosen = bench.options.run, dict[str, tuple]()
+    prices = LatencyTable.load(run / "latency" / "table.json")
+    trees = StaticTrees.of(roots, prices, SETTINGS[at])
+    if trees is None:
+        raise UserError(f"--run {run}: it has no roots at {at}. Trace them: traces.settings=[{at}]")
+    for name, rule in RULES.items():
+        if rule in roots.samples:
+            chosen[name] = Delayed(trees.ranked(rule, 1)[0]), rule
+        if (export := run / "selector" / "export" / rule).exists():
+            selector = Selector.from_pretrained(export)
+            chosen[f"{name} NDE"] = NeuralPolicy(selector, prices), rule
+    return chosen
 
 
 def rates(bench: Bench, name: str) -> dict[str, list[float]]:
     """Acceptance of one of four draws by rule and depth along the draft's path, over all roots."""
     setting, prompts = SETTINGS[name], [prompt.tokens for prompt in bench.prompts]
     p, q = draft_paths(*bench.models, prompts, setting, setting, DEPTHS)
-    found = acceptance_by_depth(p, q, 4)
-    return {TITLES.get(rule, rule): values for rule, values in found.items()}
+    return {TITLES.get(rule, rule): values for rule, values in acceptance_by_depth(p, q, 4).items()}
 
 
 def report(options: argparse.Namespace) -> None:
@@ -63,16 +69,16 @@ def report(options: argparse.Namespace) -> None:
     bench = Bench(options)
     roots = labelled(bench)
     for name in options.settings:
-        plan, setting = planned(bench, name, roots), SETTINGS[name]
-        decoded = bench.run(f"nde-{name}", setting, plan.methods)
+        made, setting = methods(bench, roots, name), SETTINGS[name]
+        decoded = bench.decode(f"nde-{name}", setting, made)
         for title, measure in (("Tables 2 and 4", LENGTH), ("Tables 3 and 5", SPEED)):
             table(
                 f"{title}: {measure}, {setting}",
                 "Method",
-                [*plan.methods, *plan.same],
+                made,
                 ["all", *bench.kinds],
-                lambda method, kind, plan=plan, decoded=decoded, measure=measure: decoded.figure(
-                    measure, plan.same.get(method, method), None if kind == "all" else kind
+                lambda method, kind, decoded=decoded, measure=measure: decoded.figure(
+                    measure, method, None if kind == "all" else kind
                 ),
             )
         found = rates(bench, name)

@@ -9,6 +9,7 @@ the other two draft by beam search.
 
 import argparse
 import time
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,13 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.heads import Looks
 from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
-from nde_talf.decoding.common.files import write_json
+from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
@@ -148,6 +150,40 @@ def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
         module.head.trained_in = module.trained_in
         save_head(module.head.eval().requires_grad_(False), export)
     return export
+
+
+def curves(bench: Bench, steps: tuple[int, int], file: Path) -> str:
+    """Draw accepted tokens over the time of training, and say where TALF overtakes the others.
+
+    Beam search at temperature 0 on every fourth prompt, with the heads of `Snapshots`.
+    """
+    few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
+    few.prompts = bench.prompts[::4]
+    for loss in LOSSES:
+        for export in (folder_of(bench, steps) / loss).glob("at-*"):
+            name = f"{loss} {export.name}"
+            made[name] = Beam(), "nss", EagleDrafter(load_head(export, bench.models[0]))
+            seconds[name] = read_json(export / "seconds.json")
+    decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
+    axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
+    lines = {}
+    for loss in LOSSES:
+        names = sorted((n for n in made if n.startswith(loss)), key=seconds.__getitem__)
+        passes = [[(r.tokens, r.steps) for r in decoded.of(name)] for name in names]
+        tau = [tokens / count for tokens, count in (map(sum, zip(*x, strict=True)) for x in passes)]
+        lines[loss] = np.log([seconds[name] for name in names]), np.array(tau)
+        axes.plot(np.exp(lines[loss][0]), tau, marker=".", label=loss)
+    said, grid = [], np.linspace(*lines["TALF"][0][[0, -1]], 400)
+    for loss in ("EAGLE-2", "HASS"):
+        ahead = np.interp(grid, *lines["TALF"]) > np.interp(grid, *lines[loss])
+        first = len(grid) - ahead[::-1].argmin() if not ahead.all() else 0
+        at = np.exp(grid[first]) if first < len(grid) else np.inf
+        axes.axvline(at, color="gray", linestyle=":", linewidth=1)
+        said.append(f"{loss} from {at:.0f} s on")
+    axes.set(xscale="log", xlabel="CPU seconds of training after EAGLE's", ylabel="tokens a pass")
+    axes.legend()
+    figure.savefig(file, dpi=120)
+    return f"Equal time, beam search, T = 0: TALF is ahead of {', of '.join(said)}"
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
