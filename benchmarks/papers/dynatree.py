@@ -117,8 +117,8 @@ def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSet
 def held() -> int:
     """Count the bytes of all tensors that are alive."""
     gc.collect()
-    alive = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
-    storages = [each.untyped_storage() for each in alive]
+    alive = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    storages = [each.untyped_storage() for each in alive if each.layout is torch.strided]
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 

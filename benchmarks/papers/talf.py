@@ -111,7 +111,7 @@ class Snapshots(Looks):
         self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
         if (step := trainer.global_step) in self.at:
             save_head(module.head, folder := self.file.parent / f"at-{step}")
-            write_json(folder / "seconds.json", self.seconds / self.steps * step)
+            write_json(folder.with_suffix(".json"), self.seconds / self.steps * step)
         super().on_train_batch_end(trainer, module)
 
 
@@ -152,7 +152,7 @@ def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
     return export
 
 
-def curves(bench: Bench, steps: tuple[int, int], file: Path) -> str:
+def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     """Draw accepted tokens over the time of training, and say where TALF overtakes the others.
 
     Beam search at temperature 0 on every fourth prompt, with the heads of `Snapshots`.
@@ -160,10 +160,9 @@ def curves(bench: Bench, steps: tuple[int, int], file: Path) -> str:
     few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
     few.prompts = bench.prompts[::4]
     for loss in LOSSES:
-        for export in (folder_of(bench, steps) / loss).glob("at-*"):
-            name = f"{loss} {export.name}"
-            made[name] = Beam(), "nss", EagleDrafter(load_head(export, bench.models[0]))
-            seconds[name] = read_json(export / "seconds.json")
+        for file in (folder_of(bench, steps) / loss).glob("at-*.json"):
+            name, head = f"{loss} {file.stem}", load_head(file.with_suffix(""), bench.models[0])
+            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), read_json(file)
     decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
@@ -182,7 +181,7 @@ def curves(bench: Bench, steps: tuple[int, int], file: Path) -> str:
         said.append(f"{loss} from {at:.0f} s on")
     axes.set(xscale="log", xlabel="CPU seconds of training after EAGLE's", ylabel="tokens a pass")
     axes.legend()
-    figure.savefig(file, dpi=120)
+    figure.savefig(picture, dpi=120)
     return f"Equal time, beam search, T = 0: TALF is ahead of {', of '.join(said)}"
 
 
