@@ -111,7 +111,7 @@ class Snapshots(Looks):
         self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
         if (step := trainer.global_step) in self.at:
             save_head(module.head, folder := self.file.parent / f"at-{step}")
-            write_json(folder.with_suffix(".json"), self.seconds / self.steps * step)
+            write_json(folder.with_suffix(".json"), {"seconds": self.seconds / self.steps * step})
         super().on_train_batch_end(trainer, module)
 
 
@@ -162,7 +162,10 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     for loss in LOSSES:
         for file in (folder_of(bench, steps) / loss).glob("at-*.json"):
             name, head = f"{loss} {file.stem}", load_head(file.with_suffix(""), bench.models[0])
-            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), read_json(file)
+            made[name], seconds[name] = (
+                (Beam(), "nss", EagleDrafter(head)),
+                read_json(file)["seconds"],
+            )
     decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
