@@ -220,7 +220,7 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
     yield from doubts([record for own in roles for record in own])
     learned, best = campaign.roles(learned=True), campaign.best_rivals()
     named = "; ".join(
-        f"{s}: {_called(campaign, s, role)}, {campaign.speed(s, role):.0f} tokens/s"
+        f"{s}: {role} ({campaign.titles[s][role]}), {campaign.speed(s, role):.0f} tokens/s"
         for s, role in best.items()
     )
     yield f"Best rival of each setting: {named}."
@@ -282,11 +282,6 @@ def _compared(ratios: dict[str, dict[str, list[float] | None]]) -> str:
     columns = list(next(iter(ratios.values()), {}))
     rows = ([role, *(shown(own[s], 3) for s in columns)] for role, own in ratios.items())
     return markdown(["", *columns], rows)
-
-
-def _called(campaign: Campaign, setting: str, role: str) -> str:
-    name = campaign.titles[setting][role]
-    return name if name.startswith(role) else f"{role}, {name}"
 
 
 def _method(campaign: Campaign, setting: str, role: str) -> list[str]:

@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from benchmarks.heads import ended
 from benchmarks.papers import dynatree, dyspec, gbv, nde, talf
 from benchmarks.papers.nde import RULES, TREED
 from benchmarks.papers.shared import EIGHT, Bench, Decoded, options_of
+from benchmarks.selector import speed_ratios
 from benchmarks.timing import RESULTS, report
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.bootstrap import interval, samples, shown
+from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
@@ -42,7 +41,7 @@ from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
 TEMPERATURES = (0.6, 1.0)
-PLAIN = {BASELINE: (Autoregressive(), "nss")}
+COLUMNS = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
 HERE = "here"
 """The place of a question that no paper asks in these words: it decides no paper's claim."""
 
@@ -305,18 +304,7 @@ def effect(sides: Sequence[tuple[list[Record], list[Record]]], speed: bool) -> l
     The geometric mean over `sides`, the records of ours and theirs by campaign; prompts are
     resampled jointly.
     """
-    field, logs, resampled = CPU if speed else "steps", [], []
-    for pair in sides:
-        left, right = ({r.block: (r.tokens, getattr(r, field)) for r in own} for own in pair)
-        shared = sorted(left.keys() & right.keys())
-        counts = np.array([[*left[block], *right[block]] for block in shared], dtype=float)
-        for sums, into in (
-            (counts.sum(0), logs),
-            (counts[samples(len(counts))].sum(1), resampled),
-        ):
-            ours, passes, theirs, others = np.moveaxis(sums, -1, 0)
-            into.append(np.log(ours * others / (passes * theirs)))
-    return interval(np.exp(np.mean(logs)), np.exp(np.mean(resampled, 0)))
+    return speed_ratios(sides, CPU if speed else "steps")[1] or []
 
 
 def outcome(effect: list[float], prompts: int, clock: bool) -> str:
@@ -368,7 +356,7 @@ def main() -> None:
     options = parser.parse_args()
     bench, rows, controls, notes = Bench(options), [], [], []
     for name in options.only or CAMPAIGNS:
-        joint: dict[str, tuple[Campaign, Decoded]] = {}
+        joint: dict[str, Decoded] = {}
         for campaign in CAMPAIGNS[name](bench):
             options.new_tokens, setting = campaign.tokens, str(campaign.setting)
             decoded = bench.decode(
@@ -378,31 +366,31 @@ def main() -> None:
             control = effect([(decoded.of(CONTROL), decoded.of(BASELINE))], True)
             controls.append(f"{campaign.name} {shown(control)}")
             if campaign.joint:
-                joint[setting] = campaign, decoded
+                joint[setting] = decoded
         if joint:
-            claims = next(iter(joint.values()))[0].joint
-            every = [decoded for _, decoded in joint.values()]
-            rows += decided(f"mean of {len(every)}", claims, every)
-            notes.append(by_setting(claims, {at: own for at, (_, own) in joint.items()}))
-    if options.only:
-        return
-    heads = []
+            rows += decided(f"mean of {len(joint)}", campaign.joint, [*joint.values()])
+            notes.append(by_setting(campaign.joint, joint))
+    if not options.only:
+        notes += [f"A/A by CPU time: {', '.join(controls)}.", *beside(bench)]
+        report("claims", COLUMNS, rows, notes)
+
+
+def beside(bench: Bench) -> Iterator[str]:
+    """Yield what stands below the table: heads, the time to the first token, blocks of the mask."""
+    heads, steps = [], bench.options.steps
     for name in ("warm", *talf.LOSSES):
-        overlap, gain = ended(talf.folder_of(bench, options.steps) / name)
+        overlap, gain = ended(talf.folder_of(bench, steps) / name)
         heads.append(f"{name} {' '.join(f'{x:.2f}' for x in overlap)} ({gain:+.3f})")
-    picture = talf.curves(bench, options.steps, RESULTS / "claims.png")
-    (tree,) = (c for c in grown(bench))
-    first = dynatree.first_tokens(bench, tree.methods | PLAIN, tree.setting, tree.drafts)
-    blocks = dyspec.methods(bench, 768, dyspec.DRAWN)["DySpec"][0]
-    notes += [
-        f"A/A by CPU time: {', '.join(controls)}.",
-        f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}.",
-        f"{picture} (![tokens a pass over time](claims.png)).",
-        f"DynaTree:\n\n{markdown(['method', 'ms to the first token', 'MB'], first)}",
-        f"DySpec, 768 nodes, blocks of 32 x 32 a pass: {dyspec.decoded_in_blocks(bench, blocks)}.",
-    ]
-    columns = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
-    report("claims", columns, rows, notes)
+    yield f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}."
+    picture = talf.curves(bench, steps, RESULTS / "claims.png")
+    yield f"{picture} (![tokens a pass over time](claims.png))."
+    (tree,) = grown(bench)
+    methods = {**tree.methods, BASELINE: (Autoregressive(), "nss")}
+    first = dynatree.first_tokens(bench, methods, tree.setting, tree.drafts)
+    yield f"DynaTree:\n\n{markdown(['method', 'ms to the first token', 'MB'], first)}"
+    policy = dyspec.methods(bench, 768, dyspec.DRAWN)["DySpec"][0]
+    blocks = dyspec.decoded_in_blocks(bench, policy)
+    yield f"DySpec, 768 nodes, blocks of 32 x 32 a pass: {blocks}."
 
 
 def by_setting(claims: Iterable[Claim], decoded: dict[str, Decoded]) -> str:
@@ -411,7 +399,7 @@ def by_setting(claims: Iterable[Claim], decoded: dict[str, Decoded]) -> str:
     for claim in (claim for claim in claims if claim.speed):
         (theirs,) = claim.theirs
         sides = [(own.of(claim.ours), own.of(theirs)) for own in decoded.values()]
-        rows.append([f"{claim.ours} over {theirs}", *(shown(effect([s], True)) for s in sides)])
+        rows.append([f"{claim.ours} over {theirs}", *map(shown, speed_ratios(sides, CPU)[0])])
     return markdown(["speed", *decoded], rows)
 
 

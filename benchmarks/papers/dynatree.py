@@ -14,10 +14,9 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
@@ -90,8 +89,8 @@ def tuned(bench: Bench, setting: SamplingSetting, drawn: SamplingSetting) -> dic
 def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSetting) -> list[list]:
     """Tables 2 and 6: CPU milliseconds to the first token, and megabytes that a method holds.
 
-    The first are medians over the prompts with their 5 and 95 % quantiles, methods in turn; the
-    second its models' weights, and what is alive after 48 tokens of one prompt.
+    The first are medians over the prompts, methods in turn; the second its models' weights, and
+    what is alive after a generation.
     """
     target, draft = bench.models
     makes = {name: bench.ours(name, own, *settings) for name, own in methods.items()}
@@ -107,9 +106,8 @@ def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSet
         deque(stream, maxlen=0)
         models = [target] if make.decoder.drafter is None else [target, draft]
         weights = sum(p.nbytes for model in models for p in model.module.parameters())
-        middle, low, high = np.quantile(times[name], [0.5, 0.05, 0.95])
         memory = (weights + held() - before) / 1e6
-        rows.append([name, f"{middle:.1f} ({low:.1f} to {high:.1f})", f"{memory:.1f}"])
+        rows.append([name, f"{median(times[name]):.1f}", f"{memory:.1f}"])
         del stream
     return rows
 
