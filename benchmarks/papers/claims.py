@@ -40,7 +40,6 @@ from nde_talf.evaluation.table import markdown
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
-TEMPERATURES = (0.6, 1.0)
 COLUMNS = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
 HERE = "here"
 """The place of a question that no paper asks in these words: it decides no paper's claim."""
@@ -88,7 +87,7 @@ class Campaign:
 
 def rules(bench: Bench) -> Iterator[Campaign]:
     """Rules on root-node rollouts, and on trees with one fixed delay."""
-    for t in TEMPERATURES:
+    for t in (0.6, 1.0):
         every = RULES | {"Khisti, ours": "khisti"}
         root = {name: (Delayed(Action(4, 0, 8)), rule) for name, rule in every.items()}
         late = {
@@ -219,7 +218,7 @@ def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
         if nodes == 768:
             methods.pop("DySpec, heap")
             claims = claims[::2]
-        tokens = {16: 40, 64: 24, 768: 24}[nodes]
+        tokens = 40 if nodes == 16 else 24
         yield Campaign(f"dyspec-{nodes}-{t:g}", setting, methods, claims, dyspec.DRAWN, tokens)
 
 

@@ -106,8 +106,8 @@ def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSet
         deque(stream, maxlen=0)
         models = [target] if make.decoder.drafter is None else [target, draft]
         weights = sum(p.nbytes for model in models for p in model.module.parameters())
-        memory = (weights + held() - before) / 1e6
-        rows.append([name, f"{median(times[name]):.1f}", f"{memory:.1f}"])
+        held_now = weights + held() - before
+        rows.append([name, f"{median(times[name]):.1f}", f"{held_now / 1e6:.1f}"])
         del stream
     return rows
 

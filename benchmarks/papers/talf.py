@@ -177,8 +177,9 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
         names = sorted((n for n in made if n.startswith(loss)), key=seconds.__getitem__)
         passes = [[(r.tokens, r.steps) for r in decoded.of(name)] for name in names]
         tau = [tokens / count for tokens, count in (map(sum, zip(*x, strict=True)) for x in passes)]
-        lines[loss] = np.log([seconds[name] for name in names]), np.array(tau)
-        axes.plot(np.exp(lines[loss][0]), tau, marker=".", label=loss)
+        times = [seconds[name] for name in names]
+        axes.plot(times, tau, marker=".", label=loss)
+        lines[loss] = np.log(times), tau
     said, grid = [], np.linspace(*lines["TALF"][0][[0, -1]], 400)
     for loss in ("EAGLE-2", "HASS"):
         ahead = np.interp(grid, *lines["TALF"]) > np.interp(grid, *lines[loss])
