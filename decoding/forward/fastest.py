@@ -45,21 +45,25 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         packs: whether packing is a choice: it takes memory for a copy of the weights.
 
     Raises:
-        UserError: the way asked for is none, or this torch has no oneDNN.
+        UserError: the way asked for is none, or oneDNN has none for these weights.
     """
     if asked not in PRODUCTS:
         raise UserError(f"products={asked}; choose one of {', '.join(PRODUCTS)}.")
-    if asked not in ("auto", "plain") and not has_onednn():
-        raise UserError(f"products={asked}: this torch has no oneDNN. Choose auto or plain.")
+    dtype = next(module.parameters()).dtype
+    if asked not in ("auto", "plain") and not has_onednn(dtype):
+        raise UserError(
+            f"products={asked}: oneDNN has no {dtype} products with this torch on this processor."
+            " Choose auto or plain."
+        )
     shapes = _large(module)
-    if asked != "auto" or not shapes or not has_onednn():
+    if asked != "auto" or not shapes or not has_onednn(dtype):
         return "plain" if asked == "auto" else asked
     packs = packs and _room(module)
     facts = {
         "processor": cpu_model(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "type": str(next(module.parameters()).dtype),
+        "type": str(dtype),
         "shapes": [[*shape, len(matrices)] for shape, matrices in shapes.items()],
         "packs": packs,
     }
@@ -120,7 +124,7 @@ def _times(matrices: list[Tensor], packs: bool, limit: float) -> dict[str, list[
     """Measure the seconds of each way for all these matrices, by number of rows as in ROWS.
 
     Fewer numbers of rows are timed where `limit` seconds are over. A way that cannot multiply them
-    is left out: oneDNN takes bfloat16 on CPUs with AVX-512 alone.
+    is left out.
     """
     some = matrices[: max(1, BYTES // matrices[0].nbytes)]
     ways: dict[str, tuple[Callable[..., object], list[Tensor]]]

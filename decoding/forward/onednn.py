@@ -31,9 +31,13 @@ PACKED_FOR = 8
 """Rows that the order of blocks is made for. It serves one row and a hundred as well."""
 
 
-def has_onednn() -> bool:
-    """Return True if torch has oneDNN's linear layer."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
+    """Return True if torch has oneDNN's linear layer for weights of this type.
+
+    oneDNN takes bfloat16 on CPUs with AVX-512 alone.
+    """
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return there and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class OneDNNLinear(Linear):
