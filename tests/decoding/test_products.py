@@ -167,7 +167,7 @@ def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large,
     monkeypatch.setattr(fastest, "_times", None)  # nothing is timed
     model = module(*FAMILIES["llama-3"])
     assert CausalModel(model).native.way == "plain"
-    with pytest.raises(UserError, match="oneDNN has no torch.float32 products"):
+    with pytest.raises(UserError, match="oneDNN has no"):
         fastest.fastest(model, "packed")
     with pytest.raises(UserError, match="choose one of auto, plain, onednn, packed"):
         fastest.fastest(model, "fast")
