@@ -166,10 +166,8 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     for loss in LOSSES:
         for file in (folder_of(bench, steps) / loss).glob("at-*.json"):
             name, head = f"{loss} {file.stem}", load_head(file.with_suffix(""), bench.models[0])
-            made[name], seconds[name] = (
-                (Beam(), "nss", EagleDrafter(head)),
-                read_json(file)["seconds"],
-            )
+            made[name] = Beam(), "nss", EagleDrafter(head)
+            seconds[name] = read_json(file)["seconds"]
     decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
