@@ -87,13 +87,12 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--name", default="decode", help="of the files in benchmarks/results")
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
     pair = Pair(options.run / "pair")
-    target, draft = pair.models(options.device, options.dtype)
+    target, draft = pair.models(options.device, "float32")
     prompts = [(p.id, p.kind, p.tokens) for p in pair.prompts("test", options.prompts, "--prompts")]
     tuning = [p.tokens for p in pair.every_prompt() if p.split == "trace"][: options.tuning]
     head, exports = options.run / "draft" / "export", options.run / "selector" / "export"

@@ -29,7 +29,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.in_vllm import KEY, Options, for_vllm
 from nde_talf.selector.network import Selector
 
-AT_ONCE, DRAFTED, ROOM = (1, 4, 16), 4, 9
+AT_ONCE, DRAFTED, ROOM, ROUNDS = (1, 4, 16), 4, 9, 3
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
 CONTROL = f"{PLAIN} (A/A control)"
 
@@ -169,7 +169,6 @@ def main() -> None:
     parser.add_argument("--selector", type=Path, help="of draft features, for our proposer")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -180,7 +179,7 @@ def main() -> None:
     given["prompts"] = [prompt.tokens for prompt in found]
     table = Selector.from_pretrained(selector).table if selector else None
     overhead, rounds, notes = 0.0, list[dict[str, dict]](), list[str]()
-    for turn in range(options.rounds):
+    for turn in range(ROUNDS):
         rounds.append({})
         for engine in engines(options.run, selector, 0.0):
             methods = engines(options.run, selector, overhead)[engine]

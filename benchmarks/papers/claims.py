@@ -25,6 +25,7 @@ from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
@@ -135,6 +136,9 @@ def selectors(bench: Bench) -> Iterator[Campaign]:
     claims.append(Claim("NDE abstract", outperform, "SpecInfer NDE", ("Traversal",), True))
     for at in EIGHT:
         methods = nde.methods(bench, roots, at)
+        if missing := {claim.ours for claim in claims} - methods.keys():
+            names = ",".join(RULES.values())
+            raise UserError(f"--run lacks {missing}: selector=nde selector.verifiers=[{names}]")
         ours = ("SpecInfer", "Traversal") if at in ("t0.6", "t1.0") else ()
         for name in ours:
             selector = Selector.from_pretrained(SHIPPED / "selector" / "export" / RULES[name])
@@ -283,8 +287,8 @@ def diverging(bench: Bench) -> Iterator[Campaign]:
 
 
 CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
-    "rules": rules,
     "nde": selectors,
+    "rules": rules,
     "gbv": multipath,
     "dynatree": grown,
     "dyspec": greedy_expansion,

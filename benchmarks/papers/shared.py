@@ -41,7 +41,6 @@ def options_of(about: str | None, new_tokens: int) -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=10, help="of each set of the test split")
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, help="folder of the records; default <run>/papers")
     return parser
 
@@ -101,7 +100,7 @@ class Bench:
     @cached_property
     def models(self) -> tuple[CausalModel, CausalModel]:
         """Target and draft."""
-        return self.pair.models(self.options.device, self.options.dtype)
+        return self.pair.models(self.options.device, "float32")
 
     @cached_property
     def tuning(self) -> list[list[int]]:
@@ -142,7 +141,7 @@ class Bench:
 
     def run(self, name: str, setting: SamplingSetting, methods: dict[str, Generate]) -> Decoded:
         """Decode methods that are made already."""
-        file = self.folder / f"{name}-{self.options.new_tokens}-{self.options.dtype}.jsonl"
+        file = self.folder / f"{name}-{self.options.new_tokens}.jsonl"
         prompts = [(prompt.id, prompt.kind, prompt.tokens) for prompt in self.prompts]
         run_benchmark(methods, prompts, setting, file, seed=0)
         here = {prompt.id for prompt in self.prompts}
