@@ -58,7 +58,7 @@ TREES = {
 TEXT_ROWS, BATCH = 12_288, 4
 TIMED = 5
 """Steps of each head, in turn, whose median says what one costs."""
-LOOKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
+LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
 """Fractions of a training after which held-out text is looked at."""
 
 
