@@ -8,7 +8,6 @@ step.
 """
 
 import argparse
-from collections.abc import Iterable
 
 from benchmarks.papers.shared import EIGHT, LENGTH, SPEED, Bench, options_of, table
 from benchmarks.trajectories import acceptance_by_depth, draft_paths
@@ -32,7 +31,7 @@ TREED = {
     "NSS": "nss",
 }
 """The optimal-transport rules as they are printed, which the paper runs on trees."""
-RULES = TREED | {"Traversal": "traversal", "GBV": "gbv"}
+RULES = TREED | {"Traversal": "traversal"}
 """The rules that NDE chooses trees for."""
 
 
@@ -42,15 +41,15 @@ def labelled(bench: Bench) -> Roots:
     return roots_from_traces(columns, [rule for rule in TITLES if rule in columns])
 
 
-def methods(bench: Bench, roots: Roots, at: str, rules: Iterable[str] = RULES) -> dict[str, tuple]:
+def methods(bench: Bench, roots: Roots, at: str) -> dict[str, tuple]:
     """Rules under their best static trees by the labels, and with the run's selectors."""
     run, chosen = bench.options.run, dict[str, tuple]()
     prices = LatencyTable.load(run / "latency" / "table.json")
     trees = StaticTrees.of(roots, prices, SETTINGS[at])
     if trees is None:
         raise UserError(f"--run {run}: it has no roots at {at}. Trace them: traces.settings=[{at}]")
-    for name in rules:
-        if (rule := RULES[name]) in roots.samples:
+    for name, rule in RULES.items():
+        if rule in roots.samples:
             chosen[name] = Delayed(trees.ranked(rule, 1)[0]), rule
         if (export := run / "selector" / "export" / rule).exists():
             selector = Selector.from_pretrained(export)
