@@ -21,7 +21,7 @@ the place "here" are questions of ours, and decide no claim of a paper.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from benchmarks.heads import ended
@@ -202,9 +202,9 @@ def grown(bench: Bench) -> Iterator[Campaign]:
 
 
 def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
-    """DySpec with trees of 16 to 256 nodes, drafted at temperature 0.6 as its authors do."""
+    """DySpec with trees of 16 and 64 nodes, drafted at temperature 0.6 as its authors do."""
     words = "higher acceptance rate … than fixed trees"
-    for t, nodes in ((0.0, 16), (0.6, 16), (0.0, 64), (0.6, 64), (0.0, 256)):
+    for t, nodes in product((0.0, 0.6), (16, 64)):
         setting = SamplingSetting(t)
         claims = tuple(
             Claim("DySpec abstract", f"{words}, {nodes} nodes", ours, (theirs,))
@@ -215,9 +215,6 @@ def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
             )
         )
         methods = dyspec.methods(bench, nodes, setting)
-        if nodes == 256:
-            methods.pop("DySpec, heap")
-            claims = claims[::2]
         name, tokens = f"dyspec-{nodes}-{t:g}", 40 if nodes == 16 else 24
         yield Campaign(name, setting, methods, claims, dyspec.DRAWN, tokens)
 
