@@ -87,10 +87,11 @@ def tuned(bench: Bench, setting: SamplingSetting, drawn: SamplingSetting) -> dic
 
 
 def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSetting) -> list[list]:
-    """Tables 2 and 6: CPU milliseconds to the first token, and megabytes that a method holds.
+    """Measure the time to the first token and the memory of each method (Tables 2 and 6).
 
-    The first are medians over the prompts, methods in turn; the second its models' weights, and
-    what is alive after a generation.
+    Returns:
+        Rows of name, median CPU milliseconds over the prompts, and megabytes: the weights of the
+        method's models and all tensors that a finished generation still holds.
     """
     target, draft = bench.models
     makes = {name: bench.ours(name, own, *settings) for name, own in methods.items()}

@@ -127,9 +127,9 @@ def nonzero_blocks(parents: Sequence[int], block: int) -> int:
 
 
 class InBlocks:
-    """A session of the target that passes a tree's rows depth first, and counts the mask's blocks.
+    """A target session that runs a tree's rows in depth-first order and counts the mask's blocks.
 
-    What it gives back stands in the tree's own order.
+    Hidden states come back in the tree's order, so that the decode loop notices nothing.
     """
 
     def __init__(self, session: TreeSession, reorder: bool, blocks: list[int]):
@@ -153,7 +153,7 @@ class InBlocks:
 
 
 def decoded_in_blocks(bench: Bench, policy: TreePolicy) -> str:
-    """Decode every tenth prompt as grown and depth first: blocks a pass, and texts that agree."""
+    """Decode every tenth prompt in both orders: mean blocks a pass, and how many texts agree."""
     target, texts, counts = bench.models[0], [], []
     for reorder in (False, True):
         own, blocks = copy(target), list[int]()

@@ -12,7 +12,7 @@ import time
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -80,27 +80,23 @@ class Batches:
 class Repeating(HeadModule):
     """Keeps the target's trees of every batch, so that only the first epoch runs the target."""
 
-    kept: ClassVar[dict[tuple, TargetTrees]] = {}
-    """By tokens and shape of the trees; losses with trees of one shape share them."""
+    def __init__(self, head: EagleHead, config: HeadConfig):
+        super().__init__(head, config)
+        self.kept: dict[bytes, TargetTrees] = {}
 
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `HeadModule`; a batch has the same roots at every step."""
+        """See `HeadModule`. A batch has the same roots in every epoch."""
         return super().loss(batch, int(batch.tokens.sum()), part)
 
     def _trees(self, tokens: Tensor, *where: Any) -> TargetTrees:
-        loss = self.config.loss
-        key = (
-            tokens.numpy().tobytes(),
-            loss.target_trees,
-            loss.k if loss.target_trees else where[-1],
-        )
+        key = tokens.numpy().tobytes()
         if key not in self.kept:
             self.kept[key] = super()._trees(tokens, *where)
         return self.kept[key]
 
 
 class Snapshots(Looks):
-    """Looks at held-out text, and keeps the head of that step with the CPU seconds of its steps."""
+    """Evaluates the head on held-out text while it trains, and saves it with the time so far."""
 
     steps, seconds, began = 0, 0.0, 0.0
 
@@ -109,7 +105,10 @@ class Snapshots(Looks):
         self.began = time.process_time()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Stop it; a training that was resumed has the mean of its later steps."""
+        """Stop the clock, and save the head where a look is due.
+
+        A training that was resumed counts all steps at the mean time of those since then.
+        """
         self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
         if (step := trainer.global_step) in self.at:
             save_head(module.head, folder := self.file.parent / f"at-{step}")
@@ -157,9 +156,9 @@ def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
 
 
 def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
-    """Draw accepted tokens over the time of training, and say where TALF overtakes the others.
+    """Plot tokens a target pass over training time, and tell when TALF overtakes the others.
 
-    Beam search at temperature 0 on every fourth prompt, with the heads of `Snapshots`.
+    The heads that `Snapshots` saved decode every fourth prompt by beam search at temperature 0.
     """
     few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
     few.prompts = bench.prompts[::4]
