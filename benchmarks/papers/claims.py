@@ -376,7 +376,8 @@ def main() -> None:
 def beside(bench: Bench) -> Iterator[str]:
     """Yield the notes below the table: roots, heads, time to the first token, mask blocks."""
     roots = len(nde.labelled(bench).setting)
-    yield f"NDE as printed learned from {roots:,} roots; the paper's selectors from 350 prompts of each data set."
+    many = "the paper's selectors from 350 prompts of each data set."
+    yield f"NDE as printed learned from {roots:,} roots; {many}"
     heads, steps = [], bench.options.steps
     folder = talf.folder_of(bench, steps)
     for name in ("warm", *talf.LOSSES):
