@@ -1,121 +1,130 @@
-"""Heads of three wirings, each trained with three losses for equal time on one target.
+"""Heads of three wirings, each trained with three losses on one target, until they gain little.
 
-`python -m benchmarks.heads --run checkpoints/default`, after stage pair of the shipped pair, reads
-the text of the frozen list. Every head begins at random and takes as many optimiser steps as fit
-into `--seconds` of CPU time. Overlap and agreement on held-out text are recorded on the way, so
-that it shows whether a training was flat at its end. Then all heads decode the same prompts.
+`python -m benchmarks.heads --run FOLDER`, the run of `benchmarks.papers.claims`. As the SALF & TALF
+paper has it, a head of each wiring learns depth 0 by EAGLE's loss first, and from it one head a
+loss goes on for equal steps. Overlap on held-out text is recorded on the way with the CPU time, so
+that the picture compares them at equal time. Then all heads decode the same prompts.
 
 An interrupted command goes on where it stopped. Two processes share the trainings with
-`--train "EAGLE, HASS" "EAGLE, TALF"` and so on; the command without it trains what is left and
-decodes.
+`--train "EAGLE, HASS" "EAGLE-3, TALF"` and so on, once the first phases are there.
 """
 
 import json
-import statistics
 import time
-from contextlib import nullcontext
-from dataclasses import replace
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.papers.shared import LENGTH, Bench, options_of
 from benchmarks.timing import RESULTS, report
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
-from nde_talf.data.text.recipe import prepared
-from nde_talf.data.text.sources import documents, read_frozen
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.files import write_json
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.precision import cast_once
+from nde_talf.draft_training.recipe import samples
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
+from nde_talf.draft_training.target_trees import TargetTrees
+from nde_talf.draft_training.train_head import HeadModule, build_head
+from nde_talf.draft_training.trainer import train_rows
 
-THREE: dict[str, Any] = {"features": "three", "chain_fraction": 0.0}
+THREE: dict[str, Any] = {"features": "three"}
 WIRINGS: dict[str, dict[str, Any]] = {
     "EAGLE": {},
     "EAGLE-3": THREE,
     "EAGLE 3.1": {**THREE, "norms": ["fc_norm", "norm_output"]},
 }
-"""EAGLE-1, EAGLE-3 and EAGLE 3.1, the last two with trees from the first step."""
-LOSSES = {"EAGLE": EagleLoss(), "HASS": HassLoss(detach_features=False), "TALF": TalfLoss(k=4)}
+LOSSES = {"EAGLE-2": EagleLoss(), "HASS": HassLoss(detach_features=False), "TALF": TalfLoss(k=4)}
 """As the SALF & TALF paper prints them."""
-FIRST = {f"{wiring}, TALF, depth 0 first": wiring for wiring in ("EAGLE-3", "EAGLE 3.1")}
-"""More heads, six tenths of whose steps train depth 0 alone, as the preset eagle3.1 has it."""
+TOP_2, OWN_TEXT = "TALF, k = 2", "TALF, own text"
+"""More heads by TALF's loss: the paper's Table 3, and on text that the target wrote."""
+LATER_RATES = {"lr_muon": HeadConfig.lr_muon / 4, "lr_adam": HeadConfig.lr_adam / 4}
+"""Peak rates of the second phase.
+
+At the first ones a head forgets: TALF's overlap at depth 0 fell from 0.79 to 0.48.
+"""
+STEPS = 2600, 2000
+"""Of the two phases."""
 TREES = {
     "beam, NSS": (Beam, "nss"),
     "(4, 1, 3), SpecInfer": (lambda: Delayed(Action(4, 1, 3)), "specinfer"),
 }
-TEXT_ROWS, BATCH = 12_288, 4
-TIMED = 5
-"""Steps of each head, in turn, whose median says what one costs."""
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
 """Fractions of a training after which held-out text is looked at."""
 
 
-def configurations(steps: dict[str, int] | None = None) -> dict[str, HeadConfig]:
-    """Return the settings of every head, by "wiring, loss"."""
-    made = {}
-    for wiring, own in WIRINGS.items():
-        for name, loss in LOSSES.items():
-            if own and loss.regression:  # such a head has no feature to regress to
-                loss = replace(loss, regression=0.0)
-            title = f"{wiring}, {name}"
-            count = steps[title] if steps else HeadConfig.steps
-            made[title] = HeadConfig(loss=loss, steps=count, batch=BATCH, warm_up=20, **own)
-    return made
+@dataclass
+class Batches:
+    """Batches of `size` rows, whose rows stay together from epoch to epoch."""
+
+    rows: TokenRows
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.size
+
+    def __getitem__(self, index: Tensor) -> TokenRows:
+        """The batch whose number is index [1]."""
+        first = int(index) * self.size
+        return self.rows[torch.arange(first, first + self.size)]
 
 
-def step_seconds(target: CausalModel, rows: TokenRows) -> dict[str, float]:
-    """Measure the median CPU seconds of an optimiser step, by head, with and without depth."""
-    modules = {n: HeadModule(build_head(target, c), c) for n, c in configurations().items()}
-    optimizers = {name: module.configure_optimizers() for name, module in modules.items()}
-    phases = {"chain": 0, "trees": HeadConfig.steps - 1}
-    times: dict[tuple[str, str], list[float]] = {(n, p): [] for n in modules for p in phases}
-    precision = next(iter(modules.values())).trained_in
-    half = precision.startswith("bf16")
-    with cast_once(target.module, precision):
-        for _ in range(TIMED + 1):
-            for (name, phase), seconds in times.items():
-                started = time.process_time()
-                with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
-                    loss = modules[name].loss(rows[torch.arange(BATCH)], phases[phase])[0]
-                loss.backward()
-                for optimizer in optimizers[name]:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                seconds.append(time.process_time() - started)
-    median = {key: statistics.median(each[1:]) for key, each in times.items()}
-    means = {}
-    for name, config in configurations().items():
-        chain = config.chain_fraction
-        means[name] = chain * median[name, "chain"] + (1 - chain) * median[name, "trees"]
-    return means
+class Repeating(HeadModule):
+    """Keeps the target's trees of every batch, so that only the first epoch runs the target."""
+
+    def __init__(self, head: EagleHead, config: HeadConfig):
+        super().__init__(head, config)
+        self.kept: dict[bytes, TargetTrees] = {}
+
+    def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `HeadModule`. A batch has the same roots in every epoch."""
+        return super().loss(batch, int(batch.tokens.sum()), part)
+
+    def _trees(self, tokens: Tensor, *where: Any) -> TargetTrees:
+        key = tokens.numpy().tobytes()
+        if key not in self.kept:
+            self.kept[key] = super()._trees(tokens, *where)
+        return self.kept[key]
 
 
 class Looks(pl.Callback):
-    """Writes the held-out report of a head while it trains, a line for each of `LOOKS`."""
+    """Looks at held-out text while a head trains, and saves the head with its CPU time so far.
 
-    def __init__(self, file: Path, rows: TokenRows, steps: int) -> None:
-        self.file, self.rows = file, rows
+    A line of `looks.jsonl` and a folder `at-STEP` for each of `LOOKS`. A training that was resumed
+    counts all steps at the mean time of those since then.
+    """
+
+    def __init__(self, folder: Path, rows: TokenRows, steps: int) -> None:
+        self.folder, self.rows = folder, rows
         self.at = {round(steps * fraction) for fraction in LOOKS}
+        self.steps, self.seconds, self.began = 0, 0.0, 0.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the clock."""
+        self.began = time.process_time()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Look, where that is due."""
-        if trainer.global_step in self.at:
+        """Stop the clock, and look where that is due."""
+        self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
+        if (step := trainer.global_step) in self.at:
+            save_head(module.head, self.folder / f"at-{step}")
             with trainer.precision_plugin.forward_context():
                 found = held_out_report(module.head, module.head.target, self.rows)
-            with self.file.open("a") as out:
-                out.write(json.dumps({"step": trainer.global_step, **found}) + "\n")
+            seconds = self.seconds / self.steps * step
+            with (self.folder / "looks.jsonl").open("a") as out:
+                out.write(json.dumps({"step": step, "seconds": seconds, **found}) + "\n")
 
 
 def looks(folder: Path) -> list[dict[str, Any]]:
@@ -135,21 +144,70 @@ def ended(folder: Path) -> tuple[list[float], float]:
     return last, (sum(last) - sum(before)) / len(last)
 
 
-def picture(curves: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw the predicted accepted length over CPU seconds, a panel a wiring."""
-    from matplotlib.figure import Figure
+def folder_of(bench: Bench, steps: tuple[int, int], name: str, wiring: str = "EAGLE") -> Path:
+    """The folder of a head: of a loss, or "warm" for the first phase."""
+    folder = bench.folder / f"heads-{steps[0]}-{steps[1]}"
+    return folder / (name if wiring == "EAGLE" else f"{wiring}, {name}")
 
+
+def trained(
+    bench: Bench, steps: tuple[int, int], names: Iterable[str] = LOSSES, wiring: str = "EAGLE"
+) -> dict[str, EagleHead]:
+    """Heads by loss, `TOP_2` or `OWN_TEXT`, trained where they are not there yet."""
+    heads, text = {}, bench.pair.rows("train")
+    base = HeadConfig(chain_fraction=0.0, roots=32, **WIRINGS[wiring])
+    warm = replace(base, loss=_without_target(base, EagleLoss()), steps=steps[0])
+    start = _fit_once(bench, warm, folder_of(bench, steps, "warm", wiring), text)
+    after = replace(base, steps=steps[1], warm_start=str(start), seed=1, **LATER_RATES)
+    for name in names:
+        loss = LOSSES.get(name, TalfLoss(k=2 if name == TOP_2 else 4))
+        folder, rows = folder_of(bench, steps, name, wiring), text
+        if name == OWN_TEXT:
+            written = folder.parent / "samples.safetensors"
+            rows = samples(bench.pair.where("target"), written, text, len(text))
+        config = replace(after, loss=_without_target(base, loss))
+        heads[name] = load_head(_fit_once(bench, config, folder, rows), bench.models[0])
+    return heads
+
+
+def _without_target(config: HeadConfig, loss: Any) -> Any:
+    """The loss, without a regression to the target's feature where a head has none."""
+    three = config.features == "three"
+    return replace(loss, regression=0.0) if three and loss.regression else loss
+
+
+def _fit_once(bench: Bench, config: HeadConfig, folder: Path, text: Tensor) -> Path:
+    """The folder of a head's export, which is trained on rows of `text` where it is not there."""
+    export = folder / "export"
+    if not export.exists():
+        print(f"training the head {folder.name}: {config.steps} steps", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = bench.models[0]
+        train, held_out = (
+            TokenRows.plain(rows[:, : target.max_context - SAMPLED])
+            for rows in (text, spread(bench.pair.rows("held_out"), 8))
+        )
+        see = Looks(folder, held_out, config.steps)
+        module = Repeating(build_head(target, config), config)
+        batches = Batches(train, config.batch)
+        train_rows(module, batches, folder / "training", callbacks=[see], rows_in_step=1)
+        module.head.trained_in = module.trained_in
+        save_head(module.head.eval().requires_grad_(False), export)
+    return export
+
+
+def picture(bench: Bench, steps: tuple[int, int]) -> None:
+    """Draw the predicted accepted length over CPU seconds, a panel a wiring."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     panels = figure.subplots(1, len(WIRINGS), sharey=True)
     for panel, wiring in zip(panels, WIRINGS, strict=True):
-        for name in (each for each in curves if each.startswith(f"{wiring}, ")):
-            panel.plot(*zip(*curves[name], strict=True), marker=".", label=name.split(", ", 1)[1])
-        panel.set(title=f"{wiring} wiring", xscale="log", xlabel="CPU seconds of training")
-    panels[0].set_ylabel("1 + sums of products of overlap")
-    for panel in panels:
+        for name in LOSSES:
+            seen = looks(folder_of(bench, steps, name, wiring))
+            lengths = [length(x["overlap"]) for x in seen]
+            panel.plot([x["seconds"] for x in seen], lengths, marker=".", label=name)
+        panel.set(title=f"{wiring} wiring", xscale="log", xlabel="CPU s after depth 0")
         panel.legend(fontsize="small")
-        panel.set_xticks([30, 100, 300], labels=["30", "100", "300"])
-        panel.tick_params(axis="x", which="minor", labelbottom=False)
+    panels[0].set_ylabel("1 + sums of products of overlap")
     figure.savefig(RESULTS / "heads.png", dpi=110)
 
 
@@ -158,71 +216,46 @@ def length(overlap: list[float]) -> float:
     return 1 + float(torch.tensor(overlap).cumprod(0).sum())
 
 
+def compare(bench: Bench, options: Namespace) -> None:
+    """Decode with all heads, and report."""
+    methods, setting = {}, [SamplingSetting(t) for t in (0.0, 1.0)]
+    for wiring in WIRINGS:
+        for name, head in trained(bench, options.steps, wiring=wiring).items():
+            for tree, (make, rule) in TREES.items():
+                methods[f"{wiring}, {name} / {tree}"] = make(), rule, EagleDrafter(head)
+    decoded = [bench.decode(f"heads-t{at.temperature:g}", at, methods) for at in setting]
+    table = []
+    for wiring in WIRINGS:
+        for name in LOSSES:
+            folder = folder_of(bench, options.steps, name, wiring)
+            last, gain = ended(folder)
+            taus = (
+                each.figure(LENGTH, f"{wiring}, {name} / {tree}")
+                for each in decoded
+                for tree in TREES
+            )
+            by_depth = " ".join(f"{x:.3f}" for x in last)
+            seconds = f"{looks(folder)[-1]['seconds']:.0f}"
+            table.append([f"{wiring}, {name}", seconds, by_depth, f"{gain:+.4f}", *taus])
+    picture(bench, options.steps)
+    columns = [f"τ, {at}, {tree}" for at in setting for tree in TREES]
+    first = ["wiring, loss", "CPU s", "overlap after 0 to 4 drafts", "gain of last third"]
+    report("heads", [*first, *columns], table, [])
+
+
 def main() -> None:
+    """Read the command line."""
     parser = options_of(__doc__, 48)
-    parser.add_argument("--seconds", type=float, default=420, help="CPU time of each training")
-    parser.add_argument("--text", type=Path, help="folder of the text; default <out>/text")
-    names = [*configurations(), *FIRST]
+    names = [f"{wiring}, {name}" for wiring in WIRINGS for name in (*LOSSES, TOP_2, OWN_TEXT)]
     parser.add_argument("--train", nargs="+", choices=names, help="train these and stop")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of each phase")
     options = parser.parse_args()
     bench = Bench(options)
-    target, folder = bench.models[0], bench.folder / f"heads-{options.seconds:g}"
-    folder.mkdir(exist_ok=True)
-    text = prepared(options.text or bench.folder / "text", documents(read_frozen()))
-    room = text.train.shape[1] - SAMPLED
-    rows = TokenRows.plain(text.train[-TEXT_ROWS:, :room].long())
-    held_out = torch.cat([spread(each, 8) for each in text.held_out.values()])
-    some = TokenRows.plain(held_out[:, :room].long())
-    costs = folder / "step_seconds.json"
-    if not costs.exists():
-        write_json(costs, step_seconds(target, rows))
-    seconds = json.loads(costs.read_text())
-    every = configurations({name: round(options.seconds / own) for name, own in seconds.items()})
-    for name, wiring in FIRST.items():
-        seconds[name] = 0.6 * seconds[f"{wiring}, EAGLE"] + 0.4 * seconds[f"{wiring}, TALF"]
-        steps = round(options.seconds / seconds[name])
-        every[name] = replace(every[f"{wiring}, TALF"], steps=steps, chain_fraction=0.6)
-    heads = {}
-    for name, config in every.items():
-        where = folder / name
-        if name not in (options.train or every):
-            continue
-        if not (where / "export").exists():
-            where.mkdir(exist_ok=True)
-            print(f"{name}: {config.steps} steps of {BATCH} rows", flush=True)
-            see = Looks(where / "looks.jsonl", some, config.steps)
-            head = fit_head(target, rows, config, where / "training", callbacks=[see])
-            save_head(head, where / "export")
-        heads[name] = where
-    if options.train:
-        return
-    methods = {
-        f"{name} / {tree}": (make(), rule, EagleDrafter.from_pretrained(where / "export", target))
-        for name, where in heads.items()
-        for tree, (make, rule) in TREES.items()
-    }
-    decoded = {
-        t: bench.decode(f"heads-{options.seconds:g}-t{t:g}", SamplingSetting(t), methods)
-        for t in options.temperatures
-    }
-    table, curves = [], {}
-    for name, where in heads.items():
-        seen, (last, gain) = looks(where), ended(where)
-        curves[name] = [(x["step"] * seconds[name], length(x["overlap"])) for x in seen]
-        taus = (
-            decoded[t].figure(LENGTH, f"{name} / {tree}")
-            for t in options.temperatures
-            for tree in TREES
-        )
-        by_depth = " ".join(f"{x:.3f}" for x in last)
-        table.append([name, every[name].steps, by_depth, f"{gain:+.4f}", *taus])
-    picture(curves)
-    columns = [f"τ, T = {t:g}, {tree}" for t in options.temperatures for tree in TREES]
-    told = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
-    notes = [f"CPU seconds of a step, interleaved medians: {told}."]
-    head_columns = ["wiring, loss", "steps", "overlap after 0 to 4 drafts", "gain of last third"]
-    report("heads", [*head_columns, *columns], table, notes)
+    for asked in options.train or ():
+        wiring, name = asked.split(", ", 1)
+        trained(bench, options.steps, [name], wiring)
+    if not options.train:
+        compare(bench, options)
 
 
 if __name__ == "__main__":

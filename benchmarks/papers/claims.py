@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 
-from benchmarks.heads import ended
+from benchmarks.heads import LOSSES, OWN_TEXT, STEPS, TOP_2, ended, folder_of, trained
 from benchmarks.papers import dynatree, dyspec, gbv, nde, talf
 from benchmarks.papers.nde import RULES, TREED
 from benchmarks.papers.shared import EIGHT, Bench, Decoded, options_of
@@ -53,6 +53,10 @@ from nde_talf.selector.policy import NeuralPolicy
 COLUMNS = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
 HERE = "here"
 """The place of a question that no paper asks in these words: it decides no paper's claim."""
+
+
+DYSPEC_TOKENS = {16: 40, 64: 24, 256: 16, 768: 12}
+"""Tokens after each prompt, by the nodes of a tree."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +206,9 @@ def grown(bench: Bench) -> Iterator[Campaign]:
 
 
 def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
-    """DySpec with trees of 16 and 64 nodes, drafted at temperature 0.6 as its authors do."""
+    """DySpec with trees of 16 to 768 nodes, drafted at temperature 0.6 as its authors do."""
     words = "higher acceptance rate … than fixed trees"
-    for t, nodes in product((0.0, 0.6), (16, 64)):
+    for t, nodes in product((0.0, 0.6), DYSPEC_TOKENS):
         setting = SamplingSetting(t)
         claims = tuple(
             Claim("DySpec abstract", f"{words}, {nodes} nodes", ours, (theirs,))
@@ -215,14 +219,14 @@ def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
             )
         )
         methods = dyspec.methods(bench, nodes, setting)
-        name, tokens = f"dyspec-{nodes}-{t:g}", 40 if nodes == 16 else 24
+        name, tokens = f"dyspec-{nodes}-{t:g}", DYSPEC_TOKENS[nodes]
         yield Campaign(name, setting, methods, claims, dyspec.DRAWN, tokens)
 
 
 def heads(bench: Bench) -> Iterator[Campaign]:
     """Heads of three losses, with beam search, the optimal fill, SALF, and sampled trees."""
-    trained = talf.trained(bench, bench.options.steps)
-    drafters = {loss: EagleDrafter(head) for loss, head in trained.items()}
+    every = trained(bench, bench.options.steps, (*LOSSES, TOP_2, OWN_TEXT))
+    drafters = {loss: EagleDrafter(head) for loss, head in every.items()}
     beams = {f"{loss}, beam": (Beam(), "nss", own) for loss, own in drafters.items()}
     own = drafters["TALF"]
     fills = {
@@ -233,6 +237,7 @@ def heads(bench: Bench) -> Iterator[Campaign]:
     sampled = {
         f"{loss}, sampled": (Delayed(Action(4, 1, 3)), "specinfer", own)
         for loss, own in drafters.items()
+        if loss in LOSSES
     }
     before = ("EAGLE-2, beam", "HASS, beam")
     claims = (
@@ -241,6 +246,8 @@ def heads(bench: Bench) -> Iterator[Campaign]:
             Claim("SALF & TALF 4.2", "consistent mean improvements", "TALF, SALF", (loss,), True)
             for loss in before
         ),
+        Claim("SALF & TALF 4.4", "we increase k … enhancing τ", "TALF, beam", (f"{TOP_2}, beam",)),
+        Claim(HERE, "the target's own text", f"{OWN_TEXT}, beam", ("TALF, beam",)),
     )
     on_fills = (
         Claim("SALF & TALF 4.3", "optimal increases τ", "TALF, optimal", ("TALF, beam",)),
@@ -264,7 +271,7 @@ def heads(bench: Bench) -> Iterator[Campaign]:
 
 def diverging(bench: Bench) -> Iterator[Campaign]:
     """Rules on a draft that diverges from the target with depth: EAGLE's loss trains one pass."""
-    own = EagleDrafter(talf.trained(bench, bench.options.steps)["EAGLE-2"])
+    own = EagleDrafter(trained(bench, bench.options.steps)["EAGLE-2"])
     rules = {"SpecInfer": "specinfer", "NSS": "nss"}
     deep = {
         name + late: (Delayed(action), rule, own)
@@ -347,7 +354,7 @@ def main() -> None:
     """Read the command line."""
     parser = options_of(__doc__, 40)
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, help="decode these and stop")
-    parser.add_argument("--steps", type=int, nargs=2, default=(2600, 700), help="as talf has them")
+    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="as heads has them")
     parser.add_argument("--ours", type=Path, help="folder with exports of our selectors")
     parser.set_defaults(prompts=96, ours=SHIPPED / "selector" / "export")
     options = parser.parse_args()
@@ -379,9 +386,8 @@ def beside(bench: Bench) -> Iterator[str]:
     many = "the paper's selectors from 350 prompts of each data set."
     yield f"NDE as printed learned from {roots:,} roots; {many}"
     heads, steps = [], bench.options.steps
-    folder = talf.folder_of(bench, steps)
-    for name in ("warm", *talf.LOSSES):
-        overlap, gain = ended(folder / name)
+    for name in ("warm", *LOSSES, TOP_2, OWN_TEXT):
+        overlap, gain = ended(folder_of(bench, steps, name))
         heads.append(f"{name} {' '.join(f'{x:.2f}' for x in overlap)} ({gain:+.3f})")
     yield f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}."
     picture = talf.curves(bench, steps, RESULTS / "claims.png")

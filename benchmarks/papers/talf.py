@@ -8,42 +8,29 @@ the other two draft by beam search.
 """
 
 import argparse
-import time
 from copy import copy
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.heads import Looks
+from benchmarks.heads import LOSSES, folder_of, looks, trained
 from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
-from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.evaluate import SAMPLED, rows_with_roots
-from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.evaluate import rows_with_roots
+from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import TargetTrees, target_features, target_levels
-from nde_talf.draft_training.train_head import HeadModule, build_head
-from nde_talf.draft_training.trainer import train_rows
+from nde_talf.draft_training.target_trees import target_features, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
-LOSSES = {
-    "EAGLE-2": EagleLoss(),
-    "HASS": HassLoss(detach_features=False),
-    "TALF": TalfLoss(k=4),
-}
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
 ROWS = {
@@ -51,8 +38,6 @@ ROWS = {
     "HASS": "HASS / Beam search",
     "SALF & TALF": "TALF / SALF",
 }
-LATER_RATES = {"lr_muon": HeadConfig.lr_muon / 4, "lr_adam": HeadConfig.lr_adam / 4}
-"""Peak rates of the second phase."""
 THRESHOLDS = [n / 10 for n in range(1, 10)]
 RANKS = 5
 BINS = 15
@@ -61,112 +46,19 @@ STRIDE = 8
 """Every so many tokens is a root of Figure 2b."""
 
 
-@dataclass
-class Batches:
-    """Batches of `size` rows, whose rows stay together from epoch to epoch."""
-
-    rows: TokenRows
-    size: int
-
-    def __len__(self) -> int:
-        return len(self.rows) // self.size
-
-    def __getitem__(self, index: Tensor) -> TokenRows:
-        """The batch whose number is index [1]."""
-        first = int(index) * self.size
-        return self.rows[torch.arange(first, first + self.size)]
-
-
-class Repeating(HeadModule):
-    """Keeps the target's trees of every batch, so that only the first epoch runs the target."""
-
-    def __init__(self, head: EagleHead, config: HeadConfig):
-        super().__init__(head, config)
-        self.kept: dict[bytes, TargetTrees] = {}
-
-    def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `HeadModule`. A batch has the same roots in every epoch."""
-        return super().loss(batch, int(batch.tokens.sum()), part)
-
-    def _trees(self, tokens: Tensor, *where: Any) -> TargetTrees:
-        key = tokens.numpy().tobytes()
-        if key not in self.kept:
-            self.kept[key] = super()._trees(tokens, *where)
-        return self.kept[key]
-
-
-class Snapshots(Looks):
-    """Evaluates the head on held-out text while it trains, and saves it with the time so far."""
-
-    steps, seconds, began = 0, 0.0, 0.0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Start the clock."""
-        self.began = time.process_time()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Stop the clock, and save the head where a look is due.
-
-        A training that was resumed counts all steps at the mean time of those since then.
-        """
-        self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
-        if (step := trainer.global_step) in self.at:
-            save_head(module.head, folder := self.file.parent / f"at-{step}")
-            write_json(folder.with_suffix(".json"), {"seconds": self.seconds / self.steps * step})
-        super().on_train_batch_end(trainer, module)
-
-
-def folder_of(bench: Bench, steps: tuple[int, int]) -> Path:
-    """The folder of the heads that are trained for so many steps."""
-    return bench.folder / f"heads-{steps[0]}-{steps[1]}"
-
-
-def trained(bench: Bench, steps: tuple[int, int]) -> dict[str, EagleHead]:
-    """A head a loss, trained where it is not there yet."""
-    target, heads, folder = bench.models[0], {}, folder_of(bench, steps)
-    base = HeadConfig(chain_fraction=0.0, roots=32)
-    warm = replace(base, loss=EagleLoss(), steps=steps[0])
-    start = fit_once(bench, warm, folder / "warm")
-    # At the first rates again a head forgets: TALF's overlap at depth 0 fell from 0.79 to 0.48.
-    after = replace(base, steps=steps[1], warm_start=str(start), seed=1, **LATER_RATES)
-    for name, loss in LOSSES.items():
-        config = replace(after, loss=loss)
-        heads[name] = load_head(fit_once(bench, config, folder / name), target)
-    return heads
-
-
-def fit_once(bench: Bench, config: HeadConfig, folder: Path) -> Path:
-    """The folder of a head's export, which is trained where it is not there."""
-    export = folder / "export"
-    if not export.exists():
-        print(f"training the head {folder.name}: {config.steps} steps")
-        folder.mkdir(parents=True, exist_ok=True)
-        target = bench.models[0]
-        train, held_out = (
-            TokenRows.plain(rows[:, : target.max_context - SAMPLED])
-            for rows in (bench.pair.rows("train"), spread(bench.pair.rows("held_out"), 8))
-        )
-        looks = Snapshots(folder / "looks.jsonl", held_out, config.steps)
-        module = Repeating(build_head(target, config), config)
-        batches = Batches(train, config.batch)
-        train_rows(module, batches, folder / "training", callbacks=[looks], rows_in_step=1)
-        module.head.trained_in = module.trained_in
-        save_head(module.head.eval().requires_grad_(False), export)
-    return export
-
-
 def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     """Plot tokens a target pass over training time, and tell when TALF overtakes the others.
 
-    The heads that `Snapshots` saved decode every fourth prompt by beam search at temperature 0.
+    The heads that `Looks` saved decode every fourth prompt by beam search at temperature 0.
     """
     few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
     few.prompts = bench.prompts[::4]
     for loss in LOSSES:
-        for file in (folder_of(bench, steps) / loss).glob("at-*.json"):
-            name, head = f"{loss} {file.stem}", load_head(file.with_suffix(""), bench.models[0])
-            made[name] = Beam(), "nss", EagleDrafter(head)
-            seconds[name] = read_json(file)["seconds"]
+        folder = folder_of(bench, steps, loss)
+        for look in looks(folder):
+            name = f"{loss} at-{look['step']}"
+            head = load_head(folder / f"at-{look['step']}", bench.models[0])
+            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), look["seconds"]
     decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
