@@ -219,16 +219,14 @@ class SessionDrafter(Drafter):
                 0, torch.cat([root, root + 1])
             )
         self._rows, self._states, both_rows = {}, [hidden[-1:]], list[Tensor]()
+        text = [] if self.processed is None else self.processed.text
+        end = len(text)  # it may grow before q is asked for
 
         def q(row: int) -> Tensor:
             """Return q before the root (-2) or at it (-1): both rows, unless the root is first."""
             if row + (len(both_rows[-1]) if both_rows else 0) < 0:
-                text = [] if self.processed is None else self.processed.text
-                both_rows.append(
-                    self._distribution(
-                        hidden[row:], [text[: len(text) + at + 1] for at in range(row, 0)]
-                    )
-                )
+                texts = [text[: end + at + 1] for at in range(row, 0)]
+                both_rows.append(self._distribution(hidden[row:], texts))
             return both_rows[-1][row]
 
         self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))

@@ -5,6 +5,7 @@ drafter's and the verifier's. Whatever those choose, the committed tokens follow
 distribution.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class SpeculativeDecoder:
             from nde_talf.decoding.device_step import rest_of_step
 
             self._on_device = rest_of_step
-        if torch.get_num_threads() > 1:
+        if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
 
             choose_threads(target)

@@ -7,6 +7,7 @@ drawn. So each step is lossless by the proof of its own rule.
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,15 +21,14 @@ from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import DELAYED, VERIFIERS
+from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.tree import Accepted, Committed, Tree, Verdict
+from nde_talf.decoding.tree import Accepted, Committed, DraftTree, Tree, Verdict
 from nde_talf.decoding.verifier import Verifier, check_compatible
 
 _BEHIND = 32
-"""Tokens that the other draft may not have seen before it has to catch up: what one of its passes
-holds with static shapes.
-"""
+"""Tokens that the other draft may not have seen before it has to catch up."""
 
 
 class MixedDrafter(Drafter):
@@ -65,7 +65,7 @@ class MixedDrafter(Drafter):
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
     ) -> None:
         """See `Drafter.start`. Both read the prompt, as the prefill of a draft does."""
-        self.setting = setting
+        self.setting, self.draft.processed = setting, self.processed
         self.ngram.start(prompt, token, features, setting)
         self.draft.start(prompt, token, features, setting)
         self._late: list[tuple[Accepted, Tensor]] = []  # what the draft has not been given yet
@@ -168,10 +168,16 @@ class Mixed(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> Tree:
         """Draft with the n-grams if they match, else with the policy `elsewhere`."""
-        self.seconds = 0.0
+        # What was accepted of the last tree of `elsewhere`, which other policies may learn from.
+        own, tau = state.memory.get(self, (False, None))
+        tau, self.seconds = state.tau if own else tau, 0.0
         if drafter.matched:
+            state.memory[self] = False, tau
             return self.ngram.draft(state, drafter.ngram, rng)
-        tree = self.elsewhere.draft(state, drafter.draft, rng)
+        state.memory[self] = True, None
+        tree = self.elsewhere.draft(replace(state, tau=tau), drafter.draft, rng)
+        assert isinstance(tree, DraftTree)  # see `on_device`
+        check_policys_tree(self.elsewhere, tree, state, drafter.vocab_size)
         tree.rule = self.rule
         self.seconds = self.elsewhere.seconds
         return tree

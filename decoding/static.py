@@ -22,7 +22,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
-from nde_talf.decoding.session import Forward, Shapes, TreeSession
+from nde_talf.decoding.session import Forward, Shapes, Tokens, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -298,6 +298,18 @@ class StaticSession(TreeSession):
     def __init__(self, passes: FixedPasses):
         self.passes = passes
         super().__init__(passes.forward, passes.device, passes.dtype)
+
+    def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
+        """See `TreeSession.append`: what is longer than a pass goes in several."""
+        most = self.passes.shapes.rows
+        if isinstance(tokens, Tensor) or not self.length or len(tokens) <= most:
+            return super().append(tokens, **inputs)
+        hidden = []
+        for start in range(0, len(tokens), most):
+            part = slice(start, start + most)
+            rows = {name: values[part] for name, values in inputs.items()}
+            hidden.append(super().append(tokens[part], **rows))
+        return torch.cat(hidden)
 
     def _new_cache(self, expected: int) -> KVCache:
         return self.passes.cache

@@ -20,7 +20,8 @@ def choose_threads(target: CausalModel) -> None:
     """Let torch use one thread for a small target on a CPU, and its own number for others.
 
     Small means that no matrix of its layers is large (`layer.LARGE`). A number that the user set
-    stays: by OMP_NUM_THREADS, or by `torch.set_num_threads`, where it is not torch's own.
+    stays: by OMP_NUM_THREADS, where the decode loop does not call this, or by
+    `torch.set_num_threads`, where it is not torch's own.
     """
     global _chosen
     cores = os.cpu_count() or 1
@@ -28,7 +29,7 @@ def choose_threads(target: CausalModel) -> None:
     # What torch takes by itself: a thread a core, or half of them where they are double.
     defaults = {cores, cores // 2, usable, usable // 2}
     ours = torch.get_num_threads() == _chosen and _first in defaults
-    if target.device.type != "cpu" or not ours or "OMP_NUM_THREADS" in os.environ:
+    if target.device.type != "cpu" or not ours:
         return
     layers = (each.numel() for each in target.body.parameters() if len(each) != target.vocab_size)
     _chosen = _first if max(layers, default=0) >= layer.LARGE else 1

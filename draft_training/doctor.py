@@ -155,11 +155,13 @@ def suspects(
     others = [tokens[1:] if tokens[0] == first else [first, *tokens] for tokens in prompts]
     counts = {}
     for name, plant in track(FAULTS.items(), "faults", len(FAULTS)):
+        if name == PROMPTS and first is None:
+            continue  # the model's texts begin without a token of their own
         try:
             drafter = plant(load_head(folder, target))
         except UserError:
             continue  # this head cannot have it
-        given = others if name == PROMPTS else prompts
+        given = [*filter(None, others)] if name == PROMPTS else prompts
         counts[name] = count(drafter, given, drafted, new_tokens)
     return counts
 

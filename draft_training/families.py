@@ -129,10 +129,7 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
                 f" config has no one value for {', '.join(missing)}. Choose another target, or"
                 " leave head out of evaluation.methods."
             )
-        # other activations than those of Llama-like models vLLM's Llama does not have
-        foreign = kind in HEADS and kind != LLAMA.name
-        llama_like = not foreign and _value(target.config, "rms_norm_eps")
-        fields["hidden_act"] = (llama_like and _value(target.config, "hidden_act")) or "silu"
+        fields["hidden_act"] = "silu"  # vLLM's Llama has no other
     else:
         fields = {
             name: value

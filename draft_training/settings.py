@@ -193,7 +193,7 @@ class HeadConfig(TrainingConfig):
     chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone.
 
-    A fresh head on final features learns it by EAGLE's loss, as the SALF & TALF paper begins.
+    With TALF's loss a fresh head on final features learns it by EAGLE's, as the paper begins.
     """
     accumulate: Number = 1
     """Passes whose gradients make one optimiser step."""

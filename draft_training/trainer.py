@@ -284,7 +284,9 @@ def train_rows(
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
-            if best.best_model_score is None or end[HELD_OUT_LOSS] < best.best_model_score:
+            # Where several processes trained, this one's callback knows no score.
+            saved = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+            if end[HELD_OUT_LOSS] < saved["callbacks"][best.state_key]["best_model_score"]:
                 trainer.save_checkpoint(folder / BEST)
 
 
@@ -307,7 +309,7 @@ def _lightning(
     config, cpu = module.config, _on_cpu(module)
     every = min(config.evaluate_every, config.steps)
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
-    written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds)
+    written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
     return pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
         precision=module.trained_in,

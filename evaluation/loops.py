@@ -255,6 +255,8 @@ def transformers_loop(
             cpu = time.process_time() - passes.cpu
         # All committed tokens but the last are in the cache when a pass begins.
         committed = [length + 1 for length in passes.cached[1:]] + [out.shape[1]]
+        if len(committed) == 1:  # the first pass, which does not count, wrote all
+            seconds = cpu = 0.0
         return Record(
             setting=str(setting),
             method=name,

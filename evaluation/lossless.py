@@ -86,6 +86,8 @@ class LosslessConfig:
             raise UserError(
                 f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function."
             )
+        if self.engine == "nde" and self.drafts == "ngram":
+            raise UserError("drafts=ngram: give engine=vllm or engine=transformers with it.")
         if (self.target is None) != (self.draft is None):
             raise UserError("target and draft: the greedy test needs both.")
 

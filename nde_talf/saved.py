@@ -104,7 +104,7 @@ def save(speculation: Speculation, folder: Path) -> Path:
             trees = "chosen step by step by the selector in `selector/`"
     settings = {
         "format": FORMAT.number,
-        "draft": HEAD if head else str(draft),
+        "draft": HEAD if head else str(Path(draft).resolve() if Path(draft).is_dir() else draft),
         "selector": SELECTOR if selector else None,
         "verifier": speculation.verifier,
         "draft_temperature": speculation.draft_temperature,

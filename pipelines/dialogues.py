@@ -35,9 +35,9 @@ from nde_talf.pipelines.traces import chosen_engine
 
 
 def dialogue_rows(
-    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase
+    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase, room: int
 ) -> tuple[TokenRows, TokenRows]:
-    """(train, held out): the dialogues of `config.dialogues` as rows.
+    """(train, held out): the dialogues of `config.dialogues` as rows of at most `room` tokens.
 
     A dialogue with all its turns is on one side.
 
@@ -48,12 +48,14 @@ def dialogue_rows(
         UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
             from.
     """
-    settings = config.dialogues
+    settings = replace(config.dialogues, length=min(config.dialogues.length, room))
+    if settings.length < config.dialogues.length:
+        console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
     dialogues, skipped = read_dialogues(settings, config.seed)
     console.print(f"{settings.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
     if settings.regenerate:
-        dialogues = _regenerated(config, folders, encoder, dialogues)
+        dialogues = _regenerated(replace(config, dialogues=settings), folders, encoder, dialogues)
     named = Dataset.from_dict(
         {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
     )

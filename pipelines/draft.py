@@ -35,10 +35,12 @@ def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     start = config.draft.warm_start
     weights = [path for name in FILES if start and (path := Path(start) / name).exists()]
+    source = Path(config.dialogues.source or "").expanduser()
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
         "warm_start": file_digest(weights[0]) if weights else None,
+        "file": file_digest(source) if source.is_file() else None,
     }
 
 
@@ -47,6 +49,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
+    # A tree at a row's last token fits the target's context too.
+    room = target.max_context - max(loss.depth, SAMPLED)
     layer_config(
         target, family_of(target, config.draft.layer)
     )  # raises NoHeadError before any text is read
@@ -56,12 +60,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
             tokenizer = load_tokenizer(pair.where("target"))
-            rows, held_out = dialogue_rows(config, folders, tokenizer)
+            rows, held_out = dialogue_rows(config, folders, tokenizer, room)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
-        # A tree at a row's last token fits the target's context too.
-        room = target.max_context - max(loss.depth, SAMPLED)
         rows, held_out = rows.cut(room), held_out.cut(room)
         some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
         head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)

@@ -26,11 +26,15 @@ def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     latency = asdict(config.latency)
     del latency["accept_noise"]  # it decides nothing of what is measured
+    traces = config.traces
     return {
         **timed_on(config),
         "latency": latency,
         "threads": config.evaluation.threads,
-        "verifiers": config.traces.verifiers,
+        "verifiers": traces.verifiers,
+        "settings": traces.settings,
+        "draft_temperature": traces.draft_temperature,
+        "new_tokens": traces.new_tokens,
     }
 
 

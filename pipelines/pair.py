@@ -210,7 +210,7 @@ def _answer(
 
     Prompts of the test split are left out, and the last third of the others is held out.
     """
-    splits = test_splits([prompt.kind for prompt in prompts], config.data.test_prompts)
+    splits = test_splits(prompts, config.data.test_prompts)
     traced = [p.tokens for p, split in zip(prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
     sides = {"train": traced[:first], "held_out": traced[first:]}

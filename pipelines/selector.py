@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.markdown import Markdown
 
 from nde_talf.data.traces.store import TraceStore
@@ -147,7 +148,11 @@ def roots_of(
         if not (columns := store.read(split)):
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.{split}_prompts.")
         splits.append(roots_from_traces(columns, verifiers, say))
-    return splits[0], splits[1]
+    training, validation = splits
+    if missing := {*validation.settings} - {*training.settings}:
+        raise UserError(f"the traces hold no training roots for {setting_title(min(missing))}.")
+    at = torch.tensor([training.settings.index(pair) for pair in validation.settings])
+    return training, replace(validation, settings=training.settings, setting=at[validation.setting])
 
 
 def latency_tables(

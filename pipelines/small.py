@@ -130,12 +130,11 @@ def _anneal(config: SmallConfig, text: "Rows") -> None:
     stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
     if not stable.exists():
         raise UserError(f"There is no {stable} yet: run step=train first.")
-    if begun and not (begun[0] / TARGET).exists():
+    if begun and (begun[0] / CHECKPOINT).exists() and not (begun[0] / TARGET).exists():
         folder = begun[0]
     else:
         folder = config.folder / f"anneal-{reached(stable)}"
-        folder.mkdir(exist_ok=True)
-        shutil.copy(stable, folder / CHECKPOINT)
+        write_atomically(folder / CHECKPOINT, lambda path: shutil.copy(stable, path))
     start = int(folder.name.partition("-")[2])
     settings = config.recipe(decay_from=start, steps=start + config.decay_steps)
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)

@@ -32,7 +32,7 @@ class ChatEncoder:
         options: passed to the template, such as {"enable_thinking": False}.
 
     Raises:
-        UserError: there is no chat template.
+        UserError: there is no chat template, or no dialogue can be used with it.
     """
 
     def __init__(
@@ -52,6 +52,13 @@ class ChatEncoder:
         render(tokenizer, probe, f"{KEY}.chat_template", chat_template=template, **self.options)
         added = (str(token) for token in tokenizer.added_tokens_decoder.values())
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+        try:
+            self._answer([*probe, {"role": ASSISTANT, "content": _PROBE}])
+        except UnsuitedError as error:
+            raise UserError(
+                f"{KEY}.chat_template: every dialogue is one {error}, so that none could be used."
+                " Give a template in which an answer follows what asks for it."
+            ) from error
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encode `messages` and what the template puts before the next answer."""
@@ -71,6 +78,16 @@ class ChatEncoder:
         """
         messages = dialogue.messages
         whole = self._render(messages)
+        if dialogue.cut:
+            prompt = self._render(messages[:-1], add_generation_prompt=True)
+            if not whole.startswith(text := prompt + messages[-1]["content"]):
+                # Cut inside its thoughts: the template would put an end of thoughts before it.
+                earlier = Dialogue(dialogue.name, messages[:-2])
+                answered = any(message["role"] == ASSISTANT for message in earlier.messages)
+                return [
+                    *(self.documents(earlier) if answered else ()),
+                    self._going_on(prompt, text),
+                ]
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in ends}
         if all(whole.startswith(text) for text in texts):
@@ -141,6 +158,13 @@ class ChatEncoder:
             characters = start + len(answer)
             loss[first:known] = [True] * (known - first)
         return Document(tokens, loss)
+
+    def _going_on(self, prompt: str, text: str) -> Document:
+        """Encode `text`, of which all that follows `prompt` counts."""
+        tokens = self._ids(text)
+        if not (first := self._agreeing(tokens, prompt)):
+            raise UnsuitedError("in which a token reaches over the beginning of an answer")
+        return Document(tokens, [at >= first for at in range(len(tokens))])
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:
         """Count the ids of `text` if `tokens` begin with them; else 0."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nde_talf.data.engines.vllm import import_vllm
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 
 Method = dict[str, Any]
@@ -18,6 +19,8 @@ def head_method(folder: str, drafted: int) -> Method:
     Raises UserError where there is none.
     """
     config = read_json(Path(folder) / "config.json")
+    if "draft_head" not in config:
+        raise UserError(f"{folder}: it holds no head that stage draft exported.")
     return {
         "method": config["draft_head"]["kind"],
         "model": str(folder),

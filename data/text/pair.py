@@ -1,6 +1,7 @@
 """The pair on disk, from which every later stage starts: models, held-out prompts, rows of text."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,7 +12,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import PORTABLE, SHIPPED, portable
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
@@ -79,7 +80,7 @@ class Pair:
         """
         lines = [
             {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": p.tokens}
-            for p, split in zip(prompts, test_splits([p.kind for p in prompts], test), strict=True)
+            for p, split in zip(prompts, test_splits(prompts, test), strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
@@ -274,15 +275,27 @@ def narrow(rows: Tensor) -> Tensor:
     return rows.to(torch.int16 if int(rows.max()) < 1 << 15 else torch.int32).contiguous()
 
 
-def test_splits(kinds: list[str], test: int) -> list[str]:
-    """Split prompts: `test` of them are "test", evenly over every kind; the others "trace"."""
-    seen: dict[str, int] = {}
-    splits: list[str] = []
-    for kind in kinds:
-        at = seen[kind] = seen.get(kind, -1) + 1
-        due = -(-(at + 1) * test // len(kinds)) > -(-at * test // len(kinds))
-        splits.append("test" if due and splits.count("test") < test else "trace")
-    return splits
+def test_splits(prompts: list[Prompt], test: int) -> list[str]:
+    """Split prompts: `test` of them are "test", evenly over every kind; the others "trace".
+
+    Prompts that overlap (`related`) are on one side, as far as the numbers allow.
+    """
+    groups, tests = dict[int, list[int]](), list[int]()
+    for at, group in enumerate(related(prompts)):
+        groups.setdefault(group, []).append(at)
+    seen, taken = Counter[str](), Counter[str]()
+    first = {members[0]: members for members in groups.values()}
+    for at, prompt in enumerate(prompts):
+        seen[prompt.kind] += 1
+        due = taken[prompt.kind] < -(-seen[prompt.kind] * test // len(prompts))
+        members = first.get(at, [])
+        if members and due and len(tests) + len(members) <= test:
+            tests += members
+            taken.update(prompts[each].kind for each in members)
+    alone_first = sorted(groups.values(), key=len)
+    others = [at for members in alone_first for at in members if at not in tests]
+    tests += others[: test - len(tests)]
+    return ["test" if at in tests else "trace" for at in range(len(prompts))]
 
 
 def check_prompts(

@@ -14,6 +14,10 @@ from itertools import accumulate, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.decoding.common.errors import UserError
@@ -25,6 +29,9 @@ CODE, PROSE, TEXT = "code", "prose", "text"
 """Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text
 of no known kind.
 """
+
+RUN, FEW = 24, 4
+"""Tokens in a row that prompts of one document share, and the most prompts that share them."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -106,6 +113,28 @@ def prompts_from_documents(
                     pools.setdefault(kind, []).append(make_prompt(kind, text))
                     taken += 1
     return _mixed(pools, count)
+
+
+def related(prompts: list[Prompt]) -> list[int]:
+    """Number groups of prompts that overlap, as windows of one document do: [n].
+
+    Prompts of a group share runs of `RUN` tokens with one another, directly or by others. Runs of
+    more than `FEW` prompts, such as a template's words, count for nothing.
+    """
+    powers = np.random.default_rng(0).integers(1 << 63, size=RUN, dtype=np.uint64)
+    runs = [
+        np.unique(sliding_window_view(np.array(prompt.tokens, np.uint64), RUN) @ powers)
+        if len(prompt.tokens) >= RUN
+        else np.zeros(0, np.uint64)
+        for prompt in prompts
+    ]
+    owners = np.repeat(np.arange(len(prompts)), [len(each) for each in runs])
+    _, row, counts = np.unique(np.concatenate(runs), return_inverse=True, return_counts=True)
+    shared = (counts[row] > 1) & (counts[row] <= FEW)
+    entries = np.ones(int(shared.sum())), (row[shared], owners[shared])
+    holds = csr_matrix(entries, shape=(len(counts), len(prompts)))
+    groups: list[int] = connected_components(holds.T @ holds, directed=False)[1].tolist()
+    return groups
 
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
 from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
@@ -81,6 +82,11 @@ class TracesConfig:
             raise UserError(
                 "traces.labels=text: it labels a draft model that is warped as the target is, by"
                 f" traces.verifiers={[*OF_TEXT]}. Give these, or traces.labels=trees."
+            )
+        if self.labels == "text" and self.new_tokens <= (depth := L1_MAX + L2_MAX):
+            raise UserError(
+                f"traces.new_tokens={self.new_tokens} with traces.labels=text: a label needs"
+                f" {depth} tokens of the text after its root. Give more than {depth}."
             )
         seen: dict[tuple[float, float], str] = {}
         for name in self.settings:

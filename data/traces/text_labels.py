@@ -14,8 +14,8 @@ Example: a path of two tokens, with acceptance rates 0.5 at the root and 0.8 aft
 text's token has q(x) / p(x) = 0.6: 1 + 0.5 + 0.6 * 0.8 = 1.98.
 
 On a single path Traversal is block verification, whose chance to keep a prefix of the text is the
-least of the products q / p on the way, at most 1. On more paths its labels here are SpecInfer's,
-times the ratio of both on a path of that depth, which is some percent low for deep trees.
+least of the products q / p on the way, at most 1. Its labels here are SpecInfer's, times the ratio
+of both on a path of that depth: on a path 0.5 % low at depth 8, on more some percent for deep ones.
 """
 
 from math import comb

@@ -127,7 +127,9 @@ class Tracer:
             return store.write(store.name(shard, shards), self.trajectories(unit))
         texts = None
         if sampled := self.stores.get("trajectories"):
-            texts = sampled.lists(sampled.name(shard, shards))["tokens"]
+            # Another worker may have written it since this one began.
+            fresh = TraceStore(sampled.folder, sampled.kind)
+            texts = fresh.lists(fresh.name(shard, shards))["tokens"]
         return store.write(store.name(shard, shards), self.trace(unit, texts))
 
     def most_roots(self, work: list[Unit]) -> tuple[int, int]:

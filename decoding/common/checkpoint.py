@@ -71,10 +71,14 @@ class ResumableCheckpoint(pl.Callback):
     writing takes at most 2 % of the time: after a checkpoint that took 6 seconds the next one
     follows 294 seconds later. 0: after every step, whatever it takes. None is written after a step
     that the module calls bad (`skipped`): the one that is there may be the last good one.
+
+    evaluated: steps from one evaluation to the next; 0: there are none. A training that was resumed
+    from the step of an evaluation would pass over it, so that none is written there.
     """
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, evaluated: int = 0) -> None:
         self.path, self.seconds, self._written, self.interval = path, seconds, 0.0, seconds
+        self.evaluated = evaluated
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock of the interval between checkpoints."""
@@ -82,10 +86,12 @@ class ResumableCheckpoint(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Write a checkpoint at the end of the training, and whenever the interval has passed."""
-        ended, started = trainer.global_step == trainer.max_steps, time.monotonic()
-        due = started - self._written >= self.interval and not getattr(
-            trainer.lightning_module, "skipped", False
+        step, started = trainer.global_step, time.monotonic()
+        ended = step == trainer.max_steps
+        unfit = getattr(trainer.lightning_module, "skipped", False) or (
+            self.evaluated > 1 and step % self.evaluated == 0
         )
+        due = started - self._written >= self.interval and not unfit
         if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
             if trainer.is_global_zero and ended:

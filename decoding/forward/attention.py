@@ -8,6 +8,7 @@ the few at the window's edge, which only some rows see, join the tree's part.
 Rotary positions stand here too: tables of angles made once, and the rotation.
 """
 
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -191,14 +192,16 @@ class RotaryTable:
 
     def __init__(self, module: Any, kind: str | None, like: Tensor):
         self.module, self.kind, self.like = module, kind, like
-        self.table, self.positions = like[:0], 0
+        self.table, self.positions, self._lock = like[:0], 0, Lock()
         self.reach(_FIRST)
 
     def reach(self, positions: int) -> None:
         """Make the table longer where it ends before so many positions."""
-        if positions > self.positions:
-            self.positions = 1 << (positions - 1).bit_length()
-            rows = torch.arange(self.positions, device=self.like.device)[None]
+        if positions <= self.positions:
+            return
+        with self._lock:  # threads share the model
+            longer = max(self.positions, 1 << (positions - 1).bit_length())
+            rows = torch.arange(longer, device=self.like.device)[None]
             cos, sin = (
                 self.module(self.like, rows)
                 if self.kind is None
@@ -206,6 +209,7 @@ class RotaryTable:
             )
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
+            self.positions = longer
 
     def at(self, positions: Tensor) -> Angles:
         """The angles at `positions` [B, n]."""

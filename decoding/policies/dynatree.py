@@ -162,7 +162,7 @@ class DynaTree(TreePolicy):
             count = self._branches(best[0][0], history) if node else 1
             for value, token in best[:count]:
                 reach = probability[node] * value
-                if len(tree) <= self.config.nodes:
+                if value > 0 and len(tree) <= self.config.nodes:
                     grown.append(tree.add(node, token))
                     probability[grown[-1]] = reach
         return grown

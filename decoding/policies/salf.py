@@ -21,9 +21,9 @@ class Salf(TreePolicy):
 
     G are the nodes that were popped from the queue Q; the tree is the `nodes` most probable of G.
     It is smaller than `nodes` where the search stops early. For example, the defaults (the paper's)
-    on a draft that is unsure expand the root, then ten of its children, and stop: the tree holds
-    these ten. threshold 0 is SpecExec's optimal search: the tree holds the most probable nodes of
-    all (Theorem 3).
+    on a draft that is unsure expand the root, pop its ten best children, and stop before these are
+    expanded: the tree holds these ten. threshold 0 is SpecExec's optimal search: the tree holds the
+    most probable nodes of all (Theorem 3).
 
     Args:
         nodes: N, the largest number of drafted tokens; the root is not counted.

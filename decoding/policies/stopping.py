@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
+from nde_talf.decoding.device import number
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
@@ -65,8 +66,10 @@ class ConfidenceStop(TreePolicy):
                 break
             token = int(q.argmax()) if self.pick else rng.categorical(q)
             tree.add(end, token)
-            confidence = float(q[token]) * (confidence if self.by == "path" else 1.0)
-            if self.by != "largest" and confidence < self.threshold:
+            if self.by == "largest":
+                continue
+            confidence = number(q, token) * (confidence if self.by == "path" else 1.0)
+            if confidence < self.threshold:
                 break
         return tree
 

@@ -90,7 +90,6 @@ REWRITTEN = "whose answers the template does not show as they are"
 @pytest.mark.parametrize(
     "template,reason",
     [
-        (showing("{{ turn.content | upper }}<|im_end|>\n"), REWRITTEN),
         (showing("{{ turn.content.split('is')[-1] }}<|im_end|>\n"), REWRITTEN),
         (
             showing("{{ turn.content }}<|im_end|>", "{{ turn.content }} f"),
@@ -109,6 +108,8 @@ def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
     tokenizer = family_tokenizer("qwen2", ["a few words"])
     with pytest.raises(UserError, match="no special token"):
         ChatEncoder(tokenizer, showing("{{ turn.content }}\n\n")).documents(dialogue())
+    with pytest.raises(UserError, match="so that none could be used"):
+        ChatEncoder(tokenizer, showing("{{ turn.content | upper }}<|im_end|>\n"))
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from nde_talf.data.text.pair import test_splits as splits_of
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
-from nde_talf.data.text.prompts import encode_prompts
+from nde_talf.data.text.prompts import Prompt, encode_prompts
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
@@ -99,10 +99,24 @@ def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
 
 def test_every_kind_has_its_share_of_test_prompts():
     kinds = ["a"] * 7 + ["b"] * 2 + ["c"] * 21
-    splits = splits_of(kinds, 10)
+    prompts = [Prompt(str(at), kind, tokens=[at] * 3) for at, kind in enumerate(kinds)]
+    splits = splits_of(prompts, 10)
     assert splits.count("test") == 10
     tests = Counter(kind for kind, split in zip(kinds, splits, strict=True) if split == "test")
     assert all(abs(tests[kind] - kinds.count(kind) / 3) <= 1 for kind in set(kinds))
+
+
+def test_windows_of_one_document_are_on_one_side():
+    texts = [
+        range(100 * at + 7 * part, 100 * at + 7 * part + 40)
+        for at in range(8)
+        for part in (0, 1, 2)
+    ]
+    template = [5] * 30  # of all of them
+    prompts = [Prompt(str(at), "a", tokens=[*template, *text]) for at, text in enumerate(texts)]
+    splits = splits_of(prompts, 9)
+    assert splits.count("test") == 9
+    assert all(len({*splits[at : at + 3]}) == 1 for at in range(0, 24, 3))
 
 
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.evaluation.law import LEVEL, critical, p_value, smallest_bias, upper_tail
+from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.lossless import first_difference, main, read_config
 from tests.decoding.pairs import tiny_model
 
@@ -30,16 +30,13 @@ def test_our_loop_and_transformers_pass(engine, capsys):
     assert "as the model has it" in capsys.readouterr().out
 
 
-def test_the_chi_square_and_its_power_are_those_of_scipy():
+def test_the_chi_square_is_that_of_scipy():
     law = {"a": 0.5, "b": 0.3, "c": 0.199, "d": 0.001}
     counts = Counter(a=480, b=330, c=190)
     expected = stats.chisquare([480, 330, 190], [500, 300, 200])
     assert p_value(counts, law) == pytest.approx(expected.pvalue, rel=1e-9)
     assert p_value(counts + Counter(e=1), law) == 0
-    assert upper_tail(13.0, 5) == pytest.approx(stats.chi2.sf(13.0, 5)) and upper_tail(1.0, 0) == 1
-    assert critical(7, LEVEL) == pytest.approx(stats.chi2.isf(LEVEL, 7))
-    bias = smallest_bias(1000, law)
-    assert stats.ncx2.sf(critical(2, LEVEL), 2, 4 * 1000 * bias**2) == pytest.approx(0.99, abs=1e-6)
+    assert p_value(Counter(a=9), {"a": 1.0}) == smallest_bias(9, {"a": 1.0}) == 1
 
 
 def test_a_bias_of_the_size_that_is_stated_is_found():

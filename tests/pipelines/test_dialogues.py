@@ -64,12 +64,12 @@ def said(rows: TokenRows, tokenizer) -> list[str]:
 
 
 def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
-    train, held_out = dialogue_rows(config(folders), folders, tokenizer)
+    train, held_out = dialogue_rows(config(folders), folders, tokenizer, 512)
     both = said(train, tokenizer) + said(held_out, tokenizer)
     assert sorted(both) == sorted(answer + "<|eot_id|>" for answer in ANSWERS)
     assert len(held_out) and len(said(train, tokenizer)) > len(said(held_out, tokenizer))
     assert train.packed and not train.loss[train.document == PADDING].any()
-    again, _ = dialogue_rows(config(folders), folders, tokenizer)
+    again, _ = dialogue_rows(config(folders), folders, tokenizer, 512)
     assert (train.tokens == again.tokens).all() and (train.loss == again.loss).all()
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{COUNT} dialogues; skipped 1 with roles out of order" in printed
@@ -78,7 +78,7 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
 
 def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tokenizer, capsys):
     configured = config(folders, regenerate=True)
-    rows = dialogue_rows(configured, folders, tokenizer)
+    rows = dialogue_rows(configured, folders, tokenizer, 512)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the target answered {COUNT} of {COUNT} dialogues" in printed
     assert not set(said(rows[0], tokenizer)) & {answer + "<|eot_id|>" for answer in ANSWERS}
@@ -86,7 +86,7 @@ def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tok
     name = sorted(store.shards)[1]
     (store.folder / name).unlink()
     times = {path.name: path.stat().st_mtime_ns for path in store.folder.glob("*.parquet")}
-    again = dialogue_rows(configured, folders, tokenizer)
+    again = dialogue_rows(configured, folders, tokenizer, 512)
     for before, after in zip(rows, again, strict=True):
         assert (before.tokens == after.tokens).all() and (before.loss == after.loss).all()
     assert all((store.folder / kept).stat().st_mtime_ns == time for kept, time in times.items())
