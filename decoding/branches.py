@@ -26,13 +26,14 @@ from nde_talf.decoding.fitness import (
     check_readout,
     tree_difference,
 )
+from nde_talf.decoding.forward.hooks import with_features
 from nde_talf.decoding.forward.original import FULL, TransformersForward, layer_kinds, optional
 from nde_talf.decoding.session import Forward, Tokens, TreeSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from nde_talf.decoding.forward.original import Window
+    from nde_talf.decoding.forward.windows import Window
     from nde_talf.decoding.model import CausalModel
 
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
@@ -103,7 +104,7 @@ class BranchForward(TransformersForward):
         if mask is not None:
             raise NotImplementedError("a model that is scored branch by branch takes no mask")
         if features:
-            return self._hooked(tokens, positions, mask, cache, windows, features)
+            return with_features(self, features, tokens, positions, mask, cache, windows)
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
         if "position_ids" in self.takes:
             inputs["position_ids"] = positions

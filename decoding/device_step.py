@@ -9,10 +9,18 @@ from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.streams import Step, Stopwatch, record_of
+from nde_talf.decoding.steps import Step, Stopwatch, record_of
 
 if TYPE_CHECKING:
     from nde_talf.decoding.loop import SpeculativeDecoder
+
+
+def possible(decoder: SpeculativeDecoder) -> bool:
+    """Tell whether the decoder's models, verifier and process can do without the host."""
+    drafter, process = decoder.drafter, decoder.process
+    fits = decoder.target.form == "masks" and decoder.verify.on_device is not None
+    fits = fits and (drafter is None or drafter.on_device)
+    return fits and (process is None or process.textless)
 
 
 def rest_of_step(

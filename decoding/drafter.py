@@ -277,8 +277,3 @@ class LMDrafter(SessionDrafter):
             assert q is not None  # the node has been run
             before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
         self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
-
-
-def drafter_of(draft: Any, static: Shapes | None = None) -> Any:
-    """Make the drafter of a draft model; a draft head makes its own, by its method `drafter`."""
-    return LMDrafter(draft, static) if isinstance(draft, CausalModel) else draft.drafter(static)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,19 +31,19 @@ from nde_talf.decoding.setting import (
     feature_setting,
     read_draft_temperature,
 )
-from nde_talf.decoding.streams import (
+from nde_talf.decoding.steps import (
     TREE_SLOTS,
-    Generation,
     Record,
     Step,
-    StopTokens,
     Stopwatch,
-    Stream,
     TokenIds,
     checked_prompt,
     record_of,
 )
 from nde_talf.decoding.verifier import Verifier, check_compatible
+
+if TYPE_CHECKING:
+    from nde_talf.decoding.streams import Generation, Stream
 
 
 @checked
@@ -102,11 +102,10 @@ class SpeculativeDecoder:
         self.tick = (
             self._clock_of_device if self.timed and asynchronous(target.device) else self.clock
         )
-        self.device = self._drafts_on_device()
-        if self.device:
-            from nde_talf.decoding.device_step import rest_of_step
+        if asynchronous(target.device) if self.device is None else self.device:
+            from nde_talf.decoding.device_step import possible, rest_of_step
 
-            self._on_device = rest_of_step
+            self.device, self._on_device = possible(self), rest_of_step
         if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
 
@@ -128,13 +127,6 @@ class SpeculativeDecoder:
 
             instance("process", self.process, LogitsProcess)
 
-    def _drafts_on_device(self) -> bool:
-        asked = asynchronous(self.target.device) if self.device is None else self.device
-        fits = self.target.form == "masks"
-        fits = fits and (self.drafter is None or self.drafter.on_device)
-        fits = fits and (self.process is None or self.process.textless)
-        return asked and fits and self.verify.on_device is not None
-
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
         if not isinstance(asked, SamplingSetting):
@@ -148,7 +140,7 @@ class SpeculativeDecoder:
         setting: SamplingSetting,
         rng: Rng,
         stop_tokens: Collection[int] = (),
-    ) -> Generation:
+    ) -> "Generation":
         """Generate `max_new_tokens`, or fewer.
 
         It ends with the first of `stop_tokens`, or when the context is full.
@@ -165,12 +157,14 @@ class SpeculativeDecoder:
         max_new_tokens: Positive,
         setting: SamplingSetting,
         rng: Rng,
-        stop_tokens: StopTokens = (),
-    ) -> Stream:
-        """Generate a block at a time.
+        stop_tokens: Any = (),
+    ) -> "Stream":
+        """Generate a block at a time; stop_tokens: ids, or one, that end it.
 
         Raises UserError for bad input at once, not at the first block.
         """
+        from nde_talf.decoding.streams import Stream
+
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         steps = self.stream(tokens, setting, rng, len(tokens) + max_new_tokens + TREE_SLOTS)
         return Stream(steps, max_new_tokens, stop_tokens, self.target.device)

@@ -4,7 +4,6 @@ It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,41 +23,7 @@ if TYPE_CHECKING:
 
     from nde_talf.decoding.forward.native import NativeForward
     from nde_talf.decoding.forward.original import TransformersForward
-
-
-@dataclass(frozen=True)
-class Readout:
-    """Logits of hidden states: c tanh(s (W h + b) / c), or s (W h + b) without a cap.
-
-    Llama, Qwen:  W h
-    Granite:      W h / 8            logits_scaling = 8 in its configuration
-    Cohere:       W h * 0.0625       logit_scale = 0.0625
-    Gemma 2:      30 tanh(W h / 30)  final_logit_softcapping = 30
-
-    Attributes:
-        weight: W, [V, H].
-        bias: b, [V]; None in nearly all models.
-        scale: s.
-        cap: c; None: logits are not capped.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-    scale: float = 1.0
-    cap: float | None = None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]."""
-        return self.finish(F.linear(hidden, self.weight, self.bias))
-
-    def finish(self, products: Tensor) -> Tensor:
-        """Logits of the products W h + b [..., V], which are overwritten."""
-        factor = self.scale / (self.cap or 1.0)
-        logits = products if factor == 1 else products.mul_(factor)
-        if self.cap is None:
-            return logits
-        logits = logits.tanh_()
-        return torch.mul(logits, self.cap, out=None if logits.requires_grad else logits)
+    from nde_talf.decoding.readout import Readout
 
 
 class CausalModel:
@@ -158,22 +123,6 @@ class CausalModel:
         # one
         return self
 
-    def to(self, device: torch.device) -> None:
-        """Move the model to `device`.
-
-        Quantised weights stay where they were loaded: raises UserError for another device.
-        """
-        if optional(self.module, "is_quantized", False):
-            asked = torch.device(device)
-            if asked.type != self.device.type or asked.index not in (None, self.device.index):
-                raise UserError(
-                    f"{self.name}: quantised weights cannot be moved to {device}; load them there"
-                    " (model.device)."
-                )
-            return
-        self.module.to(device)  # type: ignore[arg-type]
-        self.device = cast("Tensor", self.module.get_input_embeddings().weight).device
-
     def match(self, rows: int) -> None:
         """Take over a target's vocabulary size, as its draft: logits get `rows` columns.
 
@@ -193,11 +142,13 @@ class CausalModel:
         )
 
     @property
-    def readout(self) -> Readout:
+    def readout(self) -> "Readout":
         """Return the readout that makes the logits.
 
         After `match`, weight and bias are views of the rows that model and target share.
         """
+        from nde_talf.decoding.readout import Readout
+
         weight, bias = self.lm_head.weight, optional(self.lm_head, "bias")
         if self.vocab_size < len(weight):
             weight, bias = (

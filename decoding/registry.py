@@ -1,4 +1,4 @@
-"""Names of what can be chosen: rules, policies, losses, families of models and of heads.
+"""Names of what can be chosen: rules, policies and families of models.
 
 A table says which module defines each thing, so that names can be listed without importing torch.
 The module itself describes the thing with a decorator:
@@ -134,13 +134,6 @@ POLICIES = Registry(
 )
 """Tree policies that need no training."""
 
-LOSSES = Registry(
-    "draft.loss",
-    "nde_talf.draft_training",
-    {"talf": "losses", "hass": "losses", "eagle": "losses"},
-)
-"""Losses of draft heads."""
-
 FAMILIES = Registry(
     "family",
     "nde_talf.decoding.forward",
@@ -149,14 +142,7 @@ FAMILIES = Registry(
 )
 """Families of models with a native forward pass, by transformers' `model_type`."""
 
-HEADS = Registry(
-    "draft.layer",
-    "nde_talf.draft_training",
-    dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3_text"), "families"),
-)
-"""Families of a draft head's decoder layer, by transformers' `model_type` of the target."""
-
-loss, family, head_layer = LOSSES.add, FAMILIES.add, HEADS.add
+family = FAMILIES.add
 
 
 def rule(
@@ -179,12 +165,14 @@ def rule(
     """
 
     def decorate(thing: T) -> T:
-        from nde_talf.decoding.verifier import Verifier
-
         made: Any = thing
         if isinstance(thing, type):
-            verifier = Verifier.of_rule(name, made(**options), frozenset(trees), labels)
+            from nde_talf.decoding.rules.walk import verifier_of
+
+            verifier = verifier_of(name, made(**options), frozenset(trees), labels)
         else:
+            from nde_talf.decoding.verifier import Verifier
+
             device = partial(on_device, **options) if on_device else None
             verifier = Verifier(name, partial(made, **options), frozenset(trees), device, labels)
         VERIFIERS.add(name)(verifier)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nde_talf.decoding.streams import PHASES, Generation, Step
+from nde_talf.decoding.steps import PHASES, Step
+from nde_talf.decoding.streams import Generation
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nde_talf.decoding.common.arguments import checked
@@ -13,7 +12,6 @@ from nde_talf.decoding.tree import DraftTree, Tree, Verdict
 
 if TYPE_CHECKING:
     from nde_talf.decoding.rules.batch import RowTree
-    from nde_talf.decoding.rules.walk import Rule
 
 
 @dataclass(frozen=True)
@@ -48,22 +46,6 @@ class Verifier:
                 f" {', '.join(sorted(EVERY))}."
             )
 
-    @classmethod
-    def of_rule(
-        cls, name: str, rule: "Rule", trees: frozenset[str], labels: bool = False
-    ) -> "Verifier":
-        """Make the top-down walk with a rule, for example `Verifier.of_rule("mine", Mine(), IID)`.
-
-        labels: whether the rule's own branching probabilities make labels.
-        """
-        from nde_talf.decoding.rules.walk import walk
-
-        # A tree of kind top_k has no masses to look at, whatever the rule.
-        masses = "without_replacement" in trees and "iid" not in trees
-        host = partial(walk, rule, without_replacement=masses)
-        device = None if rule.host_only else partial(_walk_on_device, rule)
-        return cls(name, host, trees, device, rule if labels else None)
-
     def __call__(self, tree: Tree, rng: Rng) -> Verdict:
         """Verify one tree, on the host or on the device."""
         if isinstance(tree, DraftTree):
@@ -75,13 +57,6 @@ class Verifier:
         from nde_talf.decoding.rules.batch import rows_of
 
         return self.on_device(rows_of(tree), rng)
-
-
-def _walk_on_device(rule: "Rule", tree: "RowTree", rng: Rng) -> Verdict:
-    """Walk a tree on a device; what that needs is imported by the first."""
-    from nde_talf.decoding.rules.batch import walk_rows
-
-    return walk_rows(rule, tree, rng)
 
 
 def check_compatible(trees: str, rule: Verifier) -> None:

@@ -30,7 +30,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.registry import HEADS, head_layer
+from nde_talf.draft_training.registry import HEADS, head_layer
 from nde_talf.draft_training.settings import FAMILY
 
 _LLAMA_SIZES = (

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nde_talf.decoding.model import Readout
-from nde_talf.decoding.registry import LOSSES, loss
+from nde_talf.decoding.readout import Readout
+from nde_talf.draft_training.registry import LOSSES, loss
 from nde_talf.draft_training.settings import (
     EagleLoss,
     HassLoss,

@@ -21,6 +21,7 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.fitness import native_forward
+from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
 from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens
@@ -118,12 +119,20 @@ class HeadModule(RowModule):
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
-        """Move the target to this process's device.
+        """Move the target to this process's device: it is no submodule, so Lightning does not.
 
-        It is no submodule, so Lightning does not. A quantised model refuses to be moved at all.
+        Raises UserError for quantised weights, which stay where they were loaded.
         """
-        if self.head.target.device != self.device:
-            self.head.target.to(self.device)
+        target = self.head.target
+        if target.device == self.device:
+            return
+        if optional(target.module, "is_quantized", False):
+            raise UserError(
+                f"{target.name}: quantised weights cannot be moved to {self.device}; load them"
+                " there (model.device)."
+            )
+        nn.Module.to(target.module, self.device)
+        target.device = self.device
 
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass.

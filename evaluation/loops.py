@@ -22,7 +22,8 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.streams import PHASES, Block, Stream
+from nde_talf.decoding.steps import PHASES
+from nde_talf.decoding.streams import Block, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
 from nde_talf.selector.policy import NeuralPolicy
 

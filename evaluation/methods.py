@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.drafter import Drafter, drafter_of
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import Mixed, MixedDrafter
 from nde_talf.decoding.model import CausalModel
@@ -54,6 +54,7 @@ from nde_talf.evaluation.tuning import (
     configuration,
 )
 from nde_talf.selector.entropy import EntropyRule
+from nde_talf.selector.measure import drafter_of
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 

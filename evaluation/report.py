@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
-from nde_talf.decoding.streams import PHASES
+from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg

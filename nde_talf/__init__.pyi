@@ -29,9 +29,9 @@ from nde_talf.decoding.registry import VERIFIERS as VERIFIERS
 from nde_talf.decoding.sampling import Rng as Rng
 from nde_talf.decoding.setting import SamplingSetting as SamplingSetting
 from nde_talf.decoding.static import StaticShapes as StaticShapes
+from nde_talf.decoding.steps import Step as Step
 from nde_talf.decoding.streams import Block as Block
 from nde_talf.decoding.streams import Generation as Generation
-from nde_talf.decoding.streams import Step as Step
 from nde_talf.decoding.streams import Stream as Stream
 from nde_talf.decoding.tree import DraftTree as DraftTree
 from nde_talf.decoding.verifier import Verifier as Verifier

@@ -26,7 +26,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_tree import DeviceTree
-from nde_talf.decoding.drafter import Drafter, drafter_of
+from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import RuleOfTree
 from nde_talf.decoding.model import CausalModel
@@ -34,6 +34,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import Verifier
@@ -315,3 +316,8 @@ def _batched(
 def _wait(model: CausalModel) -> None:
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
+
+
+def drafter_of(draft: Any, static: Shapes | None = None) -> Any:
+    """Make the drafter of a draft model; a draft head makes its own, by its method `drafter`."""
+    return LMDrafter(draft, static) if isinstance(draft, CausalModel) else draft.drafter(static)

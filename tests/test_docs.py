@@ -15,7 +15,8 @@ import nde_talf.pipelines.run
 from nde_talf.data.text.settings import FILE_FORMATS
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
-from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, VERIFIERS
+from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
+from nde_talf.draft_training.registry import HEADS, LOSSES
 from nde_talf.evaluation.lossless import read_config
 from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.checks import check_config

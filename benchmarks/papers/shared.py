@@ -19,7 +19,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.streams import PHASES
+from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted

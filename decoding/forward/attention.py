@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.forward.original import Window
+    from nde_talf.decoding.forward.windows import Window
 
 
 OPEN_FROM = {"cpu": 4096}

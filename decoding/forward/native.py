@@ -22,7 +22,7 @@ from nde_talf.decoding.registry import family
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from nde_talf.decoding.forward.original import Window
+    from nde_talf.decoding.forward.windows import Window
 
 
 class FusedPass:
@@ -200,7 +200,11 @@ class NativeForward(FusedPass):
         if slots == count:
             self.begin(cache)
         rows = positions.expand(batch, -1)
-        columns = (rows if cache is None else cache.place(rows)) if windows else None
+        columns = None
+        if windows:
+            from nde_talf.decoding.forward.windows import place
+
+            columns = place(cache, rows)
         seen, angles = {}, {}
         for kind, table in self.tables.items():
             seen[kind] = seen_in(

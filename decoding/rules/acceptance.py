@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.check import check_pair_of_rows
+from nde_talf.decoding.rules.check import check_rows
 from nde_talf.decoding.rules.labels import Bundle, Level, levels
 from nde_talf.decoding.rules.ranking import order_of
 
@@ -44,7 +44,7 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
     It is 1 + min_H p(H) - q(H)^k over prefixes H of the tokens in increasing order of p / q. p, q:
     [R, V]. Raises ValueError as `acceptance` does.
     """
-    check_pair_of_rows(p, q)
+    _check_pair_of_rows(p, q)
     order = order_of(p / q)
     p_head, q_head = (x.gather(-1, order).double().cumsum(-1).clamp(max=1) for x in (p, q))
     return 1 + (p_head - q_head**k).amin(-1).clamp(max=0)
@@ -56,7 +56,7 @@ def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, L
             f"solver={solver}: there is no OTLP solver of that name; choose one of"
             f" {', '.join(SOLVERS)}."
         )
-    check_pair_of_rows(p, q)
+    _check_pair_of_rows(p, q)
     rows, k = drafted.shape
     if k < 1:
         raise ValueError(f"k={k}: a node needs at least one draw.")
@@ -70,3 +70,14 @@ def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, L
     bundle = Bundle(p, q, drafted[..., None], nodes[:, None, None].expand(-1, k, 1))
     rule = VERIFIERS[solver].labels.branching(p, q, torch.full((rows,), k, device=p.device))
     return rule, next(levels(bundle, torch.ones(1, k, dtype=torch.bool, device=p.device)))
+
+
+def _check_pair_of_rows(p: Tensor, q: Tensor) -> None:
+    """Raise ValueError unless p and q are distributions [n, V] of the same shape."""
+    if p.shape != q.shape or p.dim() != 2 or not p.shape[1]:
+        raise ValueError(
+            f"q: its shape is {tuple(q.shape)}, but p has {tuple(p.shape)}; they need the same"
+            " nodes and vocabulary."
+        )
+    check_rows("p", p)
+    check_rows("q", q)

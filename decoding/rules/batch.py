@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device_tree import DeviceTree
-from nde_talf.decoding.rules.walk import EMPTY, Rule, excess, where
+from nde_talf.decoding.rules.residual import EMPTY, excess, where
+from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
 

@@ -31,17 +31,6 @@ def check_rows(name: str, rows: Tensor, first: int = 0) -> None:
             )
 
 
-def check_pair_of_rows(p: Tensor, q: Tensor) -> None:
-    """Raise ValueError unless p and q are distributions [n, V] of the same shape."""
-    if p.shape != q.shape or p.dim() != 2 or not p.shape[1]:
-        raise ValueError(
-            f"q: its shape is {tuple(q.shape)}, but p has {tuple(p.shape)}; they need the same"
-            " nodes and vocabulary."
-        )
-    check_rows("p", p)
-    check_rows("q", q)
-
-
 def _check_topology(tree: DraftTree, vocabulary: int) -> None:
     """Check tokens, parents and children of every node."""
     below: list[set[int]] = [set() for _ in tree.tokens]

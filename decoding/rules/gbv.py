@@ -20,10 +20,10 @@ from nde_talf.decoding.rules.ranking import (
     place,
     rank_key,
 )
+from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import in_place, row_chunks
 from nde_talf.decoding.rules.traversal import traversal
 from nde_talf.decoding.rules.traversal_rows import traversal_rows
-from nde_talf.decoding.rules.walk import ratio, where
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 

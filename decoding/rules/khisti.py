@@ -11,8 +11,8 @@ from torch import Tensor
 from nde_talf.decoding.registry import IID, rule
 from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.naive import Naive
+from nde_talf.decoding.rules.residual import Node, ratio
 from nde_talf.decoding.rules.tournament import play, play_program, play_rows
-from nde_talf.decoding.rules.walk import Node, ratio
 from nde_talf.decoding.sampling import Rng
 
 if TYPE_CHECKING:

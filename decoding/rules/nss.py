@@ -8,7 +8,8 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import EVERY, rule
-from nde_talf.decoding.rules.walk import Residual, Rule
+from nde_talf.decoding.rules.residual import Residual
+from nde_talf.decoding.rules.walk import Rule
 
 
 @rule("nss", EVERY, labels=True)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DISTINCT, IID, rule
-from nde_talf.decoding.rules.walk import Residual, Rule, accept, excess, reject
+from nde_talf.decoding.rules.residual import Residual, accept, excess, reject
+from nde_talf.decoding.rules.walk import Rule
 
 
 @rule("specinfer", IID, labels=True)

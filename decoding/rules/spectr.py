@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nde_talf.decoding.registry import IID, rule
 from nde_talf.decoding.rules.batch import Nodes
+from nde_talf.decoding.rules.residual import Node, ratio, where
 from nde_talf.decoding.rules.sums import rows_at_once
-from nde_talf.decoding.rules.walk import Node, Rule, ratio, where
+from nde_talf.decoding.rules.walk import Rule
 
 TURNS = 12
 """Steps of the search on a device, which cannot stop early; any valid rho is lossless."""

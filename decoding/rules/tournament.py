@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.rules.ranking import advantage, order_of, place, rank_key
-from nde_talf.decoding.rules.walk import where
+from nde_talf.decoding.rules.residual import where
 from nde_talf.decoding.sampling import Rng
 
 GRID = 20  # theta in steps of 1 / GRID

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from nde_talf.decoding.registry import DISTINCT, IID, PATHS, rule
-from nde_talf.decoding.rules.walk import Node, Residual, accept, reject
+from nde_talf.decoding.rules.residual import Node, Residual, accept, reject
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.rules.batch import Nodes, RowTree, correction, or_target
+from nde_talf.decoding.rules.residual import Residual, accept, excess, ratio, reject
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.rules.walk import Residual, accept, excess, ratio, reject
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
 

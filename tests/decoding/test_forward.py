@@ -15,8 +15,8 @@ from nde_talf.decoding.forward.attention import (
     attend,
     seen_in,
 )
-from nde_talf.decoding.forward.original import Window
 from nde_talf.decoding.forward.parts import weighed, weighed_in_steps
+from nde_talf.decoding.forward.windows import Window
 from nde_talf.decoding.session import TreeSession
 from tests.decoding.families import FAMILIES, family, module, text
 

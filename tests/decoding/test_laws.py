@@ -24,7 +24,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.decoding.registry import EVERY
-from nde_talf.decoding.rules.walk import Residual, accept
+from nde_talf.decoding.rules.residual import Residual, accept
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.laws import PEAKED, PeakedTables, distance, step_error

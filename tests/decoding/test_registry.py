@@ -3,7 +3,8 @@
 import pytest
 
 from nde_talf import VERIFIERS
-from nde_talf.decoding.registry import FAMILIES, HEADS, LOSSES, POLICIES, Registry
+from nde_talf.decoding.registry import FAMILIES, POLICIES, Registry
+from nde_talf.draft_training.registry import HEADS, LOSSES
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.streams import PHASES
+from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.report import ReportData

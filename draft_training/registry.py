@@ -1,0 +1,19 @@
+"""Names of what a training can choose: losses, and layers of draft heads. Imports no torch."""
+
+from nde_talf.decoding.registry import Registry
+
+LOSSES = Registry(
+    "draft.loss",
+    "nde_talf.draft_training",
+    {"talf": "losses", "hass": "losses", "eagle": "losses"},
+)
+"""Losses of draft heads."""
+
+HEADS = Registry(
+    "draft.layer",
+    "nde_talf.draft_training",
+    dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3_text"), "families"),
+)
+"""Families of a draft head's decoder layer, by transformers' `model_type` of the target."""
+
+loss, head_layer = LOSSES.add, HEADS.add
