@@ -5,22 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.arguments import Natural, Positive
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
-
-
-class Tree(TypedDict):
-    """Content of `head-SETTING.json` of a report."""
-
-    action: tuple[Positive, Natural, Natural]
-
 
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
@@ -119,13 +109,15 @@ class Run:
 
         It is the one under the setting nearest in temperature.
         """
-        report = self.stage("report")
-        trees = {name: report / f"head-{name}.json" for name in SETTINGS}
-        decoded = [name for name, file in trees.items() if file.exists()]
-        if not decoded:
+        trees: dict[str, Action] = {}
+        for name in SETTINGS:
+            file = self.stage("report") / f"tuned-{name}.json"
+            tuned = read_json(file, dict[str, str]).values() if file.exists() else ()
+            if found := re.search(r"head \((\d+), (\d+), (\d+)\)", "\n".join(tuned)):
+                trees[name] = Action(*map(int, found.groups()))
+        if not trees:
             return Action(1, 0, 4)
-        nearest = min(decoded, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(trees[nearest], Tree)["action"])
+        return trees[min(trees, key=lambda name: abs(SETTINGS[name].temperature - temperature))]
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

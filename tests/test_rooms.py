@@ -1,7 +1,6 @@
 """The rooms of the library: what may import what, and no circle among modules."""
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,9 +112,3 @@ def test_no_module_imports_itself_through_others():
 
     for module in graph:
         follow(module, ())
-
-
-def test_the_package_is_marked_as_typed():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["nde_talf"]
-    assert (ROOT / "nde_talf/py.typed").is_file()

@@ -220,10 +220,10 @@ def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(dra
 @pytest.mark.parametrize("static", [False, True])
 def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(static):
     """n-grams match at nearly every root of a text that repeats itself; passes of static shapes
-    hold 80 rows.
+    hold 16 rows.
     """
     target, draft = tiny_pair(VOCABULARY, scale=30.0)
-    shapes = StaticShapes(400, rows=80) if static else None
+    shapes = StaticShapes(400, rows=16) if static else None
     policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"])
     drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(draft, shapes))
     decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier, static=shapes)
@@ -249,6 +249,11 @@ def test_a_policy_with_another_drafter_is_refused():
         Mixed(DySpec(3), VERIFIERS["without_replacement"])
     with pytest.raises(UserError, match="verifier=bv takes trees of kind"):
         Mixed(Delayed(Action(2, 0, 1)), VERIFIERS["bv"])
+    (liar := Delayed(Action(2, 0, 1))).trees = "path"
+    policy = Mixed(liar, VERIFIERS["bv"])
+    decoder = SpeculativeDecoder(TARGET, MixedDrafter(ngram, draft), policy, policy.verifier)
+    with pytest.raises(UserError, match="of kind 'path' has at most 1"):
+        decoder.generate([0], 9, SamplingSetting(1.0), Rng.seeded(0))
     with pytest.raises(UserError, match="verifier=specinfer takes"):
         SpeculativeDecoder(TARGET, ngram, NgramTree(), "specinfer")
     for other, rule in ((Delayed(Action(2, 0, 1)), "specinfer"), (Beam(2, 2, 3), "nss")):
