@@ -146,9 +146,12 @@ def _head_difference(model: "CausalModel") -> float:
     probe = torch.arange(4, device=model.device)[None]
     full = model.module(input_ids=probe % model.vocab_size, use_cache=False).logits
     if not is_sound(full):
-        from nde_talf.decoding.loading import unsound
-
-        raise unsound(model, probe % model.vocab_size)
+        raise UserError(
+            f"{model.name}={model.module.name_or_path}: a first pass gives numbers that are NaN,"
+            f" infinite or beyond {LARGEST:g}, so nothing can be sampled. Check its weights and"
+            " what config.json says of it (rope_parameters, rms_norm_eps, sizes), or download the"
+            " model again."
+        )
     return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
 
 

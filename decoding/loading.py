@@ -20,14 +20,13 @@ from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
 from nde_talf.decoding.common.settings import one_of
-from nde_talf.decoding.fitness import LARGEST, is_sound
+from nde_talf.decoding.fitness import is_sound
 from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.names import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from nde_talf.decoding.model import CausalModel
 
 _SIZES = (
     "hidden_size",
@@ -256,33 +255,6 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
             " Download or export the model again; if it is finite in a wider type, set model.dtype"
             " to that."
         )
-
-
-def unsound(model: "CausalModel", tokens: torch.Tensor) -> UserError:
-    """Name the first part of a model whose numbers a first pass cannot sample from."""
-    parts: list[str] = []
-
-    def look(name: str, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        if isinstance(first, torch.Tensor) and first.is_floating_point() and not is_sound(first):
-            parts.append(name)
-
-    hooks = [
-        part.register_forward_hook(lambda _, __, output, name=name: look(name, output))
-        for name, part in model.module.named_modules()
-        if name
-    ]
-    try:
-        model.module(input_ids=tokens, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return UserError(
-        f"{model.name}={model.module.name_or_path}: a first pass gives numbers that are NaN,"
-        f" infinite or beyond {LARGEST:g}, so nothing can be sampled; the first come from"
-        f" {parts[0] if parts else 'lm_head'}. Check its weights and what config.json says of it"
-        " (rope_parameters, rms_norm_eps, sizes), or download the model again."
-    )
 
 
 def _listed(what: str, names: list[str]) -> str:

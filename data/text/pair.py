@@ -20,16 +20,13 @@ from nde_talf.decoding.common.files import opened, reading, write_atomically, wr
 from nde_talf.decoding.common.foreign import changed, recorded
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.tensors import INTEGER, Like, read_tensors
+from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
 ROLES = ("target", "draft")
-
-_ROWS = {name: Like((None, None), INTEGER) for name in ("train", "held_out")}
-
 
 Files = TypedDict("Files", {"prompts.jsonl": str, "rows.safetensors": str})
 """Checksums of the files beside `pair.json`."""
@@ -186,7 +183,7 @@ class Pair:
     def rows(self, name: str) -> Tensor:
         """Read packed text, [rows, length] token ids; name is "train" or "held_out"."""
         self._check(ROWS)
-        rows = read_tensors(self.folder / ROWS, FORMAT.again, _ROWS)[name].long()
+        rows = read_tensors(self.folder / ROWS, FORMAT.again)[name].long()
         if rows.numel() and rows.min() < 0:
             raise UserError(f"{self.folder / ROWS}: {name} holds negative tokens: {FORMAT.again}.")
         return rows

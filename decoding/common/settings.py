@@ -41,16 +41,6 @@ MANY = 1_000_000_000
 """Largest number of things that nobody has to count, such as steps."""
 NAME = "NAME"
 """Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
-REMOVED = {
-    "selector.across": "a selector chooses trees of one rule; name rules by selector.verifiers.",
-    "model.tensor_parallel": "model.device_map=auto lays the target over all GPUs.",
-    "evaluation.head_run": "a run with traces.drafter=head decodes with the head's own selector.",
-    "traces.node_chunk": "distributions take at most 256 MB a matrix; lower traces.micro_batch.",
-    "draft.ema_decay": "draft.evaluate_every exports the best weights.",
-    "draft.lr_scale": "start a diverged training again with lower lr_muon and lr_adam.",
-    "verify": "stage=traces checks every shard, and makes again those that are broken.",
-}
-"""Keys that there were, each with the sentence that says what to do instead."""
 _PYDANTIC = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
@@ -253,8 +243,6 @@ def _settings_in(hint: Any) -> Iterator[type]:
 
 def no_such_key(key: str, known: Iterable[str]) -> str:
     """Return the sentence for a key that does not exist; it proposes the one that was meant."""
-    if key in REMOVED:
-        return f"{key}: this key is gone; {REMOVED[key]}"
     meant = nearest(key, known)
     proposal = f" Did you mean {meant}?" if meant else ""
     return f"{key}: there is no such key.{proposal} See --help for every key."
