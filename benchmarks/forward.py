@@ -129,7 +129,7 @@ def chain(
 
     def run() -> Tensor:
         hidden = session.grow(list(range(count)), list(range(-1, count - 1)))
-        session.rollback()
+        session.commit([])
         return model.logits(hidden) if logits else hidden
 
     return run

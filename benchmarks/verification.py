@@ -29,7 +29,8 @@ from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.tree import DraftTree
 
 PATH = Action(1, 0, 8)

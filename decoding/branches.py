@@ -147,7 +147,7 @@ class BranchSession(TreeSession):
     def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
         """See `TreeSession.append`."""
         if self.rows:
-            raise RuntimeError("append: the cache still holds a tree; commit() or rollback() first")
+            raise RuntimeError("append: the cache still holds a tree; commit() first")
         tokens = [*self._to_run, *map(int, tokens)]
         hidden = self._passes(self._text, [tokens], self.length - len(self._to_run))[0]
         new = len(tokens) - len(self._to_run)

@@ -134,7 +134,7 @@ class KVCache(Cache):
     Attributes:
         capacity: slots of layers that do not grow (`nde_talf.decoding.static.FixedCache`).
         positions: of the slots, [B, slots]; None unless a model with windows asks for them
-            (`windows.place`).
+            (`place`).
     """
 
     capacity: int | None = None
@@ -187,6 +187,15 @@ class KVCache(Cache):
                 self.positions = torch.cat([self.positions[:, :start], self.positions[:, moved]], 1)
         for layer in self._growing:
             layer.length = length + len(slots)
+
+    def place(self, positions: Tensor) -> Tensor:
+        """Note the `positions` [B, n] of the rows that the next pass writes.
+
+        Returns those of all slots that it is shown.
+        """
+        before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
+        self.positions = torch.cat([before, positions], 1)
+        return self.positions
 
     @property
     def _growing(self) -> list[SlotLayer]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
@@ -21,6 +24,16 @@ def possible(decoder: SpeculativeDecoder) -> bool:
     fits = decoder.target.form == "masks" and decoder.verify.on_device is not None
     fits = fits and (drafter is None or drafter.on_device)
     return fits and (process is None or process.textless)
+
+
+def synchronised(clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
+    """Return a clock that waits until the device has done what was asked."""
+
+    def tick() -> float:
+        torch.cuda.synchronize(device)
+        return clock()
+
+    return tick
 
 
 def rest_of_step(

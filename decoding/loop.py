@@ -99,10 +99,13 @@ class SpeculativeDecoder:
             )
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
-        self.tick = (
-            self._clock_of_device if self.timed and asynchronous(target.device) else self.clock
-        )
-        if asynchronous(target.device) if self.device is None else self.device:
+        works_on = asynchronous(target.device)
+        self.tick = self.clock
+        if works_on and self.timed:
+            from nde_talf.decoding.device_step import synchronised
+
+            self.tick = synchronised(self.clock, target.device)
+        if works_on if self.device is None else self.device:
             from nde_talf.decoding.device_step import possible, rest_of_step
 
             self.device, self._on_device = possible(self), rest_of_step
@@ -263,8 +266,3 @@ class SpeculativeDecoder:
         raw = self.target.logits(hidden)
         tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
         return hidden, features, raw
-
-    def _clock_of_device(self) -> float:
-        """Return seconds, once the device has done what was asked."""
-        torch.cuda.synchronize(self.target.device)
-        return self.clock()

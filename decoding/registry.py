@@ -28,10 +28,9 @@ IID = DELAYED | {"iid"}
 DISTINCT = PATHS | {"without_replacement"}
 EVERY = IID | DISTINCT | {"top_k"}
 
+
 FORWARDS = ("auto", "native", "transformers")
 """Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
-PRODUCTS = ("auto", "plain", "onednn", "packed", "onednn-many", "packed-many")
-"""Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""
 
 
 class Entry(NamedTuple):

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.setting import RAW, SamplingSetting
-
-__all__ = ["RAW", "Rng", "SamplingSetting", "warp"]
+from nde_talf.decoding.setting import SamplingSetting
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
 # CPU): a bias of that size.

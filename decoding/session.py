@@ -53,8 +53,7 @@ class TreeSession:
     It is called as `forward(tokens [1, n], positions [1, n], mask, cache, **inputs)` and returns
     hidden states [1, n, H].
 
-    A tree grows by `grow`, in one pass or in several. `commit` keeps one path of it; `rollback`
-    keeps nothing.
+    A tree grows by `grow`, in one pass or in several. `commit` keeps one path of it, or nothing.
 
     Args:
         layers: of the model, see `KVCache`.
@@ -90,7 +89,7 @@ class TreeSession:
         `commit` says how many count.
         """
         if self.rows:
-            raise RuntimeError("append: the cache still holds a tree; commit() or rollback() first")
+            raise RuntimeError("append: the cache still holds a tree; commit() first")
         count = len(tokens)
         if isinstance(tokens, Tensor):
             path = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
@@ -135,10 +134,6 @@ class TreeSession:
         self._keep(rows)
         self.length += len(rows)
         self.rows = 0
-
-    def rollback(self) -> None:
-        """Drop the tree."""
-        self.commit([])
 
     def _new_cache(self, expected: int) -> KVCache:
         return KVCache(self.layers, expected)

@@ -73,7 +73,7 @@ class EagleDrafter(SessionDrafter):
 
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
-        self.session.rollback()
+        self.session.commit([])
         self._go_on(
             accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None]
         )

@@ -32,9 +32,9 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
-from nde_talf.decoding.names import DTYPES
+from nde_talf.decoding.names import DTYPES, PRODUCTS
 from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.registry import FORWARDS, POLICIES, PRODUCTS
+from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig

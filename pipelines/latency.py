@@ -10,7 +10,7 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on

@@ -18,7 +18,7 @@ from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs

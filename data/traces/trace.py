@@ -17,8 +17,8 @@ from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_label
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import RAW, SamplingSetting, warp
-from nde_talf.decoding.setting import feature_setting
+from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.setting import RAW, feature_setting
 from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")

@@ -20,7 +20,7 @@ from nde_talf.decoding.common.files import content_digest, read_json, user_cache
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.forward.layer import LARGE
 from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
-from nde_talf.decoding.registry import PRODUCTS
+from nde_talf.decoding.names import PRODUCTS
 
 MANY = "-many"
 ROWS = (1, 4, 8, 16, 32)

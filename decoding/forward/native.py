@@ -200,11 +200,7 @@ class NativeForward(FusedPass):
         if slots == count:
             self.begin(cache)
         rows = positions.expand(batch, -1)
-        columns = None
-        if windows:
-            from nde_talf.decoding.forward.windows import place
-
-            columns = place(cache, rows)
+        columns = (rows if cache is None else cache.place(rows)) if windows else None
         seen, angles = {}, {}
         for kind, table in self.tables.items():
             seen[kind] = seen_in(

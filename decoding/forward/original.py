@@ -84,10 +84,11 @@ class TransformersForward:
             mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         seen: Tensor | dict[str, Tensor] | None = mask
         if windows:
-            from nde_talf.decoding.forward.windows import masks, place
+            from nde_talf.decoding.forward.windows import masks
 
             rows = positions.expand(len(tokens), -1)
-            seen = masks(windows, mask, rows, place(cache, rows))
+            columns = rows if cache is None else cache.place(rows)
+            seen = masks(windows, mask, rows, columns)
         return self.body(
             input_ids=tokens,
             position_ids=positions,

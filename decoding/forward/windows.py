@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.cache import KVCache
-
 
 class Window(NamedTuple):
     """Window over `size` tokens: the last ones, or where `chunked` those of the row's chunk."""
@@ -62,18 +60,6 @@ class Window(NamedTuple):
         """Hide in `mask` [.., n, m] the columns outside the windows of rows at these positions."""
         hidden = self.hides(rows[:, None, :, None], columns[:, None, None])
         return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
-
-
-def place(cache: KVCache | None, positions: Tensor) -> Tensor:
-    """Note the `positions` [B, n] of the rows that the next pass writes.
-
-    Returns those of all slots that it is shown.
-    """
-    if cache is None:
-        return positions
-    before = positions[:, :0] if cache.positions is None else cache.positions[:, : cache.length]
-    cache.positions = torch.cat([before, positions], 1)
-    return cache.positions
 
 
 def masks(

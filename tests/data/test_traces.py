@@ -12,7 +12,8 @@ from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
 from nde_talf.decoding.common.micro_batch import MicroBatch
-from nde_talf.decoding.sampling import RAW, warp
+from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.setting import RAW
 from tests.decoding.pairs import tiny_pair
 
 CONFIG = TracesConfig(

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from nde_talf import SamplingSetting
 from nde_talf.decoding.rules.labels import Bundle, branch_gains, pooled, trunk_reach
-from nde_talf.decoding.sampling import RAW, warp
+from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.tables import Tables, emitted, scored

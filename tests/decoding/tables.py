@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nde_talf import DecodingState, Drafter, DraftTree
 from nde_talf.decoding.device_tree import DeviceTree
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.tree import Verdict
 
 V = 3

@@ -15,7 +15,7 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.device_tree import DeviceTree
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, scored
 

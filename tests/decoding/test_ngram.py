@@ -29,7 +29,7 @@ from nde_talf import (
     UserError,
 )
 from nde_talf.decoding.ngram import Match, NgramIndex, statistics
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY, law_of, target_law

@@ -14,7 +14,7 @@ from nde_talf import (
     sequoia_shape,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
-from nde_talf.decoding.sampling import RAW
+from nde_talf.decoding.setting import RAW
 from tests.decoding.tables import TableDrafter, Tables, context_of
 
 V = 6

@@ -3,7 +3,8 @@
 import torch
 
 from nde_talf import SamplingSetting
-from nde_talf.decoding.sampling import RAW, warp
+from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.setting import RAW
 
 V = 150_000
 

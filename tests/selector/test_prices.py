@@ -14,7 +14,8 @@ from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.sampling import RAW, Rng, SamplingSetting
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.setting import RAW
 from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
