@@ -223,7 +223,8 @@ def compare(bench: Bench, options: Namespace) -> None:
         for name, head in trained(bench, options.steps, wiring=wiring).items():
             for tree, (make, rule) in TREES.items():
                 methods[f"{wiring}, {name} / {tree}"] = make(), rule, EagleDrafter(head)
-    decoded = [bench.decode(f"heads-t{at.temperature:g}", at, methods) for at in setting]
+    steps = "-".join(map(str, options.steps))
+    decoded = [bench.decode(f"heads-{steps}-t{at.temperature:g}", at, methods) for at in setting]
     table = []
     for wiring in WIRINGS:
         for name in LOSSES:

@@ -79,7 +79,7 @@ def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
 def add(out: Path, run: Path) -> None:
     """Copy what a run made of the shipped pair: latency table, selectors, head and its tree."""
     made = [run / "latency" / TABLE, run / "selector" / "export"]
-    for path in [*made, *(run / "report").glob("head-*.json")]:
+    for path in [*made, *(run / "report").glob("tuned-*.json")]:
         copy = shutil.copytree if path.is_dir() else shutil.copy
         write_atomically(out / path.relative_to(run), partial(copy, path))
 

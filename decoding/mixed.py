@@ -175,7 +175,8 @@ class Mixed(TreePolicy):
             state.memory[self] = False, tau
             return self.ngram.draft(state, drafter.ngram, rng)
         state.memory[self] = True, None
-        tree = self.elsewhere.draft(replace(state, tau=tau), drafter.draft, rng)
+        state = replace(state, tau=tau)
+        tree = self.elsewhere.draft(state, drafter.draft, rng)
         assert isinstance(tree, DraftTree)  # see `on_device`
         check_policys_tree(self.elsewhere, tree, state, drafter.vocab_size)
         tree.rule = self.rule

@@ -307,7 +307,7 @@ class StaticSession(TreeSession):
         hidden = []
         for start in range(0, len(tokens), most):
             part = slice(start, start + most)
-            rows = {name: values[part] for name, values in inputs.items()}
+            rows = {name: values[:, part] for name, values in inputs.items()}
             hidden.append(super().append(tokens[part], **rows))
         return torch.cat(hidden)
 

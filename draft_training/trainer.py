@@ -285,8 +285,12 @@ def train_rows(
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
             # Where several processes trained, this one's callback knows no score.
-            saved = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-            if end[HELD_OUT_LOSS] < saved["callbacks"][best.state_key]["best_model_score"]:
+            score = None
+            if (folder / BEST).exists():
+                saved = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+                score = saved["callbacks"][best.state_key]["best_model_score"]
+            if score is None or end[HELD_OUT_LOSS] < score:
+                best.best_model_score = torch.tensor(end[HELD_OUT_LOSS])
                 trainer.save_checkpoint(folder / BEST)
 
 

@@ -6,6 +6,7 @@ tree is faster than plain decoding, drafting nothing is the choice. Throughput i
 the seconds per token (`nde_talf.selector.objective.best_static` says why).
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -191,7 +192,7 @@ def sglang_options(
     head = method["method"] != "draft_model"
     options = [
         f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}",
-        f"--speculative-draft-model-path {method['model']}",
+        f"--speculative-draft-model-path {shlex.quote(str(method['model']))}",
         "--speculative-eagle-topk 1",
         f"--speculative-num-steps {longest}",
         f"--speculative-num-draft-tokens {longest + 1}",

@@ -263,7 +263,9 @@ def write_report(data: ReportData, folder: Path) -> Path:
         write_atomically(file, partial(figure.savefig, format="png"))
         drawn.setdefault(picture.section, {})[picture.name] = Markup(svg(figure, picture.name))
     write_json(folder / "results.json", results(data))
-    write_atomically(folder / "results.md", lambda path: path.write_text(in_markdown(data)))
+    write_atomically(
+        folder / "results.md", lambda path: path.write_text(in_markdown(data), "utf-8")
+    )
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(TEMPLATE.read_text(encoding="utf-8"))

@@ -14,12 +14,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from omegaconf import OmegaConf
+
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.settings import ANSWERS, BUILT_IN, FILE_FORMATS, is_hub_name
+from nde_talf.data.text.settings import (
+    ANSWERS,
+    BUILT_IN,
+    FILE_FORMATS,
+    STANDARD_LIBRARY,
+    Corpus,
+    is_hub_name,
+)
+from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import validated
+from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
 
@@ -27,7 +38,7 @@ from nde_talf.pipelines.finished import finished, meant
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
-    parts = (_lengths, _stages, _missing_sources, _installed, _folders, _counts)
+    parts = (_lengths, _stages, _missing_sources, _ignored, _installed, _folders, _counts)
     templates = [RowTemplate(text or "", "", key) for key, text in _templates(config)]
     tables = [lambda name=name: table_file(name, Path()) for name in config.selector.tables]
     checks = [*(template.check for template in templates), *tables]
@@ -52,8 +63,8 @@ def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[s
 
 def names_on_hub(config: Config) -> list[str]:
     """List models and text that may be on the hub: neither built in nor a data file."""
-    sources = (source for _, source, _ in _sources(config) if source not in BUILT_IN)
-    found = [source for source in sources if source and Path(source).suffix not in FILE_FORMATS]
+    given = (source for _, source, _ in sources(config) if source not in BUILT_IN)
+    found = [source for source in given if source and Path(source).suffix not in FILE_FORMATS]
     return [*config.model.given.values(), *found]
 
 
@@ -150,7 +161,7 @@ def _lengths(config: Config) -> Iterator[str]:
                 )
 
 
-def _sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
+def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
     """List the groups of keys that name a file or a hub dataset, with its source and template."""
     data = config.data
     if not data.mix and data.source != ANSWERS:
@@ -168,14 +179,14 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
 
 def _templates(config: Config) -> Iterator[tuple[str, str | None]]:
     """List the keys of templates, with the templates."""
-    yield from ((f"{key}.template", template) for key, _, template in _sources(config))
+    yield from ((f"{key}.template", template) for key, _, template in sources(config))
     yield "dialogues.user", config.dialogues.user
     yield "dialogues.assistant", config.dialogues.assistant
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
     """Find files that a user gives, or that a preset leaves to the user, and that are not there."""
-    for key, source, _ in _sources(config):
+    for key, source, _ in sources(config):
         if not source:
             example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
             yield (
@@ -189,6 +200,20 @@ def _missing_sources(config: Config) -> Iterator[str]:
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
+
+
+def _ignored(config: Config) -> Iterator[str]:
+    """Find a corpus that would not be read, since text ships with the shipped pair."""
+    data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
+    usual: Any = OmegaConf.to_container(preset)
+    mix = {name: Corpus(**entry) for name, entry in usual["mix"].items()}
+    other = data.mix != mix if data.mix else data.source not in (STANDARD_LIBRARY, ANSWERS)
+    if is_shipped(config.model.target) and other and not data.sets:
+        key = "data.mix" if data.mix else f"data.source={data.source}"
+        yield (
+            f"{key}: model=small reads the text that ships with it. Train a small pair on yours"
+            " with model=tiny3, or give model.target."
+        )
 
 
 def _installed(config: Config) -> Iterator[str]:

@@ -46,8 +46,11 @@ def settings(config: Config) -> dict[str, Any]:
         del chosen["policies"]
     if not {"ngram", "mixed"} & asked:
         del chosen["ngram"]
+    traces = config.traces  # without a draft model they are no stage of the run
+    alone = {} if config.drafts else {"tuned": [traces.train_prompts, traces.draft_temperature]}
     return {
         **timed_on(config),
+        **alone,
         "evaluation": chosen,
         "selectors": config.selector.verifiers,
         "seed": config.seed,
@@ -235,7 +238,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
 
 def show(folder: Path) -> None:
     """Print the results of a finished evaluation."""
-    console.print(Markdown((folder / "results.md").read_text()))
+    console.print(Markdown((folder / "results.md").read_text("utf-8")))
     console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
 
 

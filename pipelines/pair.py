@@ -17,6 +17,7 @@ from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
 from nde_talf.data.text.pair import (
     Pair,
+    check_prompts,
     check_tokenizers,
     load_models,
     spread,
@@ -30,7 +31,7 @@ from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.checksums import check_checksums, write_export
+from nde_talf.decoding.common.checksums import check_checksums, file_digest, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track, working
 from nde_talf.decoding.model import CausalModel
@@ -38,6 +39,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
+from nde_talf.pipelines.checks import sources
 from nde_talf.pipelines.config import DISTIL, Config, ModelConfig
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
@@ -56,7 +58,12 @@ def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
     for name in ("device", "device_map", "forward", "static_shapes", "threads"):
         del model[name]
-    return {"model": model, "data": asdict(config.data), "seed": config.seed}
+    files = {
+        source: file_digest(path)
+        for key, source, _ in sources(config)
+        if source and key != "dialogues" and (path := Path(source).expanduser()).is_file()
+    }
+    return {"model": model, "data": asdict(config.data), "files": files, "seed": config.seed}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
@@ -65,6 +72,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     given = [*model.given.values()]
     models = load_models(given, *model.placed) if given else []  # wrong input first
     text, prompts = _read(config, folder, models)
+    if config.stage == "all" and models:
+        check_prompts(prompts, models[0], config.evaluation.new_tokens, _context(config, models))
     examples = first_of_each(prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")

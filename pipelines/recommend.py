@@ -11,6 +11,7 @@ from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what
 if __name__ == "__main__":
     leave_at_once()
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -97,6 +98,11 @@ def recommend(config: RecommendConfig) -> None:
 
     made = check_stage(run, "traces")["traces"]
     names, rule = [config.setting] if config.setting else made["settings"], config.rejection
+    if missing := {*names} - {*made["settings"]}:
+        raise UserError(
+            f"setting={min(missing)}: it was not traced, so nothing is known of it; add it to"
+            " traces.settings."
+        )
     if made["draft_temperature"] == "raw":
         _warn(
             "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
@@ -128,9 +134,9 @@ def recommend(config: RecommendConfig) -> None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
         write_json(out / "vllm.json", vllm)
-        serve = f"vLLM: vllm serve {pair.where('target')}"
+        serve, file = map(shlex.quote, (pair.where("target"), str(out / "vllm.json")))
         lines = [
-            f'{serve} --speculative-config "$(cat {out}/vllm.json)"',
+            f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
             f"SGLang: {' '.join(sglang)}",
             end_of_drafting(best.lengths),
         ]

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
@@ -16,7 +19,7 @@ from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
 from nde_talf.pipelines.own_data import argument, in_full
 
-OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints")
+OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints", "sweep")
 """Keys that a later command does not take from the record."""
 
 
@@ -34,13 +37,14 @@ def asked() -> str:
 
 
 def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
-    """Write this process's arguments into the folder of a run.
+    """Write this process's arguments, or those of a job of a sweep, into the folder of a run.
 
     changes: keys that follow from the user's data.
     """
-    arguments = [
-        each.removeprefix("++") for each in sys.argv[1:] if not each.startswith(("hydra.", "-"))
-    ]
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    swept = hydra is not None and hydra.mode == RunMode.MULTIRUN
+    given = hydra.overrides.task if hydra and swept else sys.argv[1:]
+    arguments = [each.removeprefix("++") for each in given if not each.startswith(("hydra.", "-"))]
     known = [argument(key, value) for key, value in changes.items()]
     command = shlex.join(["nde", "run", *arguments])
     recorded = merged(lasting(arguments), known)
@@ -62,10 +66,12 @@ def completed(arguments: Sequence[str]) -> list[str]:
     """Write out own data and add what the records of the run and its base hold beside it."""
     _asked[:] = arguments
     given = list(in_full(arguments))
-    values = {key_of(each): each.partition("=")[2] for each in given}
+    values = {key_of(each): each.partition("=")[2].strip("'\"") for each in given}
     root = Path(values.get("paths.checkpoints", "checkpoints"))
     name = values.get("run", "default")
-    record = read_record(root / name) if NAME.fullmatch(name) else {}  # told when it is checked
+    swept = "run" not in values and {"sweep", "-m", "--multirun"} & values.keys()
+    known = NAME.fullmatch(name) and not swept  # a wrong name is told when it is checked
+    record = read_record(root / name) if known else {}
     base = values.get("base") or record.get("base")
     of_base = read_record(root / base) if base and NAME.fullmatch(base) else {}
     recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))

@@ -67,7 +67,7 @@ class Tracker:
             f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))
         }
         if self.samples:
-            shown["report"] = wandb.Html((folder / "index.html").read_text(), inject=False)
+            shown["report"] = wandb.Html((folder / "index.html").read_text("utf-8"), inject=False)
         self.run.log(shown)
 
 

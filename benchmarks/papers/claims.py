@@ -258,14 +258,21 @@ def heads(bench: Bench) -> Iterator[Campaign]:
             "SALF & TALF 4.4", "th = 0.6 over 0.9", "TALF, SALF", ("TALF, SALF, th = 0.9",), True
         ),
     )
-    yield Campaign("talf-0", SamplingSetting(0.0), beams | fills, claims + on_fills, tokens=24)
+    steps = "-".join(map(str, bench.options.steps))
+    yield Campaign(
+        f"talf-{steps}-0", SamplingSetting(0.0), beams | fills, claims + on_fills, tokens=24
+    )
     on_sampled = tuple(
         Claim(HERE, "sampled trees", "TALF, sampled", (f"{loss}, sampled",))
         for loss in ("EAGLE-2", "HASS")
     )
     salf = {"TALF, SALF": fills["TALF, SALF"]}
     yield Campaign(
-        "talf-1", SamplingSetting(1.0), beams | salf | sampled, claims + on_sampled, tokens=24
+        f"talf-{steps}-1",
+        SamplingSetting(1.0),
+        beams | salf | sampled,
+        claims + on_sampled,
+        tokens=24,
     )
 
 
@@ -278,8 +285,9 @@ def diverging(bench: Bench) -> Iterator[Campaign]:
         for name, rule in rules.items()
         for late, action in (("", Action(4, 0, 6)), (", delayed by 2", Action(4, 2, 4)))
     }
+    steps = "-".join(map(str, bench.options.steps))
     yield Campaign(
-        "nde-depth-1",
+        f"nde-depth-{steps}-1",
         SamplingSetting(1.0),
         deep,
         tuple(

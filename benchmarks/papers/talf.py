@@ -59,7 +59,7 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
             name = f"{loss} at-{look['step']}"
             head = load_head(folder / f"at-{look['step']}", bench.models[0])
             made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), look["seconds"]
-    decoded = few.decode("talf-curves", SamplingSetting(0.0), made)
+    decoded = few.decode(f"talf-curves-{steps[0]}-{steps[1]}", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
     for loss in LOSSES:

@@ -109,12 +109,13 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
 
 
 def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
-    plain = corpus.source in BUILT_IN or corpus.source.endswith((".txt", ".md"))
+    source = corpus.source or ""  # which the checks before any work refuse
+    plain = source in BUILT_IN or source.endswith((".txt", ".md"))
     if plain or corpus.template == "{text}":
-        documents = load_documents(corpus.source, split=corpus.split)
+        documents = load_documents(source, split=corpus.split)
         return list(zip(documents["name"], documents["text"], strict=True))
-    table = load_table(corpus.source, corpus.split)
-    template = RowTemplate(corpus.template, corpus.source, f"data.mix.{kind}.template")
+    table = load_table(source, corpus.split)
+    template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
     template.check(table.column_names)
     texts = (template.render(row) for row in table)
     return [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]

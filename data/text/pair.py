@@ -273,9 +273,10 @@ def narrow(rows: Tensor) -> Tensor:
 
 
 def test_splits(prompts: list[Prompt], test: int) -> list[str]:
-    """Split prompts: `test` of them are "test", evenly over every kind; the others "trace".
+    """Split prompts: `test` of them are "test", the others "trace".
 
-    Prompts that overlap (`related`) are on one side, as far as the numbers allow.
+    Prompts that overlap (`related`) are on one side, and every kind has its share, as far as the
+    numbers allow.
     """
     groups, tests = dict[int, list[int]](), list[int]()
     for at, group in enumerate(related(prompts)):

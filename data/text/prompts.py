@@ -121,6 +121,8 @@ def related(prompts: list[Prompt]) -> list[int]:
     Prompts of a group share runs of `RUN` tokens with one another, directly or by others. Runs of
     more than `FEW` prompts, such as a template's words, count for nothing.
     """
+    if not prompts:
+        return []
     powers = np.random.default_rng(0).integers(1 << 63, size=RUN, dtype=np.uint64)
     runs = [
         np.unique(sliding_window_view(np.array(prompt.tokens, np.uint64), RUN) @ powers)

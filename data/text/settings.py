@@ -53,7 +53,7 @@ def is_hub_name(name: str) -> bool:
 class Corpus:
     """One corpus of a mixture."""
 
-    source: Place = STANDARD_LIBRARY
+    source: Place | None = None
     """As data.source: stdlib, pydoc, arithmetic, tables, a file, or a hub dataset."""
     split: Text = "train"
     """Split of a hub dataset."""

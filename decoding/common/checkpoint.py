@@ -73,7 +73,8 @@ class ResumableCheckpoint(pl.Callback):
     that the module calls bad (`skipped`): the one that is there may be the last good one.
 
     evaluated: steps from one evaluation to the next; 0: there are none. A training that was resumed
-    from the step of an evaluation would pass over it, so that none is written there.
+    from the step of an evaluation would pass over it, so that none is written there, but at the
+    last step, whose evaluation `train_rows` makes up for. 1: all steps are alike.
     """
 
     def __init__(self, path: Path, seconds: float, evaluated: int = 0) -> None:
