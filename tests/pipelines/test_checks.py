@@ -1,7 +1,9 @@
 """What settings mean, and what is told before any work."""
 
 import numpy as np
+import pytest
 
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
@@ -30,4 +32,8 @@ def test_a_pair_with_nothing_to_choose_is_told_the_reason():
     assert "agree nearly everywhere (overlap 0.99" in nothing_to_choose([np.full(30, 0.02), few])
     assert "agree nearly nowhere" in nothing_to_choose([np.full(30, 1.98), few])
     assert nothing_to_choose([np.full(30, 0.02), np.full(30, 1.0)]) is None
-    assert nothing_to_choose([]) is None
+
+
+def test_a_corpus_beside_the_shipped_pair_is_refused():
+    with pytest.raises(UserError, match="model=tiny3"):
+        check_config(composed(Config, "data=text", "data.source=pydoc"))
