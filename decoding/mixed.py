@@ -168,7 +168,7 @@ class Mixed(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> Tree:
         """Draft with the n-grams if they match, else with the policy `elsewhere`."""
-        # What was accepted of the last tree of `elsewhere`, which other policies may learn from.
+        # A policy such as DynaTree learns from what was accepted of its own last tree.
         own, tau = state.memory.get(self, (False, None))
         tau, self.seconds = state.tau if own else tau, 0.0
         if drafter.matched:

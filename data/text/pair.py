@@ -278,7 +278,7 @@ def test_splits(prompts: list[Prompt], test: int) -> list[str]:
     Prompts that overlap (`related`) are on one side, and every kind has its share, as far as the
     numbers allow.
     """
-    groups, tests = dict[int, list[int]](), list[int]()
+    groups, tests = dict[int, list[int]](), set[int]()
     for at, group in enumerate(related(prompts)):
         groups.setdefault(group, []).append(at)
     seen, taken = Counter[str](), Counter[str]()
@@ -288,11 +288,11 @@ def test_splits(prompts: list[Prompt], test: int) -> list[str]:
         due = taken[prompt.kind] < -(-seen[prompt.kind] * test // len(prompts))
         members = first.get(at, [])
         if members and due and len(tests) + len(members) <= test:
-            tests += members
+            tests |= {*members}
             taken.update(prompts[each].kind for each in members)
     alone_first = sorted(groups.values(), key=len)
     others = [at for members in alone_first for at in members if at not in tests]
-    tests += others[: test - len(tests)]
+    tests |= {*others[: test - len(tests)]}
     return ["test" if at in tests else "trace" for at in range(len(prompts))]
 
 

@@ -116,10 +116,11 @@ def prompts_from_documents(
 
 
 def related(prompts: list[Prompt]) -> list[int]:
-    """Number groups of prompts that overlap, as windows of one document do: [n].
+    """Return the number of each prompt's group, [n]. Prompts that overlap are of one group.
 
-    Prompts of a group share runs of `RUN` tokens with one another, directly or by others. Runs of
-    more than `FEW` prompts, such as a template's words, count for nothing.
+    For example, two windows of one document share 30 tokens in a row, and the second shares 26 with
+    a third: all three are of one group. A run of `RUN` tokens that more than `FEW` prompts hold,
+    such as the words of a template, joins nobody.
     """
     if not prompts:
         return []

@@ -72,9 +72,10 @@ class ResumableCheckpoint(pl.Callback):
     follows 294 seconds later. 0: after every step, whatever it takes. None is written after a step
     that the module calls bad (`skipped`): the one that is there may be the last good one.
 
-    evaluated: steps from one evaluation to the next; 0: there are none. A training that was resumed
-    from the step of an evaluation would pass over it, so that none is written there, but at the
-    last step, whose evaluation `train_rows` makes up for. 1: all steps are alike.
+    evaluated: steps from one evaluation to the next; 0: there are none. No checkpoint is written at
+    the step of an evaluation, since a training that resumes there would not evaluate. Exceptions
+    are the last step, after which `train_rows` evaluates in any case, and an evaluation at every
+    step, which would leave no checkpoint at all.
     """
 
     def __init__(self, path: Path, seconds: float, evaluated: int = 0) -> None:

@@ -217,7 +217,7 @@ def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(dra
     assert len(late) > 3 and all(max(errors) < 1e-5 for errors in seen if errors)
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", ["", "lm", "head"])
 def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(static):
     """n-grams match at nearly every root of a text that repeats itself; passes of static shapes
     hold 16 rows.
@@ -225,7 +225,9 @@ def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(sta
     target, draft = tiny_pair(VOCABULARY, scale=30.0)
     shapes = StaticShapes(400, rows=16) if static else None
     policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"])
-    drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(draft, shapes))
+    head = static == "head"
+    beside = EagleDrafter(random_head(target), shapes) if head else LMDrafter(draft, shapes)
+    drafter = MixedDrafter(NgramDrafter(VOCABULARY), beside)
     decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier, static=shapes)
     plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
     texts = [
