@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from benchmarks.heads import LOSSES, folder_of, looks, trained
@@ -77,6 +78,9 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
         axes.axvline(at, color="gray", linestyle=":", linewidth=1)
         said.append(f"{loss} from {at:.0f} s on")
     axes.set(xscale="log", xlabel="CPU seconds of training after EAGLE's", ylabel="tokens a pass")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.xaxis.set_minor_formatter("")
     axes.legend()
     figure.savefig(picture, dpi=120)
     return f"Equal time, beam search, T = 0: TALF is ahead of {', of '.join(said)}"
