@@ -183,15 +183,15 @@ class RotaryTable:
 
     def __init__(self, module: Any, kind: str | None, like: Tensor):
         self.module, self.kind, self.like = module, kind, like
-        self.table, self.positions, self._lock = like[:0], 0, Lock()
+        self.table, self._lock = like[:0], Lock()
         self.reach(_FIRST)
 
     def reach(self, positions: int) -> None:
         """Make the table longer where it ends before so many positions."""
-        if positions <= self.positions:
+        if positions <= len(self.table):
             return
         with self._lock:  # threads share the model
-            longer = max(self.positions, 1 << (positions - 1).bit_length())
+            longer = max(len(self.table), 1 << (positions - 1).bit_length())
             rows = torch.arange(longer, device=self.like.device)[None]
             cos, sin = (
                 self.module(self.like, rows)
@@ -200,7 +200,6 @@ class RotaryTable:
             )
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
-            self.positions = longer
 
     def at(self, positions: Tensor) -> Angles:
         """The angles at `positions` [B, n]."""

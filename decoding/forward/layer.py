@@ -11,7 +11,7 @@ Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply
 Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -177,7 +177,7 @@ class DecoderLayer:
         self.qkv = linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
         self.output, self.down = linear([attention.o_proj], way), linear([mlp.down_proj], way)
         self.gate_up = linear([mlp.gate_proj, mlp.up_proj], way)
-        self.activation = _activation(mlp.act_fn)
+        self.activation = mlp.act_fn.forward
         self.head_norms = None
         if (queries := optional(attention, "q_norm")) is not None:
             from nde_talf.decoding.forward.head_norms import HeadNorms
@@ -247,12 +247,3 @@ _NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-
-
-def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Transformers' activation, without its module where there is a function."""
-    return (
-        F.silu
-        if type(module).__name__ in ("SiLU", "SiLUActivation")
-        else optional(module, "act", module)
-    )

@@ -51,8 +51,7 @@ class FusedPass:
         inside = next(self._roots[0].parameters()).is_inference()
         with torch.inference_mode(inside), torch.no_grad():
             parts = self._parts()
-        copies = [pair for part in parts for pair in part.copies]
-        self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
+        self._copies = [pair for part in parts for pair in part.copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._samples = [sample for part in parts for sample in part.samples]
         self._sampled = torch.cat(self._samples) if self._samples else None
@@ -99,13 +98,9 @@ class FusedPass:
                         f" has no native forward pass any more: {error}. Make a CausalModel of it"
                         " again."
                     ) from error
-            elif self._copies:
-                fresh = (
-                    torch._foreach_add([source.float() for source in self._sources], 1)
-                    if self.added
-                    else self._sources
-                )
-                torch._foreach_copy_(self._copies, fresh)
+            else:
+                for copy, source in self._copies:
+                    copy.copy_(source.float() + 1 if self.added else source)
             if cache is not None and cache.capacity is not None:
                 for table in self.tables.values():
                     table.reach(cache.capacity)
