@@ -184,11 +184,10 @@ class DecoderLayer:
 
             both = Norm(queries, added), Norm(attention.k_norm, added)
             self.head_norms = HeadNorms(*both, heads, shared)
-        modules = dict(block.named_children())
         norms = {
-            name: Norm(modules[name], added)
-            for name in _NORMS
-            if optional(modules.get(name), "weight") is not None
+            name: Norm(child, added)
+            for name, child in block.named_children()
+            if name.endswith("layernorm") and optional(child, "weight") is not None
         }
         self.before_attention: Any = norms.get("input_layernorm")  # some heads have none
         # Norms before and after the MLP: the one called "post" then follows attention
@@ -239,11 +238,3 @@ class DecoderLayer:
         change = self.down(self.activation(gate).mul_(up))
         states += change if self.after_mlp is None else self.after_mlp(change)
         return states
-
-
-_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)

@@ -7,7 +7,7 @@ text without a mask. `CausalModel` compares its logits with transformers' before
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,14 +119,12 @@ class NativeForward(FusedPass):
 
     Attributes:
         added: norms multiply by 1 + w.
-        capped_scores: attention scores are capped where the configuration has a cap.
 
     Raises:
         NotNativeError: the model has something that this pass does not do, or was given it later.
     """
 
     added = False
-    capped_scores: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class NativeForward(FusedPass):
         listed = optional(config, "layer_types")
         kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
         heads, shared = config.num_attention_heads, config.num_key_value_heads
-        cap = optional(config, "attn_logit_softcapping") if self.capped_scores else None
+        cap = optional(config, "attn_logit_softcapping")
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [

@@ -37,9 +37,8 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
     oneDNN takes bfloat16 on CPUs with AVX-512 alone.
     """
     half = dtype == torch.bfloat16
-    return torch.backends.mkldnn.is_available() and (
-        not half or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    fits = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else dtype == torch.float32
+    return torch.backends.mkldnn.is_available() and fits
 
 
 class OneDNNLinear(Linear):
