@@ -156,13 +156,6 @@ class KVCache(Cache):
         """Return how many slots a pass over `count` rows is shown, these rows included."""
         return self.length + count
 
-    def layer(self, index: int) -> CacheLayerMixin:
-        """The layer of this number, made if it is the next one."""
-        if index == len(self.layers) and self.layer_class_to_replicate is not None:
-            self.layers.append(self.layer_class_to_replicate())
-        layer: Any = self.layers[index]
-        return layer
-
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Keep the first `length` slots, then `slots` in this order.
 
