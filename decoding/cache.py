@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from nde_talf.decoding.device import integers, upload
 
@@ -64,14 +64,11 @@ class Slots:
             self.states[..., length : length + len(slots), :] = moved
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(DynamicLayer):
     """Keys and values [B, heads, capacity, head_dim] of one layer.
 
     The first `length` slots are in use. They are views of number `index` in `slots`.
     """
-
-    is_sliding = False
-    is_croppable = True
 
     keys: Tensor
     values: Tensor
@@ -106,17 +103,9 @@ class SlotLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of slots after a pass over `query_length` rows, offset 0)."""
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         """Return the number of slots in use."""
         return self.length
-
-    def get_max_length(self) -> int:
-        """Return -1: the layer has no maximal length."""
-        return -1
 
 
 class KVCache(Cache):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
@@ -242,7 +241,10 @@ class SpeculativeDecoder:
             check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
-        hidden, features, raw = self.score(tree, state, session)
+        states = session.grow(tree.tokens, tree.topology)
+        hidden, features = self.target.parts(states, self._layers)
+        raw = self.target.logits(hidden)
+        tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
         watch.charge("target")
 
         accepted = tree.commit(*self.verify(tree, rng))
@@ -266,13 +268,3 @@ class SpeculativeDecoder:
         recorded = record_of(rows, read.tokens, self.record)
         watch.charge("other")
         return Step(read.tokens, read.nodes, watch.seconds, recorded), state
-
-    def score(
-        self, tree: Any, state: DecodingState, session: TreeSession
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the target over `tree` and set its p; hidden states, features and logits by node."""
-        states = session.grow(tree.tokens, tree.topology)
-        hidden, features = self.target.parts(states, self._layers)
-        raw = self.target.logits(hidden)
-        tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
-        return hidden, features, raw
