@@ -49,5 +49,4 @@ def free_memory() -> None:
     A model's parts refer to one another, and CUDA's allocator keeps blocks.
     """
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()

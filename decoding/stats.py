@@ -44,7 +44,7 @@ def stats_of(generation: Generation) -> Stats:
     """Return the figures of one generation."""
     steps = generation.steps
     return Stats(
-        block_efficiency=generation.decoded / max(1, len(steps)),
+        block_efficiency=generation.block_efficiency,
         tokens_per_pass=(generation.decoded + bool(generation.tokens))
         / max(1, len(steps) + bool(generation.tokens)),
         nodes=dict(sorted(Counter(step.nodes for step in steps).items())),

@@ -44,6 +44,11 @@ class Generation:
         return acceptance(self.steps)
 
     @property
+    def block_efficiency(self) -> float:
+        """Mean tau + 1 over the steps."""
+        return self.decoded / max(1, len(self.steps))
+
+    @property
     def decode_seconds(self) -> float:
         """Seconds of all steps after the prefill."""
         return sum(sum(step.seconds.values()) for step in self.steps)

@@ -182,7 +182,8 @@ class RotaryTable:
     """
 
     def __init__(self, module: Any, kind: str | None, like: Tensor):
-        self.module, self.kind, self.like = module, kind, like
+        self.module, self.like = module, like
+        self.kind = () if kind is None else (kind,)
         self.table, self._lock = like[:0], Lock()
         self.reach(_FIRST)
 
@@ -193,11 +194,7 @@ class RotaryTable:
         with self._lock:  # threads share the model
             longer = max(len(self.table), 1 << (positions - 1).bit_length())
             rows = torch.arange(longer, device=self.like.device)[None]
-            cos, sin = (
-                self.module(self.like, rows)
-                if self.kind is None
-                else self.module(self.like, rows, self.kind)
-            )
+            cos, sin = self.module(self.like, rows, *self.kind)
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
 

@@ -55,10 +55,7 @@ class FusedPass:
         self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._samples = [sample for part in parts for sample in part.samples]
         self._sampled = torch.cat(self._samples) if self._samples else None
-        if (
-            self.tensors[0].device.type == "cuda"
-        ):  # what the parts took is in pieces too small for what is fused
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # what the parts took is in pieces too small for what is fused
         self._modules = [module for root in self._roots for module in root.modules()]
         self._where = self._addresses()
 
