@@ -7,7 +7,7 @@ distribution.
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,7 @@ class SpeculativeDecoder:
     device: bool | None = None
     """Leave drafted tokens on the device until the end of the step, as far as policy and verifier
     can. None: on a device that works asynchronously."""
+    clock: Callable[[], float] = time.perf_counter
     process: Any = None
     """Changes logits by the text before them (`nde_talf.decoding.processing.LogitsProcess`)."""
     record: Record = ""
@@ -98,7 +99,7 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         works_on = asynchronous(target.device)
-        self.tick = self._synchronised if works_on and self.timed else time.perf_counter
+        self.tick = self._synchronised if works_on and self.timed else self.clock
         self.device = self._needs_no_host(works_on if self.device is None else self.device)
         if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
@@ -131,7 +132,7 @@ class SpeculativeDecoder:
     def _synchronised(self) -> float:
         """Return the time once the device has done what was asked."""
         torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
+        return self.clock()
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
