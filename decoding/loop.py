@@ -15,7 +15,7 @@ import torch
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import asynchronous
+from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -99,7 +99,7 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         works_on = asynchronous(target.device)
-        self.tick = self._synchronised if works_on and self.timed else self.clock
+        self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
         self.device = self._needs_no_host(works_on if self.device is None else self.device)
         if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
@@ -128,11 +128,6 @@ class SpeculativeDecoder:
         fits = asked and self.target.form == "masks" and self.verify.on_device is not None
         fits = fits and (drafter is None or drafter.on_device)
         return fits and (process is None or process.textless)
-
-    def _synchronised(self) -> float:
-        """Return the time once the device has done what was asked."""
-        torch.cuda.synchronize(self.target.device)
-        return self.clock()
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
