@@ -392,7 +392,7 @@ def attention(options: argparse.Namespace, size: Size) -> None:
         ).triu_(1)
         own = small.repeat(1, 1, heads // shared, 1)
         wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
-        ways = (attended.Seen(0, context, context, wide), attended.Seen(0, 0, context, own))
+        ways = (attended.Seen(mask=wide), attended.Seen(text=context, mask=own))
         times = []
         for seen in ways:
             call = partial(attended.attend, query, keys, values, seen, width**-0.5)

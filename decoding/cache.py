@@ -7,13 +7,12 @@ tensor, so that a gather is one operation; it is made as large as it is expected
 grows by half if that is not enough.
 """
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, DynamicLayer
 
 from nde_talf.decoding.device import integers, upload
 
@@ -29,37 +28,34 @@ class Slots:
     def __init__(self, layers: int, expected: int):
         self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
         self.states: Tensor | None = None
-        # Weak, or a cache would be a cycle and its memory not given back when it is dropped.
-        self.members: list[weakref.ref[SlotLayer]] = []
 
-    def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
-        """Return True if these keys and values of `layer` fit this tensor's shape and device."""
-        pairs = ((layer.keys, keys), (layer.values, values))
-        return self.states is None or all(
-            held.shape[1::2] == new.shape[1::2] and held.device == new.device for held, new in pairs
+    def fits(self, keys: Tensor, values: Tensor) -> bool:
+        """Return True if keys and values of a layer fit this tensor's shape and device."""
+        states, width = self.states, max(keys.shape[-1], values.shape[-1])
+        return states is None or (
+            states.shape[2] == keys.shape[1]
+            and states.shape[-1] == width
+            and states.device == keys.device
         )
 
-    def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:
-        """Make room for `needed` slots of such keys and values [B, heads, n, width].
+    def room(self, keys: Tensor, values: Tensor, needed: int) -> Tensor:
+        """Return `states`, with room for `needed` slots of such keys and values.
 
-        The slots in use keep their content.
+        These are [B, heads, n, width]. The slots in use keep their content.
         """
-        batch, heads, _, width = keys.shape
         old = self.states
-        capacity = max(
-            self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2)
-        )
-        states = self.states = keys.new_empty(
-            2 * self.layers, batch, heads, capacity, max(width, values.shape[-1])
+        if old is not None and needed <= old.shape[-2]:
+            return old
+        capacity = needed if old is None else max(needed, old.shape[-2] * 3 // 2)
+        self.states = keys.new_empty(
+            2 * self.layers,
+            *keys.shape[:2],
+            max(self.expected, capacity),
+            max(keys.shape[-1], values.shape[-1]),
         )
         if old is not None:
-            states[..., : old.shape[-2], :] = old
-        for index, layer in enumerate(member() for member in self.members):
-            if layer is not None and layer.slots is self:
-                layer.keys, layer.values = (
-                    states[2 * index][..., :width],
-                    states[2 * index + 1][..., : values.shape[-1]],
-                )
+            self.states[..., : old.shape[-2], :] = old
+        return self.states
 
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
@@ -68,32 +64,26 @@ class Slots:
             self.states[..., length : length + len(slots), :] = moved
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(DynamicLayer):
     """Keys and values [B, heads, capacity, head_dim] of one layer.
 
-    The first `length` slots are in use.
+    The first `length` slots are in use. They are views of number `index` in `slots`.
     """
-
-    is_sliding = False
-    is_croppable = True
 
     keys: Tensor
     values: Tensor
     device: torch.device
 
-    def __init__(self, slots: Slots):
+    def __init__(self, slots: Slots, index: int = 0):
         super().__init__()
-        self.length, self.slots = 0, slots
-        slots.members.append(weakref.ref(self))
+        self.length, self.slots, self.index = 0, slots, index
+        self.states: Tensor | None = None  # that they are views of
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take over type and device, and reserve room for the first keys and values."""
+        """Take over type and device; what does not fit `slots` gets some of its own."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        if not self.slots.fits(self, key_states, value_states):
-            self.slots = Slots(1, self.slots.expected)
-            self.slots.members.append(weakref.ref(self))
-        if self.slots.states is None:
-            self.slots.reserve(key_states, value_states, key_states.shape[-2])
+        if not self.slots.fits(key_states, value_states):
+            self.slots, self.index = Slots(1, self.slots.expected), 0
         self.is_initialized = True
 
     def update(
@@ -103,24 +93,19 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self.length, self.length + key_states.shape[-2]
-        if end > self.keys.shape[-2]:
-            self.slots.reserve(key_states, value_states, end)
+        states = self.slots.room(key_states, value_states, end)
+        if states is not self.states:
+            self.states = states
+            self.keys = states[2 * self.index, ..., : key_states.shape[-1]]
+            self.values = states[2 * self.index + 1, ..., : value_states.shape[-1]]
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of slots after a pass over `query_length` rows, offset 0)."""
-        return self.length + query_length, 0
-
     def get_seq_length(self) -> int:
         """Return the number of slots in use."""
         return self.length
-
-    def get_max_length(self) -> int:
-        """Return -1: the layer has no maximal length."""
-        return -1
 
 
 class KVCache(Cache):
@@ -143,7 +128,7 @@ class KVCache(Cache):
     def __init__(self, layers: int | None = None, expected: int = 0):
         if layers:
             slots = Slots(layers, expected)
-            super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
+            super().__init__(layers=[SlotLayer(slots, index) for index in range(layers)])
         else:
             super().__init__(
                 layer_class_to_replicate=cast(
@@ -159,13 +144,6 @@ class KVCache(Cache):
     def columns(self, count: int) -> int:
         """Return how many slots a pass over `count` rows is shown, these rows included."""
         return self.length + count
-
-    def layer(self, index: int) -> CacheLayerMixin:
-        """The layer of this number, made if it is the next one."""
-        if index == len(self.layers) and self.layer_class_to_replicate is not None:
-            self.layers.append(self.layer_class_to_replicate())
-        layer: Any = self.layers[index]
-        return layer
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Keep the first `length` slots, then `slots` in this order.

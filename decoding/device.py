@@ -5,6 +5,7 @@ one; so is a plain copy to a device, which is why everything goes up through `up
 """
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,18 @@ def asynchronous(device: torch.device) -> bool:
     The host should not ask such a device for numbers.
     """
     return device.type == "cuda"
+
+
+def synchronised(clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
+    """Return a clock that waits until the device has done what was asked."""
+    if not asynchronous(device):
+        return clock
+
+    def tick() -> float:
+        torch.cuda.synchronize(device)
+        return clock()
+
+    return tick
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
@@ -49,5 +62,4 @@ def free_memory() -> None:
     A model's parts refer to one another, and CUDA's allocator keeps blocks.
     """
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import RAW, feature_setting
-from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.tree import Read
 
 
 class DeviceTree:
@@ -30,8 +30,7 @@ class DeviceTree:
         sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
         q: of every node the distribution [V] that its children were drawn from, or None.
         p: [N, V]. The target's distributions, after its pass.
-        logits: at temperature 0, where features look at unwarped rows: [N, V], and from `commit` on
-            the row [1, V] of the last accepted node. Else None.
+        logits: at temperature 0, where features look at unwarped rows, [N, V]; else None.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that one node can have.
         tips: the nodes of the last level.
@@ -41,7 +40,6 @@ class DeviceTree:
     on_device: ClassVar[Literal[True]] = True
 
     def __init__(self, root: int, q: Tensor):
-        self.root = root
         self.tokens = upload(torch.tensor([root]), q.device)
         self.first = torch.zeros(1, dtype=torch.long, device=q.device)
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
@@ -108,8 +106,6 @@ class DeviceTree:
             end: [1], the last accepted node.
             token: [1], the token after it.
         """
-        if self.logits is not None:
-            self.logits = self.logits.index_select(0, end)
         path = self.sees.index_select(0, end)
         order = path.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         nodes, root = order[0, : self.depth + 1], path.sum(1) - 1
@@ -118,30 +114,6 @@ class DeviceTree:
         # No model takes a token that says that there is none.
         tokens = torch.where(at < root, drawn, token.clamp(min=0))
         return DeviceAccepted(self, end, token, nodes, tokens, root)
-
-    def to_host(self) -> DraftTree:
-        """Copy the tree to the host, with repeated draws merged. Waits for the device."""
-        tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
-        for node in range(1, len(tokens)):
-            merged.append(tree.add(merged[parents[node]], tokens[node]))
-            if merged[-1] == len(nodes):
-                nodes.append(node)
-                tree.q[-1] = self.q[node]
-        tree.p = [self.p[node] for node in nodes] if len(self.p) else ()
-        return tree
-
-
-class Read(NamedTuple):
-    """Numbers on the host that a step has committed.
-
-    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
-    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
-    """
-
-    rows: list[int]
-    tokens: list[int]
-    nodes: int
 
 
 class DeviceAccepted(NamedTuple):
@@ -172,8 +144,8 @@ class DeviceAccepted(NamedTuple):
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Accepted.last`."""
         unwarped = self.tree.logits
-        rows = self.tree.p.index_select(0, self.end) if unwarped is None else warp(unwarped, RAW)
-        return rows[0], hidden.index_select(0, self.end)[0]
+        row = (self.tree.p if unwarped is None else unwarped).index_select(0, self.end)[0]
+        return row if unwarped is None else warp(row, RAW), hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":
         """The first `room` of the tokens; None where there is no room.
@@ -188,7 +160,11 @@ class DeviceAccepted(NamedTuple):
         return cut if room else None
 
     def read(self) -> Read:
-        """Wait for the device, once."""
+        """Wait for the device, once.
+
+        Raises:
+            ValueError: a distribution had no mass.
+        """
         tree = self.tree
         nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(
             0, keepdim=True
@@ -196,4 +172,8 @@ class DeviceAccepted(NamedTuple):
         numbers = torch.cat([self.nodes, self.tokens, self.root, self.token, nodes]).tolist()
         deep = len(self.nodes)
         tau, token, count = numbers[2 * deep :]
+        if token < 0:
+            raise ValueError(
+                "weights: a distribution of the target or the draft has no positive, finite sum."
+            )
         return Read(numbers[: tau + 1], [*numbers[deep : deep + tau], token], count)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,19 +36,15 @@ class DraftPoint:
     def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
         self._hidden, self._q = hidden, q
 
-    @property
+    @cached_property
     def hidden(self) -> Tensor:
         """Return the hidden state [H_q]."""
-        if not isinstance(self._hidden, Tensor):
-            self._hidden = self._hidden()
-        return self._hidden
+        return self._hidden if isinstance(self._hidden, Tensor) else self._hidden()
 
-    @property
+    @cached_property
     def q(self) -> Tensor:
         """Return the next-token distribution [V]."""
-        if not isinstance(self._q, Tensor):
-            self._q = self._q()
-        return self._q
+        return self._q if isinstance(self._q, Tensor) else self._q()
 
 
 class Drafter:

@@ -13,7 +13,7 @@ from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.layer import NotNativeError
-from nde_talf.decoding.forward.original import WINDOW_KEYS, TransformersForward, optional, windows
+from nde_talf.decoding.forward.original import WINDOW_KEYS, optional, windows
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _far_difference(model: "CausalModel") -> float:
     positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=model.device)
     tokens, blocked = (positions + 1) % model.vocab_size, torch.finfo(model.dtype).min
     mask = torch.full((1, 1, 6, 6), blocked, dtype=model.dtype, device=model.device).triu_(1)
-    passes = model.hidden, partial(TransformersForward(model.body), windows=model.windows)
+    passes = model.hidden, partial(model.original, windows=model.windows)
     ours, theirs = (model.logits(run(tokens, positions, mask, None)) for run in passes)
     return _apart(ours, theirs)
 

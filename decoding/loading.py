@@ -6,7 +6,6 @@ random numbers, other ones at every load. Here they are an error that names them
 
 import math
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -40,6 +39,8 @@ _SIZES = (
     "factor",
 )
 """Fields of config.json that are positive."""
+_WIDTHS = ("hidden_size", "vocab_size", "intermediate_size", "num_experts", "num_local_experts")
+"""Fields that count rows of matrices, or more, each as wide as a hidden state."""
 MOST = 4
 """Names that an error lists."""
 _NUMBERS_IN_A_BYTE = 8
@@ -91,7 +92,7 @@ def load_module(
     except UserError:
         raise
     except Exception as error:  # transformers raises whatever a damaged file leads to
-        raise _not_loaded(error, f"{name}={folder}", device_map, bool(quantised)) from error
+        raise _not_loaded(error, f"{name}={folder}", bool(quantised)) from error
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, report, f"{name}={folder}")
     if not (quantised or device_map):
@@ -100,12 +101,8 @@ def load_module(
     return model
 
 
-def _not_loaded(error: Exception, where: str, device_map: str | None, quantised: bool) -> UserError:
+def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
     """Say why a model could not be loaded, and what to do."""
-    if device_map and isinstance(error, (ImportError, ValueError)) and not find_spec("accelerate"):
-        return UserError(
-            f"{where}: model.device_map={device_map} needs accelerate: pip install accelerate."
-        )
     if quantised and isinstance(error, ImportError):
         return UserError(
             f"{where}: its weights are quantised, and a library that reads them is missing:"
@@ -170,9 +167,8 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
         return value if isinstance(value, int) else 0
 
     rows = numbers // max(1, size("hidden_size"))
-    claimed = {"num_hidden_layers": tensors, "num_experts": numbers, "num_local_experts": numbers}
-    claimed |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size", *heads), rows)
-    claimed["head_dim"] = rows // max(1, *map(size, heads))
+    claimed = dict.fromkeys((*_WIDTHS, *heads), rows)
+    claimed |= {"num_hidden_layers": tensors, "head_dim": rows // max(1, *map(size, heads))}
     for name, largest in claimed.items():
         if size(name) > largest:
             raise ValueError(

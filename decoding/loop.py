@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import asynchronous
+from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -100,15 +99,8 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         works_on = asynchronous(target.device)
-        self.tick = self.clock
-        if works_on and self.timed:
-            from nde_talf.decoding.device_step import synchronised
-
-            self.tick = synchronised(self.clock, target.device)
-        if works_on if self.device is None else self.device:
-            from nde_talf.decoding.device_step import possible, rest_of_step
-
-            self.device, self._on_device = possible(self), rest_of_step
+        self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
+        self.device = self._needs_no_host(works_on if self.device is None else self.device)
         if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
 
@@ -129,6 +121,13 @@ class SpeculativeDecoder:
             from nde_talf.decoding.processing import LogitsProcess
 
             instance("process", self.process, LogitsProcess)
+
+    def _needs_no_host(self, asked: bool) -> bool:
+        """Return True if that is asked, and models, verifier and process do without the host."""
+        drafter, process = self.drafter, self.process
+        fits = asked and self.target.form == "masks" and self.verify.on_device is not None
+        fits = fits and (drafter is None or drafter.on_device)
+        return fits and (process is None or process.textless)
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
@@ -231,38 +230,37 @@ class SpeculativeDecoder:
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
     ) -> tuple[Step, DecodingState]:
+        """Take one step. The host waits for a `DeviceTree` once, in `accepted.read`."""
         watch = Stopwatch(self.tick)
         tree: Any = self.policy.draft(state, drafter, rng)
-        if tree.on_device:
-            return self._on_device(self, tree, watch, state, rng, session, drafter)
-        check_policys_tree(self.policy, tree, state, self.target.vocab_size)
+        if not tree.on_device:
+            check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
-        hidden, features, raw = self.score(tree, state, session)
-        watch.charge("target")
-
-        accepted = tree.commit(*self.verify(tree, rng))
-        tokens = accepted.tokens
-        if state.processed is not None:
-            state.processed.append(tokens)
-        session.commit([0, *accepted.path])
-        watch.charge("verify")
-
-        state = state.after(tokens, *accepted.last(hidden))
-        if drafter is not None and state.room >= 0:  # else the new root has no position left
-            drafter.advance(accepted, accepted.of(features) if drafter.takes_features else features)
-            drafter.commit(len(tokens))
-            watch.charge("draft")
-        recorded = record_of(accepted.of(raw), tokens, self.record) if self.record else []
-        watch.charge("other")
-        return Step(tokens, len(tree), watch.seconds, recorded), state
-
-    def score(
-        self, tree: Any, state: DecodingState, session: TreeSession
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the target over `tree` and set its p; hidden states, features and logits by node."""
         states = session.grow(tree.tokens, tree.topology)
         hidden, features = self.target.parts(states, self._layers)
         raw = self.target.logits(hidden)
         tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
-        return hidden, features, raw
+        watch.charge("target")
+
+        accepted = tree.commit(*self.verify(tree, rng))
+        if state.processed is not None:
+            state.processed.append(accepted.tokens)
+        watch.charge("verify")
+
+        ahead, last = accepted.within(state.room), accepted.last(hidden)
+        if drafter is not None and ahead is not None:
+            drafter.advance(ahead, ahead.of(features) if drafter.takes_features else features)
+            watch.charge("draft")
+        read = accepted.read()
+        session.commit(read.rows)
+        watch.charge("verify")
+
+        state = state.after(read.tokens, *last)
+        if drafter is not None and state.room >= 0:  # else the new root has no position left
+            drafter.commit(len(read.tokens))
+            watch.charge("draft")
+        rows = accepted.of(raw)[: len(read.tokens)] if self.record else raw
+        recorded = record_of(rows, read.tokens, self.record)
+        watch.charge("other")
+        return Step(read.tokens, read.nodes, watch.seconds, recorded), state

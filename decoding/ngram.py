@@ -46,21 +46,17 @@ class NgramIndex:
         self.config = config
         self.text: list[int] = []
         sizes = range(config.max_size, config.min_size - 1, -1)
-        # By size: of every n-gram the index of the token after its latest occurrence, and of every
-        # such index the one before.
-        self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
-        self._before: dict[int, list[int]] = {size: [] for size in sizes}
+        # By size: of every n-gram the indices of the tokens after its occurrences.
+        self._after: dict[int, dict[tuple[int, ...], list[int]]] = {size: {} for size in sizes}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         text, largest = self.text, self.config.max_size
         for token in tokens:
             at, ending = len(text), tuple(text[-largest:])
-            for size, latest in self._latest.items():
-                key = ending[-size:] if size <= at else None
-                self._before[size].append(0 if key is None else latest.get(key, 0))
-                if key is not None:
-                    latest[key] = at
+            for size, after in self._after.items():
+                if size <= at:
+                    after.setdefault(ending[-size:], []).append(at)
             text.append(token)
 
     def match(self, path: list[int]) -> Match:
@@ -69,13 +65,9 @@ class NgramIndex:
         An occurrence ends before the text's last token.
         """
         ending = (*self.text[-self.config.max_size :], *path)
-        for size, latest in self._latest.items():
-            if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
-                after = list[int]()
-                while at and len(after) < self.config.matches:
-                    after.append(at)
-                    at = self._before[size][at]
-                return Match(size, after)
+        for size, after in self._after.items():
+            if size <= len(ending) and (ends := after.get(ending[-size:])):
+                return Match(size, ends[: -self.config.matches - 1 : -1])
         return Match(0, [])
 
     def follow(self, match: Match, token: int) -> Match | None:
@@ -153,13 +145,11 @@ class NgramDrafter(Drafter):
 
     def match(self, tree: DraftTree, node: int) -> Match:
         """Return the match at a node; its parent has been asked for before."""
-        match = self._matches.get(node)
-        if match is None:
-            match = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
-            if match is None:
-                match = self.index.match([tree.tokens[each] for each in tree.path(node)])
-            self._matches[node] = match
-        return match
+        if node not in self._matches:
+            followed = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
+            path = [tree.tokens[each] for each in tree.path(node)]
+            self._matches[node] = followed or self.index.match(path)
+        return self._matches[node]
 
     def expand(self, *_: Any) -> NoReturn:
         """Raise UserError: continuations are picked, and nothing is drawn from them."""

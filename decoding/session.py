@@ -7,7 +7,6 @@ tokens' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +36,10 @@ class Shapes:
     """Fixed shapes of passes: see `nde_talf.decoding.static.StaticShapes`."""
 
     context: int
-
-    def session(self, *of_new_session: Any) -> TreeSession:
-        """Make a session of these shapes."""
-        raise NotImplementedError
-
-    def check_layers(self, target: Any, layers: Sequence[int]) -> None:
-        """Raise UserError where features of a target's layers cannot be taken."""
-        raise NotImplementedError
+    session: Callable[..., TreeSession]
+    """Makes a session of these shapes."""
+    check_layers: Callable[..., None]
+    """Raises UserError where features of a target's layers cannot be taken."""
 
 
 class TreeSession:

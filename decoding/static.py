@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, StaticLayer
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
@@ -45,32 +45,19 @@ def cuda_graphs(function: Callable) -> Callable:
     return replayed
 
 
-class FixedLayer(CacheLayerMixin):
-    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
+class FixedLayer(StaticLayer):
+    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses.
 
-    is_compileable = True
-    is_sliding = False
+    They begin as zeros: what was never written has weight 0 in attention, and 0 times what memory
+    may hold need not be 0.
+    """
 
     keys: Tensor
     values: Tensor
 
     def __init__(self, target: "WriteTarget"):
-        super().__init__()
+        super().__init__(target.capacity)
         self.target = target
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate `target.capacity` slots at a fixed address."""
-        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold
-        # need not be 0.
-        both = key_states, value_states
-        self.keys, self.values = (
-            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both
-        )
-        for states in (self.keys, self.values):
-            torch._dynamo.mark_static_address(
-                states
-            )  # or CUDA graphs would copy the cache in and out
-        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -90,11 +77,7 @@ class FixedLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Return 0, since positions and masks are given."""
-        return 0  # positions and masks are given
-
-    def get_max_length(self) -> int:
-        """Return the fixed capacity in slots."""
-        return self.target.capacity
+        return 0
 
 
 class WriteTarget:
@@ -164,10 +147,7 @@ class StaticShapes(Shapes):
         compile: Compile | None = None,
     ):
         self.context, self.rows, self.compile = context, rows, compile
-        doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
-        # More than 128 rows: eight sizes, each the same multiple of the one before.
-        even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})
-        self.sizes = doubled if len(doubled) <= _SIZES else even
+        self.sizes = sorted({math.ceil(rows / 2**step) for step in range(_SIZES)})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
         )  # attention kernels want masks in lines of a multiple of 8

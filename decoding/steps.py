@@ -96,9 +96,8 @@ def token_ids(prompt: "TokenIds") -> list[int]:
 TokenIds: TypeAlias = Annotated[Sequence[int] | Tensor | np.ndarray, PlainValidator(token_ids)]
 
 
-def checked_prompt(prompt: "TokenIds", vocabulary: int, context: int) -> list[int]:
+def checked_prompt(tokens: Any, vocabulary: int, context: int) -> list[int]:
     """Return a prompt's token ids. Raises UserError if models of these sizes cannot take them."""
-    tokens = token_ids(prompt)
     if not tokens:
         raise UserError("prompt: it is empty; give at least one token.")
     if len(tokens) >= context:
@@ -112,4 +111,4 @@ def checked_prompt(prompt: "TokenIds", vocabulary: int, context: int) -> list[in
             f"prompt: token {outside[0]} lies outside the vocabulary of {vocabulary}: it was"
             " encoded with another tokenizer."
         )
-    return tokens
+    return list(tokens)

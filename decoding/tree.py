@@ -3,7 +3,7 @@
 Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds
 it on the host; `nde_talf.decoding.device_tree.DeviceTree` holds one whose tokens stay on the device
 until the step ends. The decode loop uses what both have: `tokens`, `score`, `commit`, and
-`Accepted.of` and `last` of what was committed.
+`Accepted.of`, `last`, `within` and `read` of what was committed.
 """
 
 from collections.abc import Sequence
@@ -200,6 +200,26 @@ class Accepted(NamedTuple):
         """
         end, p = self.path[-1] if self.path else 0, self.tree.p
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
+
+    def within(self, room: int) -> "Accepted | None":
+        """Return it if a context with so much room holds the next root, else None."""
+        return self if len(self.tokens) <= room else None
+
+    def read(self) -> "Read":
+        """Return the numbers of the step."""
+        return Read([0, *self.path], self.tokens, len(self.tree))
+
+
+class Read(NamedTuple):
+    """Numbers on the host that a step has committed.
+
+    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
+    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
+    """
+
+    rows: list[int]
+    tokens: list[int]
+    nodes: int
 
 
 class Verdict(NamedTuple):

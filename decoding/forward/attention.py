@@ -2,8 +2,8 @@
 
 All rows of a tree see the whole text. So they attend to it without a mask, and to the few rows of
 the tree under a small one (`nde_talf.decoding.forward.parts`). In a layer with a sliding window
-each row sees the last slots before itself. Those that all rows see are attended to without a mask;
-the few at the window's edge, which only some rows see, join the tree's part.
+each row sees the last slots before itself: there the slots that no row sees are left out, and one
+mask is about all others.
 
 Rotary positions stand here too: tables of angles made once, and the rotation.
 """
@@ -33,27 +33,20 @@ ALIGNED = 8
 class Seen(NamedTuple):
     """Slots that the n rows of a pass see in layers of one kind.
 
-    The slots of such a layer fall into four parts:
-
-        0 to first: no row sees them
-        first to open: some rows see them, those at the edge of a window
-        open to tree: all rows see them
-        tree to the last: the rows of the tree
-
-    For example, after a text of 100 tokens a tree of 5 rows: first = open = 0, tree = 100. In a
-    window of 64 tokens the tree's root, at position 100, sees the slots from 37 on. A row at
-    position 104, and there may be one, sees those from 41 on. So there first = 37, open = 41, tree
-    = 100.
+    For example, after a text of 5,000 tokens a tree of 5 rows: text = 5000, and the mask has 5
+    columns. After a text of 100 tokens text = 0, and the mask has 105. In a window of 64 tokens the
+    tree's root, at position 100, sees the slots from 37 on: first = 37, and the mask has 68.
 
     Attributes:
-        mask: additive, of the second and the last part side by side, [B or 1, 1, groups n, slots];
-            the rows are repeated for each of the `groups` of query heads that share a head of keys.
-            None: all of them are seen, or if `causal`, by each row those up to itself.
+        first: the first slot that some row sees.
+        text: so many slots are attended to without a mask, on their own.
+        mask: additive, of the slots after both, [B or 1, 1, groups n, slots]; the rows are repeated
+            for each of the `groups` of query heads that share a head of keys. None: all of them are
+            seen, or if `causal`, by each row those up to itself.
     """
 
     first: int = 0
-    open: int = 0
-    tree: int = 0
+    text: int = 0
     mask: Tensor | None = None
     causal: bool = False
 
@@ -62,7 +55,7 @@ def seen_in(
     window: "Window | None",
     mask: Tensor | None,
     rows: Tensor,
-    columns: Tensor | None,
+    columns: Any,
     cached: int,
     dtype: torch.dtype,
     groups: int = 1,
@@ -88,17 +81,18 @@ def seen_in(
             return Seen(causal=True)
         mask = _causal(count, dtype, rows.device)
     width = count if mask is None else mask.shape[-1]
-    tree = cached + count - width
-    first, open = (0, 0) if window is None else window.edges(tree, width)
+    tree = cached + count - width  # the slot of the tree's first row
+    first = 0 if window is None else max(0, tree + 1 - window.size)
     if mask is None:
-        return Seen(first, open, tree)
-    if capped or not _in_two_parts(tree - open, rows.device, dtype):
-        open = tree
+        return Seen(first)
+    text = 0
     if window is not None:
-        mask = window.masked(mask, rows, columns, (first, open, tree))
+        mask = window.masked(mask, rows, columns, tree - first)
+    elif capped or not _in_two_parts(tree, rows.device, dtype):
+        mask = F.pad(mask, (tree, 0))
     else:
-        mask = F.pad(mask, (open, 0))
-    return Seen(first, open, tree, _repeated(mask, groups))
+        text = tree
+    return Seen(first, text, _repeated(mask, groups))
 
 
 def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -136,19 +130,16 @@ def attend(
     batch, heads, count, size = query.shape
     shared = keys.shape[1]
     if seen.causal:
-        if query.is_cuda and heads != shared:
-            from nde_talf.decoding.forward.parts import ungrouped
-
-            keys, values = ungrouped(query, keys, values)
-        grouped = heads != keys.shape[1]
-        attended = F.scaled_dot_product_attention(
-            query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped
-        )
+        if heads != shared:  # of CUDA's kernels that take groups one holds all scores
+            keys, values = (
+                states.repeat_interleave(heads // shared, 1) for states in (keys, values)
+            )
+        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
         return attended.transpose(1, 2).reshape(batch * count, heads * size)
     # The rows of a group go as rows of one head, so that its keys and values are read once and
     # never copied.
     rows = query if heads == shared else query.reshape(batch, shared, -1, size)
-    if seen.open < seen.tree and seen.mask is not None:
+    if seen.text:
         from nde_talf.decoding.forward.parts import merged
 
         attended = merged(rows, keys, values, seen, scale)
@@ -191,25 +182,21 @@ class RotaryTable:
     """
 
     def __init__(self, module: Any, kind: str | None, like: Tensor):
-        self.module, self.kind, self.like = module, kind, like
-        self.table, self.positions, self._lock = like[:0], 0, Lock()
+        self.module, self.like = module, like
+        self.kind = () if kind is None else (kind,)
+        self.table, self._lock = like[:0], Lock()
         self.reach(_FIRST)
 
     def reach(self, positions: int) -> None:
         """Make the table longer where it ends before so many positions."""
-        if positions <= self.positions:
+        if positions <= len(self.table):
             return
         with self._lock:  # threads share the model
-            longer = max(self.positions, 1 << (positions - 1).bit_length())
+            longer = max(len(self.table), 1 << (positions - 1).bit_length())
             rows = torch.arange(longer, device=self.like.device)[None]
-            cos, sin = (
-                self.module(self.like, rows)
-                if self.kind is None
-                else self.module(self.like, rows, self.kind)
-            )
+            cos, sin = self.module(self.like, rows, *self.kind)
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
-            self.positions = longer
 
     def at(self, positions: Tensor) -> Angles:
         """The angles at `positions` [B, n]."""

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +49,17 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     if asked not in PRODUCTS:
         raise UserError(f"products={asked}; choose one of {', '.join(PRODUCTS)}.")
     dtype = next(module.parameters()).dtype
-    if asked not in ("auto", "plain") and not has_onednn(dtype):
+    there = has_onednn(dtype)
+    if asked not in ("auto", "plain") and not there:
         raise UserError(
             f"products={asked}: oneDNN has no {dtype} products with this torch on this processor."
             " Choose auto or plain."
         )
+    if asked != "auto":
+        return asked
     shapes = _large(module)
-    if asked != "auto" or not shapes or not has_onednn(dtype):
-        return "plain" if asked == "auto" else asked
+    if not (shapes and there):
+        return "plain"
     packs = packs and _room(module)
     facts = {
         "processor": cpu_model(),
@@ -68,21 +70,15 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         "packs": packs,
     }
     path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
-    if (known := _known(path)) is not None:
-        return known
+    with suppress(UserError):  # of an earlier time
+        way: str = read_json(path).get("way")
+        if way in PRODUCTS[1:]:
+            return way
     way = _timed([*shapes.values()], packs)
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
     return way
-
-
-def _known(path: Path) -> str | None:
-    """Read the way that was timed before, if it was."""
-    with suppress(UserError):
-        way = read_json(path, again="delete it").get("way")
-        return str(way) if way in PRODUCTS[1:] else None
-    return None
 
 
 def _timed(shapes: list[list[Tensor]], packs: bool) -> str:
@@ -100,15 +96,12 @@ def _large(module: nn.Module) -> dict[tuple[int, int], list[Tensor]]:
     shapes: dict[tuple[int, int], list[Tensor]] = {}
     for part in module.modules():
         if type(part) is nn.Linear and (weight := part.weight).numel() >= LARGE:
-            if weight.device.type != "cpu" or weight.dtype not in _TYPES:
+            if weight.device.type != "cpu":
                 return {}
             rows, width = weight.shape
             shapes.setdefault((rows, width), []).append(weight)
     layers = {shape: matrices for shape, matrices in shapes.items() if len(matrices) > 1}
     return layers or shapes
-
-
-_TYPES = (torch.float32, torch.bfloat16)
 
 
 def _room(module: nn.Module) -> bool:

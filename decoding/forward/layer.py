@@ -11,7 +11,7 @@ Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply
 Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -132,21 +132,39 @@ class Norm(FusedPart):
     """
 
     def __init__(self, module: nn.Module, added: bool):
-        self.own = cast("nn.Parameter", module.weight).detach()
+        own = cast("nn.Parameter", module.weight).detach()
         self.eps = cast("float", optional(module, "variance_epsilon", optional(module, "eps")))
-        self.wide = added and self.own.dtype != torch.float32
-        self.weight = self.own.float() + 1 if added else self.own
-        self.copies = [(self.weight, self.own)] if added else []
-        self.shape = self.weight.shape
+        self.wide = added and own.dtype != torch.float32
+        self.weight = own.float() + 1 if added else own
+        self.copies = [(self.weight, own)] if added else []
+        self.shape = own.shape
         super().__init__([self.weight])
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., H]."""
-        if self.wide:
-            return torch.rms_norm(states.float(), self.shape, self.weight, self.eps).to(
-                states.dtype
-            )
-        return torch.rms_norm(states, self.shape, self.weight, self.eps)
+        wide = states.float() if self.wide else states
+        return torch.rms_norm(wide, self.shape, self.weight, self.eps).to(states.dtype)
+
+
+class HeadNorms(Norm):
+    """Norms of query heads and of key heads in one (Qwen 3, Gemma 3).
+
+    Each head of states [..., heads + shared, D] is divided by its size and multiplied by its row of
+    weights.
+    """
+
+    def __init__(self, parts: Sequence[tuple[nn.Module, int]], added: bool):
+        super().__init__(parts[0][0], added)
+        sources = [cast("Tensor", norm.weight).detach().expand(heads, -1) for norm, heads in parts]
+        weight = torch.cat(sources)
+        self.weight = weight.float() + 1 if added else weight
+        rows = self.weight.split([heads for _, heads in parts])
+        self.tensors, self.copies = [self.weight], [*zip(rows, sources, strict=True)]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Normalise states [..., heads + shared, D] head by head."""
+        wide = states.float() if self.wide else states
+        return (F.rms_norm(wide, self.shape, None, self.eps) * self.weight).to(states.dtype)
 
 
 class DecoderLayer:
@@ -177,18 +195,15 @@ class DecoderLayer:
         self.qkv = linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
         self.output, self.down = linear([attention.o_proj], way), linear([mlp.down_proj], way)
         self.gate_up = linear([mlp.gate_proj, mlp.up_proj], way)
-        self.activation = _activation(mlp.act_fn)
+        self.activation = mlp.act_fn.forward
         self.head_norms = None
         if (queries := optional(attention, "q_norm")) is not None:
-            from nde_talf.decoding.forward.head_norms import HeadNorms
-
-            both = Norm(queries, added), Norm(attention.k_norm, added)
-            self.head_norms = HeadNorms(*both, heads, shared)
-        modules = dict(block.named_children())
+            both = (queries, heads), (attention.k_norm, shared)
+            self.head_norms = HeadNorms(both, added)
         norms = {
-            name: Norm(modules[name], added)
-            for name in _NORMS
-            if optional(modules.get(name), "weight") is not None
+            name: Norm(child, added)
+            for name, child in block.named_children()
+            if name.endswith("layernorm") and optional(child, "weight") is not None
         }
         self.before_attention: Any = norms.get("input_layernorm")  # some heads have none
         # Norms before and after the MLP: the one called "post" then follows attention
@@ -224,7 +239,7 @@ class DecoderLayer:
         keys, values = turned[:, :, self.heads :], projected[:, :, self.heads + self.shared :]
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         if cache is not None:
-            keys, values = cache.layer(index).update(keys, values)
+            keys, values = cache.update(keys, values, index)
         attended = attend(
             turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap
         )
@@ -239,20 +254,3 @@ class DecoderLayer:
         change = self.down(self.activation(gate).mul_(up))
         states += change if self.after_mlp is None else self.after_mlp(change)
         return states
-
-
-_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-
-
-def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Transformers' activation, without its module where there is a function."""
-    return (
-        F.silu
-        if type(module).__name__ in ("SiLU", "SiLUActivation")
-        else optional(module, "act", module)
-    )

@@ -7,7 +7,7 @@ text without a mask. `CausalModel` compares its logits with transformers' before
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,15 +51,11 @@ class FusedPass:
         inside = next(self._roots[0].parameters()).is_inference()
         with torch.inference_mode(inside), torch.no_grad():
             parts = self._parts()
-        copies = [pair for part in parts for pair in part.copies]
-        self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
+        self._copies = [pair for part in parts for pair in part.copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._samples = [sample for part in parts for sample in part.samples]
         self._sampled = torch.cat(self._samples) if self._samples else None
-        if (
-            self.tensors[0].device.type == "cuda"
-        ):  # what the parts took is in pieces too small for what is fused
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # what the parts took is in pieces too small for what is fused
         self._modules = [module for root in self._roots for module in root.modules()]
         self._where = self._addresses()
 
@@ -99,13 +95,9 @@ class FusedPass:
                         f" has no native forward pass any more: {error}. Make a CausalModel of it"
                         " again."
                     ) from error
-            elif self._copies:
-                fresh = (
-                    torch._foreach_add([source.float() for source in self._sources], 1)
-                    if self.added
-                    else self._sources
-                )
-                torch._foreach_copy_(self._copies, fresh)
+            else:
+                for copy, source in self._copies:
+                    copy.copy_(source.float() + 1 if self.added else source)
             if cache is not None and cache.capacity is not None:
                 for table in self.tables.values():
                     table.reach(cache.capacity)
@@ -124,14 +116,12 @@ class NativeForward(FusedPass):
 
     Attributes:
         added: norms multiply by 1 + w.
-        capped_scores: attention scores are capped where the configuration has a cap.
 
     Raises:
         NotNativeError: the model has something that this pass does not do, or was given it later.
     """
 
     added = False
-    capped_scores: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -152,7 +142,7 @@ class NativeForward(FusedPass):
         listed = optional(config, "layer_types")
         kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
         heads, shared = config.num_attention_heads, config.num_key_value_heads
-        cap = optional(config, "attn_logit_softcapping") if self.capped_scores else None
+        cap = optional(config, "attn_logit_softcapping")
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [

@@ -36,8 +36,9 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
 
     oneDNN takes bfloat16 on CPUs with AVX-512 alone.
     """
-    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return there and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    half = dtype == torch.bfloat16
+    fits = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else dtype == torch.float32
+    return torch.backends.mkldnn.is_available() and fits
 
 
 class OneDNNLinear(Linear):

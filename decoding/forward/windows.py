@@ -19,46 +19,27 @@ class Window(NamedTuple):
     size: int
     chunked: bool = False
 
-    def hides(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return True where the window hides `columns` from rows at these positions.
-
-        Both broadcast.
-        """
-        if self.chunked:
-            return rows // self.size != columns // self.size
-        return rows - columns >= self.size
-
-    def edges(self, tree: int, width: int) -> tuple[int, int]:
-        """Find the slots that a tree of `width` rows sees, which begins at slot `tree`.
-
-        Returns:
-            The first slot that some row sees, and the first that all rows see.
-        """
-        return max(0, tree + 1 - self.size), max(0, min(tree, tree + width - self.size))
-
-    def masked(
-        self, mask: Tensor, rows: Tensor, columns: Tensor | None, parts: tuple[int, int, int]
-    ) -> Tensor:
-        """Extend the mask of a tree's rows by the window's edge, and hide what lies outside.
-
-        Args:
-            mask: additive, [B or 1, 1, n, width], over the tree's slots.
-            rows: positions of the rows, [B, n].
-            columns: positions of the slots, [B, slots].
-            parts: the first slot that a row sees, the first that the mask leaves out, and the first
-                of the tree.
-        """
-        (first, open, tree), width = parts, mask.shape[-1]
-        if open > first:
-            mask = F.pad(mask, (open - first, 0))
-        if tree and self.edges(tree, width)[1] <= first and width <= self.size:
+    def masked(self, mask: Tensor, rows: Tensor, columns: Tensor, more: int) -> Tensor:
+        """Extend the mask of a tree's rows by `more` slots before them; see `cut`."""
+        mask = F.pad(mask, (more, 0))
+        first = columns.shape[1] - mask.shape[-1]
+        if first + more and mask.shape[-1] <= self.size:
             return mask  # all rows see all that is left
-        assert columns is not None
-        return self.cut(mask, rows, torch.cat([columns[:, first:open], columns[:, tree:]], 1))
+        return self.cut(mask, rows, columns[:, first:])
 
     def cut(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Hide in `mask` [.., n, m] the columns outside the windows of rows at these positions."""
-        hidden = self.hides(rows[:, None, :, None], columns[:, None, None])
+        """Hide in `mask` [B or 1, 1, n, m] what lies outside of the rows' windows.
+
+        Args:
+            mask: additive.
+            rows: positions of the rows, [B, n].
+            columns: positions of the slots, [B, m].
+        """
+        rows, columns = rows[:, None, :, None], columns[:, None, None]
+        if self.chunked:
+            hidden = rows // self.size != columns // self.size
+        else:
+            hidden = rows - columns >= self.size
         return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 

@@ -62,7 +62,7 @@ def test_a_step_waits_once_and_writes_what_the_target_does(pair, name, policy, g
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("size", [20, 64, 256])
+@pytest.mark.parametrize("size", [24, 64, 256])
 @torch.inference_mode()
 def test_attention_in_two_parts_is_plain_attention(dtype, size):
     generator = torch.Generator("cuda").manual_seed(0)
@@ -72,14 +72,9 @@ def test_attention_in_two_parts_is_plain_attention(dtype, size):
     )
     mask = torch.full((1, 1, 5, 5), torch.finfo(dtype).min, dtype=dtype, device="cuda").triu_(1)
     seen = seen_in(None, mask, torch.arange(600, 605, device="cuda")[None], None, 600, dtype, 2)
-    assert (seen.open < seen.tree) == has_flash(query.device, dtype)
+    assert bool(seen.text) == has_flash(query.device, dtype)
     wide = torch.cat([torch.zeros(1, 1, 5, 600, device="cuda"), mask], -1)
-    split = Seen(0, 0, 600, mask.repeat(1, 1, 2, 1))  # also where there is no flash attention
-    for view, slots, blocked in (
-        (seen, 605, wide),
-        (split, 605, wide),
-        (Seen(causal=True), 5, mask),
-    ):
+    for view, slots, blocked in ((seen, 605, wide), (Seen(causal=True), 5, mask)):
         held = [states[:, :, :slots] for states in (keys, values)]
         attended = attend(query, *held, view, 0.2).view(1, 5, 4, size).transpose(1, 2)
         whole = (states.float().repeat_interleave(2, 1) for states in held)
