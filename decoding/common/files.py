@@ -159,9 +159,8 @@ def remove_temporaries(folder: Path) -> list[str]:
 def refuse_links(folder: Path) -> None:
     """Raise UserError if `folder`, or anything in it, is a link."""
     refuse_link(folder)
-    for place, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            refuse_link(Path(place, name))
+    for path in folder.rglob("*"):
+        refuse_link(path)
 
 
 def refuse_link(path: Path) -> None:
