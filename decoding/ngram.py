@@ -57,10 +57,9 @@ class NgramIndex:
         for token in tokens:
             at, ending = len(text), tuple(text[-largest:])
             for size, latest in self._latest.items():
-                key = ending[-size:] if size <= at else None
-                self._before[size].append(0 if key is None else latest.get(key, 0))
-                if key is not None:
-                    latest[key] = at
+                key = ending[-size:]  # at the text's start a shorter one, which nobody looks up
+                self._before[size].append(latest.get(key, 0))
+                latest[key] = at
             text.append(token)
 
     def match(self, path: list[int]) -> Match:

@@ -167,8 +167,8 @@ def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     lower = torch.zeros_like(w)
     alive = member.expand(len(start), -1, -1)
     totals = [torch.zeros_like(w)]
-    scores, masses = (x.view(len(levels), *levels[0].node.shape) for x in _ranks(levels))
-    for level, score, below in zip(levels, scores, masses, strict=True):
+    for level in levels:
+        score, below = _ranks(level)
         best = torch.where(alive, score[:, None], -1)
         ties = best == best.max(-1, keepdim=True).values
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
@@ -182,14 +182,12 @@ def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
-def _ranks(levels: "list[Level]") -> tuple[Tensor, Tensor]:
-    """Return what the draws of all levels are ranked by, and the q-mass ranked strictly below them.
+def _ranks(level: "Level") -> tuple[Tensor, Tensor]:
+    """Return what draws are ranked by, and the q-mass ranked strictly below them; both [B, K].
 
     Rows are read a chunk at a time.
     """
-    p, q = levels[0].p, levels[0].q
-    rows = torch.cat([level.node.flatten() for level in levels])
-    tokens = torch.cat([level.token.flatten() for level in levels])
+    p, q, rows, tokens = level.p, level.q, level.node.flatten(), level.token.flatten()
     places = torch.empty(len(rows), device=rows.device)
     masses = torch.empty_like(places, dtype=torch.float64)
     ids = torch.arange(q.shape[-1], device=rows.device)
@@ -201,7 +199,7 @@ def _ranks(levels: "list[Level]") -> tuple[Tensor, Tensor]:
         low = low.view(torch.float32)
         below = (score < low) | ((score < high) & (ids < drawn))
         places[at], masses[at] = low[:, 0], (weights * below).sum(-1).double()
-    return places, masses.clamp_(max=1)
+    return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
 
 
 @rule("gbv", DELAYED, on_device=gbv_rows, labels=gbv_gains)
