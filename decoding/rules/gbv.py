@@ -39,8 +39,7 @@ def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
     total = power = 1.0
     for j in range(1, k if max_k is None else max_k):
         power = power * g
-        longer = total * f + power
-        total = longer if max_k is None else where(j < k, longer, total)
+        total = where(j < k, total * f + power, total)
     return total
 
 

@@ -113,7 +113,7 @@ def play_rows(
     if draws.shape[1] < 2:
         return winner, q
     key = rank_key(advantage(p, q))
-    order = key.argsort(dim=-1, stable=True)
+    order = order_of(key)
     ranked_p, ranked_q = (rows.gather(-1, order) for rows in (p, q))
     law = ranked_q
     for stage in range(1, draws.shape[1]):
