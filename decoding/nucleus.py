@@ -10,7 +10,7 @@ _LARGE, _STRIDE = 1 << 14, 64
 """Tokens of a row from which on every 64th is looked at first."""
 
 
-def nucleus(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
+def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
     """Drop improbable tokens of `probs` by top-k, then top-p, then min-p, and divide by the sum.
 
     Tokens are ranked by probability; of equal ones the lower id ranks first. The first n are kept,

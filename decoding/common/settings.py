@@ -171,7 +171,7 @@ def validated(content: Mapping[str, Any], schema: type[T]) -> T:
             value and what is allowed.
     """
     try:
-        return cast(T, adapter(schema).validate_python(content))
+        return cast(T, adapter(cast(Any, schema)).validate_python(content))
     except ValidationError as error:
         raise UserError(explained(error, schema, content)) from error
 
