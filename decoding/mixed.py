@@ -6,7 +6,6 @@ drawn. So each step is lossless by the proof of its own rule.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +56,7 @@ class MixedDrafter(Drafter):
 
     def fork(self) -> MixedDrafter:
         """See `Drafter.fork`."""
-        forked = copy(self)
-        forked.ngram, forked.draft = self.ngram.fork(), self.draft.fork()
-        return forked
+        return MixedDrafter(self.ngram.fork(), self.draft.fork())
 
     def start(
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting

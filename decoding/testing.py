@@ -10,7 +10,7 @@ your own.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -35,11 +35,12 @@ class EnumeratedRng(Rng):
         self.script, self.taken = list(script), list[tuple[int, int]]()
         self.probability = 1.0
 
-    def _decide(self, outcomes: list[tuple[int, float]]) -> int:
+    def _decide(self, outcomes: Iterable[tuple[int, float]]) -> int:
+        possible = [each for each in outcomes if each[1] > 0]
         at = len(self.taken)
         choice = self.script[at] if at < len(self.script) else 0
-        outcome, probability = outcomes[choice]
-        self.taken.append((choice, len(outcomes)))
+        outcome, probability = possible[choice]
+        self.taken.append((choice, len(possible)))
         self.probability *= probability
         return outcome
 
@@ -48,12 +49,7 @@ class EnumeratedRng(Rng):
         if isinstance(probability, Tensor):
             return torch.tensor([self.bernoulli(each) for each in probability.tolist()])
         probability = min(max(probability, 0.0), 1.0)
-        outcomes = [
-            (value, chance)
-            for value, chance in ((1, probability), (0, 1 - probability))
-            if chance > 0
-        ]
-        return bool(self._decide(outcomes))
+        return bool(self._decide([(1, probability), (0, 1 - probability)]))
 
     def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
         """Draw as `Rng.categorical`."""
@@ -62,24 +58,22 @@ class EnumeratedRng(Rng):
         if weights.dim() == 2:
             return torch.tensor([self.categorical(row) for row in weights])
         values = weights.double()
-        chances = (values / values.sum()).tolist()
-        return self._decide([(token, chance) for token, chance in enumerate(chances) if chance > 0])
+        return self._decide(enumerate((values / values.sum()).tolist()))
 
 
 def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:
     """(outcome, probability) of `experiment(rng)` for every sequence of its random decisions."""
-    script: list[int] | None = []
-    while script is not None:
+    script: list[int] = []
+    while True:
         rng = EnumeratedRng(script)
-        outcome = experiment(rng)
-        yield outcome, rng.probability
-        script = [choice for choice, _ in rng.taken]
-        while script and script[-1] + 1 == rng.taken[len(script) - 1][1]:
-            script.pop()
-        if script:
-            script[-1] += 1
-        else:
-            script = None
+        yield experiment(rng), rng.probability
+        taken = rng.taken
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return
+        script = [choice for choice, _ in taken]
+        script[-1] += 1
 
 
 def exact_law(experiment: Callable[[Any], Hashable]) -> dict[Hashable, float]:

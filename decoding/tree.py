@@ -95,18 +95,14 @@ class DraftTree:
 
     def q_rows(self, nodes: list[int]) -> Tensor:
         """Return q [n, V] at expanded nodes."""
-        rows = [self.q_at(node) for node in nodes]
-        return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+        return torch.stack([self.q_at(node) for node in nodes])
 
     def draw(self, count: int, rng: Rng) -> None:
         """Let every path go on with `count` i.i.d. draws from its end's q.
 
         Paths that drew the same tokens share their nodes and stay as many as they are.
         """
-        tips, ends = (
-            self.tips,
-            self._ends if count == 1 else [end for end in self._ends for _ in range(count)],
-        )
+        tips, ends = self.tips, [end for end in self._ends for _ in range(count)]
         tokens = rng.categorical(self.q_rows(tips), ends)
         numbers: dict[int, int] = {}
         self._ends = [

@@ -27,7 +27,8 @@ class Verifier:
             PATHS, DELAYED, IID, DISTINCT or EVERY of `nde_talf.decoding.registry`; greedy only at
             temperature 0.
         on_device: the rule for a tree on a device; None where there is none.
-        labels: what estimates E[tau + 1] for it (`rules.labels.labels_of`); None: nothing does.
+        labels: what estimates E[tau + 1] for it (`rules.labels`): a `Rule`, or a
+            function (levels, start); None: nothing does.
 
     Raises:
         ValueError: for a kind of tree that there is not.

@@ -214,8 +214,9 @@ class _Bench:
         drafter, first = drafter_of(draft, static), self.probe.rule
         rule = RuleOfTree("probed", first.rule, DELAYED, first.on_device)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
+        fits = all(VERIFIERS[name].on_device for name in verifiers)
         self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, rule, draft_setting, device=on_device, **timing
+            target, drafter, self.probe, rule, draft_setting, device=on_device and fits, **timing
         )
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)

@@ -24,8 +24,8 @@ def write_card(
     about: str,
     use: str,
     tags: Sequence[str],
-    base: str | None = None,
-    facts: Mapping[str, Any] | None = None,
+    base: str | None,
+    facts: Mapping[str, Any],
     figures: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the card of `folder`.

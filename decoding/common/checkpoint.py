@@ -78,7 +78,7 @@ class ResumableCheckpoint(pl.Callback):
     step, which would leave no checkpoint at all.
     """
 
-    def __init__(self, path: Path, seconds: float, evaluated: int = 0) -> None:
+    def __init__(self, path: Path, seconds: float, evaluated: int) -> None:
         self.path, self.seconds, self._written, self.interval = path, seconds, 0.0, seconds
         self.evaluated = evaluated
 

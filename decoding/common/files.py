@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.typed import typed
-
-T = TypeVar("T")
 
 DISK = {
     errno.ENOSPC: "the disk is full. Free some space",
@@ -159,9 +157,8 @@ def remove_temporaries(folder: Path) -> list[str]:
 def refuse_links(folder: Path) -> None:
     """Raise UserError if `folder`, or anything in it, is a link."""
     refuse_link(folder)
-    for place, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            refuse_link(Path(place, name))
+    for path in folder.rglob("*"):
+        refuse_link(path)
 
 
 def refuse_link(path: Path) -> None:
@@ -207,8 +204,8 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(
-    path: Path, kind: type[T] | Any = dict[str, Any], again: str = "delete it and make it again"
-) -> T | Any:
+    path: Path, kind: Any = dict[str, Any], again: str = "delete it and make it again"
+) -> Any:
     """The content of a JSON file.
 
     Args:

@@ -36,7 +36,7 @@ class MicroBatch:
                 at += self.size
                 continue
             except (RuntimeError, MemoryError) as error:
-                if not (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)):
+                if not lacks_memory(error):  # CUDA's error says so in words too
                     raise
                 if self.size == 1:
                     raise UserError(

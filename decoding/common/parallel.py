@@ -5,11 +5,10 @@ Each worker has GPUs of its own.
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,10 +18,6 @@ from nde_talf.decoding.common.progress import console
 DEATHS = 4
 """Workers that may die over one unit of work."""
 CONNECT_SECONDS = 5.0
-FREE_SECONDS = 10.0
-"""How long the cluster may take to have free what the workers need: a job that just ended gives it
-back in a while.
-"""
 NOTICE_SECONDS, START_SECONDS = 30.0, 300.0
 """After how long it is printed that no worker has started yet, and how long that may take, while no
 other one works.
@@ -57,12 +52,7 @@ class Workers:
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the workers, whatever they are doing."""
         for actor in [
             *self._free,
@@ -222,26 +212,17 @@ def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
     A worker's GPUs are on one machine, so machines are counted one by one.
 
     Raises:
-        UserError: the cluster is too small, with the numbers, or stays so busy that no worker could
-            start.
+        UserError: the cluster is too small, with the numbers.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(int(node.get("GPU", 0) / gpus) for node in nodes) if gpus else workers
-    has = f"the cluster has {'; '.join(map(_shown, nodes))}"
     if room < workers:
         raise UserError(
-            f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: {has},"
-            f" room for {room}. Lower engine.workers or engine.gpus, or start Ray on more machines"
-            " (ray.address)."
+            f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: the"
+            f" cluster has {'; '.join(map(_shown, nodes))}, room for {room}. Lower engine.workers"
+            " or engine.gpus, or start Ray on more machines (ray.address)."
         )
-    deadline = time.monotonic() + FREE_SECONDS
-    while (free := ray.available_resources()).get("GPU", 0) < gpus or free.get("CPU", 0) < 1:
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"no Ray worker can start: {has}, and free are {_shown(free)}; a worker needs"
-                f" {gpus:g} GPUs and 1 CPU. Wait until other jobs have ended, or lower engine.gpus."
-            )
-        time.sleep(0.5)
+    free = ray.available_resources()
     if free.get("GPU", 0) < workers * gpus:
         console.print(
             f"! {_shown(free)} are free: some of {workers} workers start when other jobs have ended"

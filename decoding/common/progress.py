@@ -135,7 +135,7 @@ def activity(title: str, total: int = 0, unit: str = "", done: int = 0) -> Itera
 
 
 @contextmanager
-def reporting(stage: str, every: float = EVERY) -> Iterator[None]:
+def reporting(stage: str) -> Iterator[None]:
     """Print a line on the innermost activity every so often, where there is no terminal."""
     if console.is_terminal:
         yield
@@ -143,7 +143,7 @@ def reporting(stage: str, every: float = EVERY) -> Iterator[None]:
     ended = Event()
 
     def report() -> None:
-        while not ended.wait(every):
+        while not ended.wait(EVERY):
             now = _activities[-1:]  # one copy: the other thread may remove it
             console.print(f"{stage}, {now[0].line()}" if now else whole.line())
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field as dataclass_field
 from dataclasses import fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from typing import (
     Annotated,
     Any,
@@ -27,11 +27,12 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.typed import adapter
 
 T = TypeVar("T")
 
@@ -170,14 +171,9 @@ def validated(content: Mapping[str, Any], schema: type[T]) -> T:
             value and what is allowed.
     """
     try:
-        return cast(T, _adapter(cast(Any, schema)).validate_python(content))
+        return cast(T, adapter(cast(Any, schema)).validate_python(content))
     except ValidationError as error:
         raise UserError(explained(error, schema, content)) from error
-
-
-@cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
 
 
 def explained(error: ValidationError, schema: type, content: Any, group: str = "") -> str:

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of an annotation or a class."""
     return TypeAdapter(kind)
 
 
@@ -26,7 +27,7 @@ def typed(value: Any, kind: Any) -> Any:
         ValueError: it is not one. The message names the first part that is not.
     """
     try:
-        return _adapter(kind).validate_json(json.dumps(value, allow_nan=False), strict=True)
+        return adapter(kind).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         name = ".".join(map(str, fault["loc"])) or "it"

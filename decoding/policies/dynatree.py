@@ -87,7 +87,7 @@ class History:
         drafted: tokens of the last tree; what a step commits is divided by it.
     """
 
-    def __init__(self, config: DynaTreeConfig):
+    def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
         self.config, self.depth, self.drafted = config, config.depth, 0
         self.confident_low, self.confident_high = config.confident_low, config.confident_high
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))
@@ -108,10 +108,8 @@ class History:
         self.depth = min(max(self.depth + move, 1), config.max_depth - 1)
         shift = -move * config.step
         if self.confident_low + shift > 0 and self.confident_high + shift <= 1:
-            self.confident_low, self.confident_high = (
-                self.confident_low + shift,
-                self.confident_high + shift,
-            )
+            self.confident_low += shift
+            self.confident_high += shift
 
 
 class DynaTree(TreePolicy):
@@ -176,13 +174,10 @@ class DynaTree(TreePolicy):
     def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
         """Evaluate lines 14 to 25 for a node `depth` below the root, so depth - 1 below u_0."""
         config = self.config
-        if (
-            depth > config.max_depth
-            or depth >= room
-            or probability < max(config.prune, config.stop)
-        ):
+        if depth > config.max_depth or depth >= room:
             return False
-        return depth <= history.depth or probability >= config.deep
+        deep = depth > history.depth
+        return probability >= max(config.prune, config.stop, config.deep if deep else 0.0)
 
 
 @policy("dynatree", verifier="nss", options_of=DynaTreeConfig)

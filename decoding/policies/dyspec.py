@@ -28,8 +28,7 @@ class Rest:
     """
 
     def __init__(self, q: Tensor):
-        self.total = 1.0
-        self._mass, self._drawn = q, False
+        self.total, self._mass = 1.0, q.clone()
 
     @property
     def empty(self) -> bool:
@@ -44,8 +43,6 @@ class Rest:
             it.
         """
         before, token = self.total, rng.categorical(self._mass)
-        if not self._drawn:
-            self._mass, self._drawn = self._mass.clone(), True
         probability = min(1.0, float(self._mass[token]) / before)
         self._mass[token] = 0
         self.total = float(self._mass.sum(dtype=torch.float64))

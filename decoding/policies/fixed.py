@@ -56,7 +56,6 @@ def sequoia_shape(
     where `below` is best[0] with one level less. All b and size at once are one NumPy matrix
     [nodes, nodes]: 768 nodes and 16 rates take about a second.
     """
-    values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, size - 1]
     below, choices = (
         np.zeros(nodes + 1),
         list[list[np.ndarray]](),
@@ -65,14 +64,11 @@ def sequoia_shape(
         best, sizes_by_child = np.zeros(nodes + 1), list[np.ndarray]()
         for rate in rates[:nodes][::-1]:
             padded = np.append(np.full(nodes, -np.inf), best)  # more than b nodes cannot be taken
-            np.add(
-                rate * (1 + below[:-1]),
-                sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1],
-                out=values,
-            )
+            rest = sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1]
+            values = rate * (1 + below[:-1]) + rest  # [b - 1, size - 1]
             largest = values.max(1)
-            np.greater_equal(values, largest[:, None] - 1e-12, out=equal)
-            sizes = np.where(largest > 1e-12, equal.argmax(1) + 1, 0)  # the smallest of equals
+            first = (values >= largest[:, None] - 1e-12).argmax(1)  # the smallest of equals
+            sizes = np.where(largest > 1e-12, first + 1, 0)
             best, sizes_by_child = (
                 np.append(0.0, np.where(sizes > 0, largest, 0.0)),
                 [np.append(0, sizes), *sizes_by_child],

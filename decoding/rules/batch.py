@@ -4,7 +4,6 @@ Node 0 is the root, and parents precede their children. The host does not know w
 it goes down all levels with a pointer [1] to the current node: depth + 1 nodes are solved.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +16,18 @@ from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import Verdict
 
-Rows = Callable[[Tensor], Tensor]
-"""Node numbers [n] -> rows [n, V] of a distribution there."""
-
 
 @dataclass
 class RowTree:
-    """A draft tree of N nodes whose distributions are rows, looked up by tensors of node numbers.
+    """A draft tree of N nodes, looked up by tensors of node numbers.
 
     Attributes:
         tokens: [N] token ids.
         parents: [N]. The first node of the parent's token; -1 for the root, -2 for padding.
         first: [N]. The first node that is the same draw under the same parent.
         sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
-        p, q: rows of the target and of the draft. q is asked for at nodes with children only.
+        p: [N, V]. Rows of the target.
+        q: [M, V]. Rows of the draft at the first M nodes; the others have no children.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that a node can have.
     """
@@ -39,10 +36,14 @@ class RowTree:
     parents: Tensor
     first: Tensor
     sees: Tensor
-    p: Rows
-    q: Rows
+    p: Tensor
+    q: Tensor
     depth: int
     max_draws: int
+
+    def q_at(self, nodes: Tensor) -> Tensor:
+        """Return rows [n, V] of the draft, which mean nothing at nodes without children."""
+        return self.q[nodes.clamp(max=len(self.q) - 1)]
 
     def children(self, node: Tensor) -> tuple[Tensor, Tensor]:
         """Return the draws at `node` [1]: tokens [1, n] in draft order, and their count.
@@ -67,18 +68,9 @@ class RowTree:
 
 def rows_of(tree: DeviceTree) -> RowTree:
     """Return the rows of a tree."""
-    inner = [q for q in tree.q if q is not None] or [tree.p[0]]  # a root alone needs none
-    q = torch.stack(inner)
-    return RowTree(
-        tree.tokens,
-        tree.parents,
-        tree.first,
-        tree.sees,
-        lambda at: tree.p.index_select(0, at),
-        lambda at: q.index_select(0, at.clamp(max=len(q) - 1)),
-        tree.depth,
-        tree.max_draws,
-    )
+    q = torch.stack([row for row in tree.q if row is not None])
+    topology = tree.tokens, tree.parents, tree.first, tree.sees
+    return RowTree(*topology, tree.p, q, tree.depth, tree.max_draws)
 
 
 @dataclass
@@ -118,11 +110,11 @@ def walk_rows(rule: Rule, tree: RowTree, rng: Rng) -> Verdict:
     alive = torch.ones_like(end, dtype=torch.bool)
     token = torch.full_like(end, -1)
     for level in range(tree.depth + 1):
-        p = tree.p(end)
+        p = tree.p[end]
         if level == tree.depth:
             drawn = correction(rule.target(p), alive, rng)
         else:
-            drawn = solve_rows(rule, Nodes(p, tree.q(end), *tree.children(end)), alive, rng)
+            drawn = solve_rows(rule, Nodes(p, tree.q_at(end), *tree.children(end)), alive, rng)
         token = torch.where(alive, drawn, token)
         match = (tree.parents == end) & (tree.tokens == drawn) & alive
         alive = match.any(0, keepdim=True)

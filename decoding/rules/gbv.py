@@ -21,7 +21,7 @@ from nde_talf.decoding.rules.ranking import (
     rank_key,
 )
 from nde_talf.decoding.rules.residual import ratio, where
-from nde_talf.decoding.rules.sums import in_place, row_chunks
+from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
 from nde_talf.decoding.rules.traversal_rows import traversal_rows
 from nde_talf.decoding.sampling import Rng
@@ -39,8 +39,7 @@ def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
     total = power = 1.0
     for j in range(1, k if max_k is None else max_k):
         power = power * g
-        longer = total * f + power
-        total = longer if max_k is None else where(j < k, longer, total)
+        total = where(j < k, total * f + power, total)
     return total
 
 
@@ -117,12 +116,12 @@ def gbv_rows(tree: RowTree, rng: Rng, exact: bool = False) -> Verdict:
     node = torch.zeros_like(tree.tokens[:1])
     lower = torch.zeros(1, 1, dtype=torch.float64, device=node.device)
     k = torch.ones_like(node)
-    nodes, tokens, parents, rows = [node], [tree.tokens[:1]], [torch.full_like(node, -1)], []
+    nodes, parents, rows = [node], [torch.full_like(node, -1)], []
     for level in range(tree.depth):
         draws, count = tree.children(node)
         k = torch.maximum(k, count)
-        q = tree.q(node)
-        key = rank_key(advantage(tree.p(node), q), exact)
+        q = tree.q_at(node)
+        key = rank_key(advantage(tree.p[node], q), exact)
         drawn = torch.arange(draws.shape[1], device=draws.device) < count
         rank = torch.where(drawn, place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
@@ -136,16 +135,16 @@ def gbv_rows(tree: RowTree, rng: Rng, exact: bool = False) -> Verdict:
         parents.append(torch.where(alive, level, -2))
         node = torch.where(alive, child.to(torch.uint8).argmax(0, keepdim=True), node)
         nodes.append(node)
-        tokens.append(token[0])
         rows.append(row)
-    selected, tilted = torch.cat(nodes), torch.cat(rows or [tree.q(node)])
+    selected, tilted = torch.cat(nodes), torch.cat(rows or [tree.q])
+    number = torch.arange(len(nodes), device=node.device)
     path = RowTree(
-        torch.cat(tokens),
+        tree.tokens[selected],
         torch.cat(parents),
-        torch.arange(len(nodes), device=node.device),
-        torch.ones(len(nodes), len(nodes), dtype=torch.bool, device=node.device).tril(),
-        lambda at: tree.p(selected[at]),
-        lambda at: tilted[at.clamp(max=len(tilted) - 1)],
+        number,
+        number[:, None] >= number,
+        tree.p[selected],
+        tilted,
         tree.depth,
         1,
     )
@@ -167,8 +166,8 @@ def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     lower = torch.zeros_like(w)
     alive = member.expand(len(start), -1, -1)
     totals = [torch.zeros_like(w)]
-    scores, masses = (x.view(len(levels), *levels[0].node.shape) for x in _ranks(levels))
-    for level, score, below in zip(levels, scores, masses, strict=True):
+    for level in levels:
+        score, below = _ranks(level)
         best = torch.where(alive, score[:, None], -1)
         ties = best == best.max(-1, keepdim=True).values
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
@@ -182,24 +181,14 @@ def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
-def _ranks(levels: "list[Level]") -> tuple[Tensor, Tensor]:
-    """Return what the draws of all levels are ranked by, and the q-mass ranked strictly below them.
+def _ranks(level: "Level") -> tuple[Tensor, Tensor]:
+    """Return what draws are ranked by, and the q-mass ranked strictly below them; both [B, K].
 
     Rows are read a chunk at a time.
     """
-    p, q = levels[0].p, levels[0].q
-    rows = torch.cat([level.node.flatten() for level in levels])
-    tokens = torch.cat([level.token.flatten() for level in levels])
+    p, q, rows, tokens = level.p, level.q, level.node.flatten(), level.token.flatten()
     places = torch.empty(len(rows), device=rows.device)
     masses = torch.empty_like(places, dtype=torch.float64)
-    if in_place(p):
-        for row in rows.unique().tolist():
-            score = advantage(p[row], q[row])
-            for at in (rows == row).nonzero()[:, 0].tolist():
-                token = int(tokens[at])
-                places[at] = bracket(float(score[token]))[0]
-                masses[at] = mass_below(score, q[row], token)
-        return places, masses.clamp_(max=1)
     ids = torch.arange(q.shape[-1], device=rows.device)
     for at, chunk in row_chunks(p, rows):
         weights, drawn = q[chunk], tokens[at, None]
@@ -209,7 +198,7 @@ def _ranks(levels: "list[Level]") -> tuple[Tensor, Tensor]:
         low = low.view(torch.float32)
         below = (score < low) | ((score < high) & (ids < drawn))
         places[at], masses[at] = low[:, 0], (weights * below).sum(-1).double()
-    return places, masses.clamp_(max=1)
+    return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
 
 
 @rule("gbv", DELAYED, on_device=gbv_rows, labels=gbv_gains)

@@ -3,6 +3,7 @@
 Algorithm 5, NDE paper, with the pair weights of every stage.
 """
 
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,10 +100,8 @@ class KhistiBranching:
                 for n, r in enumerate(laws):
                     law[b, members, n] = r[drawn].double().cpu()
                     self.covered[node, n + 1] = torch.minimum(p, r).sum()
-                for m, stage in enumerate(stages, start=1):
-                    for k in members[m:]:
-                        for j in members[: members.index(k)]:
-                            keeps[b, m, j, k] = stage.keeps(tokens[b][j], tokens[b][k])
+                for (m, stage), (j, k) in product(enumerate(stages, 1), combinations(members, 2)):
+                    keeps[b, m, j, k] = stage.keeps(tokens[b][j], tokens[b][k])
         return law.to(level.px.device), keeps.to(level.px.device)
 
 

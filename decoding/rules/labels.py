@@ -11,7 +11,7 @@ node: the row of the first of them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.sums import positive_sums
@@ -204,18 +202,6 @@ class Branching:
         return added * level.member, level.at_first(self.alpha)
 
 
-def labels_of(verifier: str) -> Any:
-    """Return what a verifier's labels are made of: its `Rule`, or a function (levels, start).
-
-    Raises UserError where it has none.
-    """
-    if verifier not in LABELLED:
-        raise UserError(
-            f"verifier={verifier}: it has no labels; choose one of {', '.join(LABELLED)}."
-        )
-    return VERIFIERS[verifier].labels
-
-
 def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tensor]:
     """Return the reach at every branch point, and E[tau] of every bare trunk; both [T, L1 + 1].
 
@@ -228,7 +214,7 @@ def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tenso
     if not len(trunk.tokens):
         return one, torch.zeros_like(one)
     (level,) = levels(trunk, torch.ones(1, 1, dtype=torch.bool, device=trunk.p.device))
-    labels = labels_of(verifier)
+    labels = VERIFIERS[verifier].labels
     if not isinstance(labels, Rule):
         reach = path_weights(*(x.view(count, -1) for x in (level.px, level.qx)))
         return reach, reach.cumsum(-1) - 1
@@ -251,7 +237,7 @@ def branch_gains(branches: Bundle, start: Tensor, verifier: str) -> Tensor:
     bundle_levels = list(levels(branches, subsets))
     if not bundle_levels:
         return start.new_zeros(len(start), len(subsets), 1)
-    labels = labels_of(verifier)
+    labels = VERIFIERS[verifier].labels
     if not isinstance(labels, Rule):
         return labels(bundle_levels, start)
     rule = labels.branching(branches.p, branches.q, draws_by_row(bundle_levels))
@@ -274,12 +260,8 @@ def top_down_gains(branching: Any, levels: list[Level], start: Tensor) -> Tensor
     reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     before = torch.zeros_like(reach[..., 0])
     expected = [before]
-    # All levels as one of L * B bundles: their parts do not depend on the levels above.
-    names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
-    joined = {name: torch.cat([getattr(level, name) for level in levels]) for name in names}
-    parts = branching.parts(replace(levels[0], **joined))
-    each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in parts)
-    for level, contributions, rates in zip(levels, each, last, strict=True):
+    for level in levels:
+        contributions, rates = branching.parts(level)
         expected.append(before + (reach * rates).sum(-1))
         before = before + (reach * contributions).sum(-1)
         reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)

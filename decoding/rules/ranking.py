@@ -23,12 +23,11 @@ def advantage(p: Tensor, q: Tensor) -> Tensor:
 
 def rank_key(score: Tensor, exact: bool = False) -> Tensor:
     """Return keys [..., V] (int16, or int32 where `exact`) that rank tokens like float32 scores."""
-    score = score + 0.0  # one zero only
-    if exact:
-        bits = score.view(torch.int32)
-        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    upper = (score.view(torch.int32) >> 16).to(torch.int16)
-    return upper ^ ((upper >> 15) & 0x7FFF)  # monotone for negative floats too
+    bits = (score + 0.0).view(torch.int32)  # one zero only
+    if not exact:
+        bits = (bits >> 16).to(torch.int16)
+    kind = torch.iinfo(bits.dtype)
+    return bits ^ ((bits >> (kind.bits - 1)) & kind.max)  # monotone for negative floats too
 
 
 def order_of(key: Tensor) -> Tensor:

@@ -15,21 +15,11 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
 
     w0, c: [M]. Only a chunk of rows is materialised.
     """
-    if not len(rows):
-        return torch.zeros(0, dtype=torch.float64, device=p.device)
-    if in_place(p):
-        scales = torch.where(w0 > 0, c / w0, 0.0).clamp(max=1e37).tolist()
-        sums = [
-            p[run].sub(q[run], alpha=scales[at.start]).clamp_(min=0).sum(-1)
-            for at, run in _runs(rows.tolist(), rows_at_once(p), scales)
-        ]
-        return torch.cat(sums).double() * w0
-    w0, c = w0.to(p), c.to(p)
-    sums = [
-        p[row].mul_(w0[at, None]).addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1)
-        for at, row in row_chunks(p, rows)
-    ]
-    return torch.cat(sums).double()
+    sums, w0, c = torch.zeros_like(w0), w0.to(p), c.to(p)
+    for at, row in row_chunks(p, rows):
+        weights = (p[row] * w0[at, None]).addcmul_(q[row], c[at, None], value=-1)
+        sums[at] = weights.clamp_(min=0).sum(-1).double()
+    return sums
 
 
 def hit_rates(
@@ -64,17 +54,16 @@ def hit_rates(
 
 
 def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
-    """Yield pairs (where in `rows` [M], rows of p): neighbours as a view where `in_place`."""
-    if in_place(p):
-        yield from _runs(rows.tolist(), rows_at_once(p), [0] * len(rows))
+    """Yield pairs (where in `rows` [M], rows of p).
+
+    On a CPU long rows are read where they lie: neighbours among them as a view.
+    """
+    most = rows_at_once(p)
+    if p.device.type == "cpu" and most <= 16:
+        yield from _runs(rows.tolist(), most)
     else:
-        for start in range(0, len(rows), rows_at_once(p)):
-            yield (chunk := slice(start, start + rows_at_once(p))), rows[chunk]
-
-
-def in_place(p: Tensor) -> bool:
-    """Return True if rows are so long that reductions read them where they lie, a few at a time."""
-    return p.device.type == "cpu" and rows_at_once(p) <= 16
+        for start in range(0, len(rows), most):
+            yield (chunk := slice(start, start + most)), rows[chunk]
 
 
 def rows_at_once(p: Tensor) -> int:
@@ -82,11 +71,10 @@ def rows_at_once(p: Tensor) -> int:
     return max(1, (_CACHED if p.device.type == "cpu" else _FULL) // p.shape[-1])
 
 
-def _runs(rows: list[int], most: int, keys: list) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs (slice of `rows`, slice of p) of up to `most` neighbours with equal keys [M]."""
+def _runs(rows: list[int], most: int) -> Iterator[tuple[slice, slice]]:
+    """Yield pairs (slice of `rows`, slice of p) of up to `most` neighbours."""
     start = 0
     for stop in range(1, len(rows) + 1):
-        new = stop == len(rows) or stop - start == most
-        if new or rows[stop] != rows[stop - 1] + 1 or keys[stop] != keys[start]:
+        if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1:
             yield slice(start, stop), slice(rows[start], rows[stop - 1] + 1)
             start = stop

@@ -13,7 +13,7 @@ p - a q shares out their pairs, and in every other pair the token of larger p - 
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
@@ -83,24 +83,18 @@ def play_program(p: Tensor, q: Tensor, k: int) -> Played:
         order = order_of(key)
         law, worse = _law_by_token(a, q, order)
         core = order[-CORE:].flip(0)
-        a_core, q_core, demands = (x[core].tolist() for x in (a, q, p))
-        a_worse, q_worse = worse[:, -len(core)].tolist()
-        alone = [x * y + x * q_worse + y * a_worse for x, y in zip(a_core, q_core, strict=True)]
-        unmet = [max(demand - mass, 0.0) for demand, mass in zip(demands, alone, strict=True)]
-        masses = [
-            [a_core[i] * y + x * q_core[i] for x, y in zip(a_core, q_core, strict=True)]
-            for i in range(len(core))
-        ]
-        shares = share_out(masses, unmet)
-        law[core] = law.new_tensor(
-            [mass + sum(row) for mass, row in zip(alone, shares, strict=True)]
-        )
-        ids = core.tolist()
+        a_core, q_core, demands = (x[core].double() for x in (a, q, p))
+        a_worse, q_worse = worse[:, -len(core)].double()
+        alone = a_core * q_core + a_core * q_worse + q_core * a_worse
+        masses = a_core[:, None] * q_core + a_core * q_core[:, None]
+        unmet = (demands - alone).clamp(min=0)
+        shares = masses.new_tensor(share_out(masses.tolist(), unmet.tolist()))
+        law[core] = (alone + shares.sum(1)).to(law)
+        ids, rates = core.tolist(), (shares / masses).tolist()
         wins = {
-            (ids[i], ids[j]): shares[i][j] / masses[i][j]
-            for i in range(len(ids))
-            for j in range(len(ids))
-            if i != j and masses[i][j] > 0
+            (ids[i], ids[j]): rates[i][j]
+            for i, j in permutations(range(len(ids)), 2)
+            if masses[i, j] > 0
         }
         stages.append(Stage(key, wins=wins))
         laws.append(law)
@@ -119,7 +113,7 @@ def play_rows(
     if draws.shape[1] < 2:
         return winner, q
     key = rank_key(advantage(p, q))
-    order = key.argsort(dim=-1, stable=True)
+    order = order_of(key)
     ranked_p, ranked_q = (rows.gather(-1, order) for rows in (p, q))
     law = ranked_q
     for stage in range(1, draws.shape[1]):

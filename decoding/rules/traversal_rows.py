@@ -39,7 +39,7 @@ def weights_of(tree: RowTree) -> Weights:
     for number in range(1, len(w0)):
         draw = slice(number, number + 1)
         above, real = tree.parents[draw].clamp(min=0), tree.parents[draw] >= 0
-        node = Nodes(tree.p(above), tree.q(above), tree.tokens[draw, None], real)
+        node = Nodes(tree.p[above], tree.q_at(above), tree.tokens[draw, None], real)
         state, reached = Residual(c[above], z[above], d[above]), w0[above]
         weight = accept(node.px(0), node.qx(0), state, reached)
         w0[draw] = z[draw] = torch.where(real & (tree.first[draw] == number), weight, 0.0)
@@ -58,8 +58,8 @@ def traversal_rows(tree: RowTree, rng: Rng) -> Verdict:
     weights = weights_of(tree)
     law = weights.keep * torch.where(tree.before(), 1 - weights.keep, 1.0).prod(-1)
     end = rng.categorical(law[None])
-    w0, c, p = weights.w0[end], weights.c[end], tree.p(end)
-    left = or_target(excess(p, tree.q(end), c, w0), p, c == 0)
+    w0, c, p = weights.w0[end], weights.c[end], tree.p[end]
+    left = or_target(excess(p, tree.q_at(end), c, w0), p, c == 0)
     token = correction(left, torch.ones_like(end, dtype=torch.bool), rng)
     return Verdict(end, torch.where(law.isfinite().all(), token, -1))
 

@@ -21,7 +21,6 @@ from nde_talf import (
 )
 from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.check import check_policys_tree
-from nde_talf.decoding.rules.labels import labels_of
 from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.pairs import tiny_pair
 
@@ -154,8 +153,6 @@ def test_unknown_names_and_kinds_are_named():
         acceptance("nss", row, row, 0)
     with pytest.raises(ValueError, match="no mass"):
         branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
-    with pytest.raises(UserError, match="verifier=bv: it has no labels"):
-        labels_of("bv")
     with pytest.raises(ValueError, match="no kind idd"):
         Verifier("mine", len, frozenset({"idd"}))
     with pytest.raises(UserError, match="kind 'idd'"):
