@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
@@ -69,8 +70,12 @@ def _copied(held: Any, sequences: Tensor) -> Any:
     kind = type(held)
     if not kind.__module__.startswith("transformers.") or isinstance(held, PretrainedConfig):
         return held
-    copied = copy.copy(held)
-    for name, value in vars(held).items():
+    copied, parts = copy.copy(held), dict(vars(held))
+    if isinstance(held, DynamicLayer) and held.keys is not None and len(held.keys) == 1:
+        # Such layers replace their keys and values and never write into them.
+        for name in ("keys", "values"):
+            setattr(copied, name, parts.pop(name).expand(len(sequences), -1, -1, -1))
+    for name, value in parts.items():
         setattr(copied, name, _copied(value, sequences))
     return copied
 
