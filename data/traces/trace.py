@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.label_chunks import chunk_rows, labels
+from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
 from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_labels, text_rows
@@ -23,6 +23,8 @@ from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
 """Columns that are text: of the prompt."""
+NUMBERS = 1 << 26
+"""Numbers in one matrix of a chunk: 256 MB of float32. At its peak a chunk takes some five."""
 Pairs = list[tuple[SamplingSetting, SamplingSetting]]
 """The target's and the draft's sampling settings that labels are computed for."""
 
@@ -113,7 +115,7 @@ class Positions:
         self.tokens, self.positions = (
             torch.tensor(each, device=target.device) for each in (trajectory, positions)
         )
-        self.chunk = chunk_rows(target.vocab_size, super_tree_layout())
+        self.chunk = max(1, NUMBERS // target.vocab_size)
         self.p_prefix = Prefix(target, self.tokens)
         self.q_prefix = draft_prefix(draft, self.p_prefix)
 
