@@ -95,7 +95,7 @@ class HeadModule(RowModule):
     def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
         self.head = head
-        self.models = [head.target.module]
+        self.frozen = [head.target.module]
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
         self.gpu = head.target.device.index
         # The SALF & TALF paper begins with EAGLE's loss.

@@ -36,8 +36,6 @@ from nde_talf.draft_training.muon import Muon
 from nde_talf.draft_training.precision import resolved
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
-COOL_DOWN = 0.6
-"""Fraction of the steps, at the end, over which a language model's learning rates fall to 0."""
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
@@ -45,16 +43,16 @@ MAX_BAD_STEPS = 10
 """Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
 
 
-def warm_up_then_linear(step: int, steps: int, warm_up: int) -> float:
+def warm_up_then_linear(step: int, steps: int, warm_up: int, fall: float) -> float:
     """Return the fraction of the peak learning rates at `step` (from 0).
 
     It rises linearly over `warm_up` steps, stays at 1, and falls linearly to 0 over the last
-    six tenths of all steps.
+    `fall` steps.
 
-    >>> [warm_up_then_linear(step, 10, warm_up=2) for step in (0, 1, 4, 7, 10)]
+    >>> [warm_up_then_linear(step, 10, warm_up=2, fall=6) for step in (0, 1, 4, 7, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, COOL_DOWN * steps))
+    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, fall))
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
@@ -89,8 +87,8 @@ class RowModule(pl.LightningModule):
     """Lightning's name of the kind of device."""
     gpu: int | None = None
     """The number of the GPU that a single process trains on; None: the first."""
-    models: Sequence[PreTrainedModel] = ()
-    """The transformers models that the steps run."""
+    frozen: Sequence[PreTrainedModel] = ()
+    """The transformers models that the steps run beside the one that is trained."""
     trained: nn.Module
     config: TrainingConfig
     skipped = False
@@ -121,10 +119,14 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     @property
+    def on_cpu(self) -> bool:
+        """Tell whether it is trained on the CPU."""
+        return self.accelerator == "cpu" or not torch.cuda.is_available()
+
+    @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        on_cpu = self.accelerator == "cpu"
-        return resolved(self.config.precision, torch.device("cpu") if on_cpu else None)
+        return resolved(self.config.precision, torch.device("cpu" if self.on_cpu else "cuda"))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW, then Muon where there are matrices for it."""
@@ -277,10 +279,9 @@ def train_rows(
     trainer = _lightning(module, folder, logger or False, callbacks, options)
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
-    frozen = [model for model in module.models if model is not module.trained]
-    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
+    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in module.frozen])
     module.train()
-    with eager_attention(_fitted_on_cpu(module)):
+    with eager_attention(module):
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
@@ -294,14 +295,6 @@ def train_rows(
                 trainer.save_checkpoint(folder / BEST)
 
 
-def _fitted_on_cpu(module: RowModule) -> list[PreTrainedModel]:
-    return [each for each in module.models if each is module.trained and _on_cpu(module)]
-
-
-def _on_cpu(module: RowModule) -> bool:
-    return module.accelerator == "cpu" or not torch.cuda.is_available()
-
-
 def _lightning(
     module: RowModule,
     folder: Path,
@@ -310,7 +303,7 @@ def _lightning(
     options: dict[str, Any],
 ) -> pl.Trainer:
     """Make Lightning's Trainer of a training in `folder`; see `train_rows`."""
-    config, cpu = module.config, _on_cpu(module)
+    config, cpu = module.config, module.on_cpu
     every = min(config.evaluate_every, config.steps)
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
@@ -342,20 +335,22 @@ def load_best(module: RowModule, folder: Path) -> None:
 
 
 @contextmanager
-def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Run `models` with plain attention inside the block.
+def eager_attention(module: RowModule) -> Iterator[None]:
+    """Run a model of transformers that is trained on the CPU with plain attention.
 
     On a CPU it is faster than the fused kernel in forward and backward passes over short rows (1.2
     times with rows of 64 and 128 tokens in bfloat16), and slower in forward passes alone.
     """
-    before = [model.config.get_text_config()._attn_implementation for model in models]
-    for model in models:
-        model.set_attn_implementation("eager")
+    model = module.trained
+    if not (module.on_cpu and isinstance(model, PreTrainedModel)):
+        yield
+        return
+    before = model.config.get_text_config()._attn_implementation
+    model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        for model, implementation in zip(models, before, strict=True):
-            model.set_attn_implementation(implementation)
+        model.set_attn_implementation(before)
 
 
 @dataclass

@@ -200,7 +200,7 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     from nde_talf.draft_training.card import write_head_card
     from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
     from nde_talf.draft_training.export import save_head
-    from nde_talf.draft_training.recipe import PAUSE, Pausable
+    from nde_talf.draft_training.recipe import PAUSE, Leg
     from nde_talf.draft_training.settings import HeadConfig
     from nde_talf.draft_training.train_head import fit_head
 
@@ -219,7 +219,7 @@ def _head(config: SmallConfig, text: "Rows") -> None:
         warm_start=config.weights,
         seed=config.seed,
     )
-    leg = Pausable(folder, config.folder / PAUSE, config.hours)
+    leg = Leg(folder, config.folder / PAUSE, config.hours)
     head = fit_head(target, rows, settings, folder, _loggers(config, folder), [leg], some)
     if not leg.ended:
         report = held_out_report(head, target, some)
