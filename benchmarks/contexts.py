@@ -26,8 +26,8 @@ from benchmarks.timing import report
 from benchmarks.trajectories import STRIDE, trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.super_trees import labels
 from nde_talf.data.traces.trace import NUMBERS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt

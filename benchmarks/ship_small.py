@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import DOMAINS, Pair
 from nde_talf.data.text.prompts import (
     Prompt,
     encode_prompts,
@@ -29,7 +29,6 @@ from nde_talf.data.text.prompts import (
 )
 from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
-from nde_talf.data.text.shipped_text import DOMAINS
 from nde_talf.data.text.sources import CODE, Document, documents, read_frozen
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.files import write_atomically

@@ -61,16 +61,6 @@ class RecipeConfig(LanguageModelConfig):
         """Whether the embeddings are the output layer too: those of the deep target."""
         return self.layers > 1
 
-    def fraction(self, step: int) -> float:
-        """Return the fraction of the peak learning rates at `step` (from 0).
-
-        >>> config = RecipeConfig(warm_up=2, decay_from=4, steps=8)
-        >>> [config.fraction(step) for step in (0, 1, 3, 4, 6, 7)]
-        [0.5, 1.0, 1.0, 1.0, 0.5, 0.25]
-        """
-        fall = 0 if self.decay_from is None else self.steps - self.decay_from
-        return warm_up_then_linear(step, self.steps, self.warm_up, fall)
-
 
 class RecipeModel(LanguageModel):
     """A `LanguageModel` with the schedule of the recipe, its pass compiled, on rows in int16."""
@@ -85,7 +75,9 @@ class RecipeModel(LanguageModel):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return self.config.fraction(step)
+        steps, begin = self.config.steps, self.config.decay_from
+        fall = 0 if begin is None else steps - begin
+        return warm_up_then_linear(step, steps, self.config.warm_up, fall)
 
     def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`."""
@@ -114,7 +106,8 @@ class RecipeModel(LanguageModel):
 class Leg(pl.Callback):
     """Waits while paused, ends a training in time, and evaluates on held-out text by domain.
 
-    The figures go into `held_out.jsonl` beside the checkpoint; without held-out rows there are none.
+    The figures go into `held_out.jsonl` beside the checkpoint. Without held-out rows it evaluates
+    nothing.
 
     Args:
         state: folder of the checkpoint and of the curves.
@@ -149,8 +142,7 @@ class Leg(pl.Callback):
         self.since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Count the time, end the leg where that is due, and evaluate where that is, or at the end.
-        """
+        """Count the time, and end the leg and evaluate where that is due."""
         self.seconds += time.perf_counter() - self.since
         last = trainer.global_step == trainer.max_steps
         if time.time() >= self.ends and not last:

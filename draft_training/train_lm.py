@@ -28,6 +28,7 @@ TEMPERATURES = (1.0, 0.6)
 AT_ONCE = 8
 """Rows whose distributions it holds in memory at once."""
 
+
 def build_llama(
     config: LanguageModelConfig,
     vocab_size: int,

@@ -1,6 +1,7 @@
 """Recognise what the columns of somebody's own file hold, by their names and first rows."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from nde_talf.data.text.row_template import RowTemplate
@@ -61,7 +62,7 @@ def distinct(rows: Sequence[Any], template: RowTemplate) -> list[str]:
 
 def _columns(rows: Sequence[Any], kind: type) -> list[str]:
     """List the columns whose values are of `kind` where they are given, in the order of a row."""
-    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    first = [*islice(rows, LOOKED_AT)]
     names = dict.fromkeys(name for row in first for name in row)
     given = {name: [row[name] for row in first if row.get(name) is not None] for name in names}
     return [
@@ -83,7 +84,7 @@ def _of_words(rows: Sequence[Any], texts: list[str], nested: bool) -> list[str]:
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:
     """List columns, each with the beginning of its first text and how many rows lack it."""
-    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    first = [*islice(rows, LOOKED_AT)]
     parts = []
     for name in columns or first[0]:
         given = [row[name] for row in first if row.get(name) is not None]

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.label_chunks import labels
 from nde_talf.data.traces.settings import TracesConfig
-from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
+from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, labels, super_trees
 from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_labels, text_rows
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
@@ -23,12 +22,15 @@ from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
 """Columns that are text: of the prompt."""
+STATES = ("h_p_previous", "h_q_previous", "h_q_root")
+"""Columns that are hidden states."""
 NUMBERS = 1 << 26
 """Numbers in one matrix of a chunk: 256 MB of float32. At its peak a chunk takes some five."""
 Pairs = list[tuple[SamplingSetting, SamplingSetting]]
 """The target's and the draft's sampling settings that labels are computed for."""
 
 
+@torch.inference_mode()
 def trace_trajectories(
     target: CausalModel,
     draft: CausalModel | Draft,
@@ -103,7 +105,6 @@ class Positions:
         positions: of the roots.
     """
 
-    @torch.inference_mode()
     def __init__(
         self,
         target: CausalModel,
@@ -119,7 +120,6 @@ class Positions:
         self.p_prefix = Prefix(target, self.tokens)
         self.q_prefix = draft_prefix(draft, self.p_prefix)
 
-    @torch.inference_mode()
     def from_trees(
         self, pairs: Pairs, config: TracesConfig, micro_batch: MicroBatch, generator: Any
     ) -> list[dict[str, Tensor]]:
@@ -141,7 +141,6 @@ class Positions:
             for parts in zip(*batches, strict=True)
         ]
 
-    @torch.inference_mode()
     def from_text(self, pairs: Pairs) -> list[dict[str, Tensor]]:
         """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
         first, made = int(self.positions[0]), []
@@ -163,7 +162,6 @@ class Positions:
             made.append({name: values[:, None] for name, values in estimates.items()})
         return made
 
-    @torch.inference_mode()
     def tables(self, pairs: Pairs, labelled: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         """Return the columns of numbers for each pair of target's and draft's setting."""
         at = self.positions
@@ -184,7 +182,7 @@ class Positions:
                 for name in ("temperature", "top_p")
             }
             columns["context"] = at + 1
-            columns |= zip(("h_p_previous", "h_q_previous", "h_q_root"), states, strict=True)
+            columns |= zip(STATES, states, strict=True)
             columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
             tables.append(
                 {

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from nde_talf.data.text import sources
-from nde_talf.data.text.pair import ROLES, Pair
+from nde_talf.data.text.pair import DOMAINS, ROLES, Pair, shipped_prompts, shipped_rows
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.recipe import LENGTH, prepared
-from nde_talf.data.text.shipped_text import DOMAINS, shipped_prompts, shipped_rows
 from nde_talf.data.text.sources import Document, Package, documents, of_file
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from nde_talf.data.traces.label_chunks import labels
-from nde_talf.data.traces.super_trees import Prefix, super_trees
+from nde_talf.data.traces.super_trees import Prefix, labels, super_trees
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
