@@ -11,7 +11,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import counted_roots
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, accepted_length, node_metrics
+from nde_talf.draft_training.losses import HeadReadout, NodeMetrics, accepted_length, node_metrics
 from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
@@ -39,8 +39,7 @@ def held_out_report(
     if head.trained_in:
         report["trained_in"] = head.trained_in
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
-    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
-    kl: list[list[Tensor]] = [[] for _ in range(depth)]
+    levels: list[list[NodeMetrics]] = [[] for _ in range(depth)]
     overlap: list[Tensor] = []
     for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
         trees = target_beam(
@@ -52,16 +51,15 @@ def held_out_report(
         outputs[0] = outputs[0][:, roots - 1, None]
         labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
-        for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
-            agreement[level].append(metrics.agree.float())
-            kl[level].append(metrics.kl)
+        for level, guess, truth in zip(levels, outputs, labels, strict=True):
+            guess, truth = head.read(guess).flatten(0, 2), truth.flatten(0, 2)
+            level.append(node_metrics(guess, truth, readout))
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
-    report["agreement"], report["kl"] = (
-        [float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl)
-    )
+    kl, agree, _ = zip(*(map(torch.cat, zip(*level, strict=True)) for level in levels), strict=True)
+    report["agreement"] = [float(each.float().mean()) for each in agree]
+    report["kl"] = [float(each.mean()) for each in kl]
     report["accepted_length"] = accepted_length(torch.tensor(report["agreement"])).item()
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report

@@ -57,24 +57,14 @@ class HeadReadout(Readout):
     chunk: int = 512
 
     @classmethod
-    def of(cls, head: "EagleHead", chunk: int = 512) -> "HeadReadout":
+    def of(cls, head: "EagleHead") -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
-        dtype = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind)
-            else target.weight.dtype
-        )
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else target.weight.dtype
         matrix = None if matrix is None else matrix.to(dtype)
-        return cls(
-            target.weight.to(dtype),
-            target.bias,
-            target.scale,
-            target.cap,
-            matrix,
-            head.vocabulary,
-            chunk,
-        )
+        weight = target.weight.to(dtype)
+        return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary)
 
     def of_target(self, features: Tensor) -> Tensor:
         """The target's logits [R, V] of features [R, H], float32."""
@@ -319,22 +309,14 @@ def tree_loss(
     for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
         weight = weight.flatten().to(guess.dtype)
         counted = weight.nonzero()[:, 0]
-        guess, truth, weight = (
-            guess.flatten(0, -3)[counted],
-            truth.flatten(0, -3)[counted],
-            weight[counted],
-        )
-        nodes = guess.shape[1]
-        rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
-        level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
+        weight, nodes = weight[counted], guess.shape[-2]
+        guess, truth = (each.flatten(0, -3)[counted].flatten(0, 1) for each in (guess, truth))
+        rows, agree = LOSSES[loss.name](guess, truth, readout, loss)
+        level = (rows.view(-1, nodes).sum(1) * weight).sum()
         total = total + level
-        agreed = (
-            agree.float().view(len(weight), nodes).mean(1) * weight
-        ).sum() / weight.sum().clamp(min=1e-9)
-        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = (
-            level.detach() / nodes,
-            agreed,
-        )
+        agreed = (agree.float().view(-1, nodes).mean(1) * weight).sum()
+        losses[f"loss_depth_{depth}"] = level.detach() / nodes
+        agreements[f"agreement_depth_{depth}"] = agreed / weight.sum().clamp(min=1e-9)
     length = accepted_length(torch.stack([*agreements.values()]))
     return total, losses | agreements | {"accepted_length": length}
 
@@ -376,17 +358,12 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
     for guess, truth in zip(
         features.split(readout.chunk), labels.split(readout.chunk), strict=True
     ):
-        log_p, log_q = (
-            readout.of_target(truth).log_softmax(-1),
-            readout.of_head(guess).log_softmax(-1),
-        )
+        log_p = readout.of_target(truth).log_softmax(-1)
+        log_q = readout.of_head(guess).log_softmax(-1)
         best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
         if vocabulary is not None:
-            guessed, p, log_p = (
-                vocabulary[guessed],
-                p[:, vocabulary],
-                log_p[:, vocabulary].log_softmax(-1),
-            )
+            guessed, p = vocabulary[guessed], p[:, vocabulary]
+            log_p = log_p[:, vocabulary].log_softmax(-1)
         overlap, p = torch.minimum(p, log_q.exp()).sum(-1), log_p.exp()
         parts.append(
             NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap)

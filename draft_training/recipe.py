@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nde_talf.data.engines.base import end_of_text
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import TransformersEngine, end_of_text
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
 from nde_talf.decoding.common.files import sole, write_atomically
 from nde_talf.decoding.common.progress import console

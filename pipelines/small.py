@@ -197,9 +197,8 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     from nde_talf.data.dialogues.token_rows import TokenRows
     from nde_talf.data.text.pair import spread
     from nde_talf.decoding.model import CausalModel
-    from nde_talf.draft_training.card import write_head_card
     from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-    from nde_talf.draft_training.export import save_head
+    from nde_talf.draft_training.export import save_head, write_head_card
     from nde_talf.draft_training.recipe import PAUSE, Leg
     from nde_talf.draft_training.settings import HeadConfig
     from nde_talf.draft_training.train_head import fit_head

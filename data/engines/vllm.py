@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import end_of_text
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 

@@ -50,9 +50,7 @@ def load_sets(
             prompt_set = replace(prompt_set, chat=bool(tokenizer.chat_template))
         if prompt_set.chat and not tokenizer.chat_template:
             key = f"data.sets.{name}.chat"
-            raise UserError(
-                f"{key}=true, but the tokenizer has no chat template: set {key}=false."
-            )
+            raise UserError(f"{key}=true, but the tokenizer has no chat template: set {key}=false.")
         template = prompt_set.template or "{text}"
         parts = prompt_set.parts or [PromptPart(prompt_set.source or "", template)]
         by_part = []

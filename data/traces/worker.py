@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nde_talf.data.engines.base import Engine
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
