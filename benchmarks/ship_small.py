@@ -49,9 +49,8 @@ TRAIN_ROWS = 1600
 def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
     """Write the shipped pair to `out`: models by role, text and prompts."""
     text = prepared(state / "text", documents(read_frozen()))
-    texts = sorted(
-        documents(read_frozen(), held_out_alone=True), key=lambda d: by_hash(f"order/{d.name}")
-    )
+    held_out = (each for each in documents(read_frozen()) if each.held_out)
+    texts = sorted(held_out, key=lambda d: by_hash(f"order/{d.name}"))
     for role, where in models.items():
         model = (
             weights(where, RecipeConfig(), len(text.tokenizer))

@@ -15,7 +15,7 @@ one. The fused form holds a chunk of rows at a time, and computes their gradient
 loss. Tests compare the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,28 +66,28 @@ class HeadReadout(Readout):
         weight = target.weight.to(dtype)
         return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary)
 
+    def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Split tensors of rows alike into chunks."""
+        return zip(*(each.split(self.chunk) for each in rows), strict=True)
+
     def of_target(self, features: Tensor) -> Tensor:
         """The target's logits [R, V] of features [R, H], float32."""
         return self.finish(F.linear(features.to(self.weight.dtype), self.weight, self.bias).float())
 
     def of_head(self, features: Tensor) -> Tensor:
         """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
-        return (
-            self.of_target(features)
-            if self.matrix is None
-            else F.linear(features.to(self.matrix.dtype), self.matrix).float()
-        )
+        if self.matrix is None:
+            return self.of_target(features)
+        return F.linear(features.to(self.matrix.dtype), self.matrix).float()
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """Return the derivative of the target's logits z [R, V] by the products W f.
 
         It is s, or s (1 - (z / c)^2) with a soft cap c.
         """
-        return (
-            self.scale
-            if self.cap is None
-            else (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
-        )
+        if self.cap is None:
+            return self.scale
+        return (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
 
 
 class NodeLosses(NamedTuple):
@@ -99,10 +99,7 @@ class NodeLosses(NamedTuple):
 
 @loss("talf")
 def talf_loss(
-    features: Tensor,
-    labels: Tensor,
-    readout: HeadReadout,
-    weights: TalfLoss = TalfLoss(),
+    features: Tensor, labels: Tensor, readout: HeadReadout, weights: TalfLoss = TalfLoss()
 ) -> NodeLosses:
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
@@ -201,12 +198,11 @@ def distribution_loss(
         if readout.matrix is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, weights))
         # The gradient of `matrix` needs q again: the backward pass computes a chunk a second time.
-        chunks = zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True)
         parts = [
             checkpoint(written_out, guess, truth, readout, weights, use_reentrant=False)
-            for guess, truth in chunks
+            for guess, truth in readout.chunks(features, labels)
         ]
-    return NodeLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return NodeLosses(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def written_out(
@@ -236,8 +232,7 @@ class _Fused(torch.autograd.Function):
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
             p, best = _target_law(labels[part], readout)
-            y = _weighted_labels(p, weights)
-            logits = readout.of_target(features[part])
+            y, logits = _weighted_labels(p, weights), readout.of_target(features[part])
             agree[part] = logits.gather(1, best[:, None])[:, 0] == logits.amax(-1)
             normaliser, total = logits.logsumexp(-1, keepdim=True), y.sum(-1, keepdim=True)
             losses[part] = (total * normaliser)[:, 0] - (y * logits).sum(-1)
@@ -355,9 +350,7 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
     restricted to the vocabulary and renormalised.
     """
     parts, vocabulary = [], readout.vocabulary
-    for guess, truth in zip(
-        features.split(readout.chunk), labels.split(readout.chunk), strict=True
-    ):
+    for guess, truth in readout.chunks(features, labels):
         log_p = readout.of_target(truth).log_softmax(-1)
         log_q = readout.of_head(guess).log_softmax(-1)
         best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
@@ -368,4 +361,4 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
         parts.append(
             NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap)
         )
-    return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return NodeMetrics(*map(torch.cat, zip(*parts, strict=True)))

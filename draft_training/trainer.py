@@ -384,16 +384,14 @@ class RowBatches:
 
     def of_step(self, step: int) -> Any:
         """This process's rows of one step, [batch, length]."""
-        count = len(self.rows)
-        first = (step * self.at.world_size + self.at.global_rank) * self.batch
-        last = first + self.batch
-        epochs = range(first // count, (last - 1) // count + 1)
-        order = torch.cat([self._order(epoch) for epoch in epochs])
-        return self.rows[order[first - epochs[0] * count : last - epochs[0] * count]]
-
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self.rows), generator=generator)
+        count, place = len(self.rows), step * self.at.world_size + self.at.global_rank
+        epoch, first = divmod(place * self.batch, count)
+        order = torch.empty(0, dtype=torch.long)
+        while len(order) < first + self.batch:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            order = torch.cat([order, torch.randperm(count, generator=generator)])
+            epoch += 1
+        return self.rows[order[first : first + self.batch]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state, which Lightning asks a loader for that can resume: the step is all."""

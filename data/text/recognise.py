@@ -25,8 +25,8 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
     Raises:
         UserError: no column holds text, or several could be the prompt. The message lists them.
     """
-    texts = _columns(rows, str)
-    turns = [name for name in DIALOGUES if name in _columns(rows, list)]
+    texts, lists = _columns(rows, str), _columns(rows, list)
+    turns = [name for name in DIALOGUES if name in lists]
     named = [name for name in QUESTIONS if name in texts]
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"
