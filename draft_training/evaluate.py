@@ -12,7 +12,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import counted_roots
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, NodeMetrics, accepted_length, node_metrics
-from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
+from nde_talf.draft_training.target_trees import TargetTrees, target_beam, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
 SAMPLED = 4  # tokens drafted in the simulated figure of a report
@@ -42,9 +42,7 @@ def held_out_report(
     levels: list[list[NodeMetrics]] = [[] for _ in range(depth)]
     overlap: list[Tensor] = []
     for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
-        trees = target_beam(
-            target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers
-        )
+        trees = target_beam(target, row.tokens, k, depth, roots, row.document, head.feature_layers)
         outputs = head.tree_features(
             row.tokens, trees.features, roots, trees.levels, document=row.document
         )

@@ -81,14 +81,14 @@ def load_layout(
             f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
             " target."
         )
-    name, sizes = layer or _layer_of(folder, config, target)
-    layers, norms = _wiring(folder, config, weights)
-    if norms and shape[1] == 2 * hidden:
-        raise UserError(
-            f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and its"
-            " fc.weight is that of a head on one."
-        )
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
+        name, sizes = layer or _layer_of(config, target)
+        layers, norms = _wiring(folder, config, weights)
+        if norms and shape[1] == 2 * hidden:
+            raise UserError(
+                f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and"
+                " its fc.weight is that of a head on one."
+            )
         check_sizes(sizes, weights, target)
         if shape[1] == 3 * hidden:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
@@ -114,10 +114,9 @@ def _wiring(
 
     Raises UserError where `weights` has other norms.
     """
-    with reading(folder / CONFIG, _AGAIN):
-        wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
-        layers = typed(wiring.get(LAYERS) or [], list[int])
-        norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
+    wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
+    layers = typed(wiring.get(LAYERS) or [], list[int])
+    norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
     for norm, weight in _NORM_WEIGHTS.items():
         if (norm in norms) != (weight in weights):
             raise UserError(
@@ -128,17 +127,14 @@ def _wiring(
     return layers, norms
 
 
-def _layer_of(
-    folder: Path, config: dict[str, Any], target: CausalModel
-) -> tuple[str, dict[str, Any]]:
+def _layer_of(config: dict[str, Any], target: CausalModel) -> tuple[str, dict[str, Any]]:
     """Return the kind of a published head's layer, and its sizes."""
     kinds = (LLAMA, "eagle")
     named = config.get("model_type", LLAMA) in kinds or "speculators_config" in config
     layer = LLAMA if named else FAMILY
-    with reading(folder / CONFIG, _AGAIN):
-        inner = config.get("transformer_layer_config", config)
-        given = {key: value for key, value in inner.items() if key != "model_type"}
-        described = family_of(target, layer).config.from_dict(given).to_dict()
+    inner = config.get("transformer_layer_config", config)
+    given = {key: value for key, value in inner.items() if key != "model_type"}
+    described = family_of(target, layer).config.from_dict(given).to_dict()
     return layer, {name: described[name] for name in SIZES if name in described}
 
 
@@ -169,12 +165,8 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
     Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite.
     """
     name = head.target.name
-    counts = ("d2t", "t2d")
-    other = [
-        key
-        for key, weight in weights.items()
-        if not weight.is_floating_point() and key not in counts
-    ]
+    numbers = {key: weight for key, weight in weights.items() if key not in ("d2t", "t2d")}
+    other = [key for key, weight in numbers.items() if not weight.is_floating_point()]
     fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights, LARGEST)
     try:
         if fault is None:

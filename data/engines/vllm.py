@@ -91,10 +91,9 @@ class VLLMEngine:
             options["gpu_memory_utilization"] = self.config.gpu_memory
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options["enable_chunked_prefill"] = False
+        options["enable_prefix_caching"] = True
         with self._errors():
-            longest = self.config.max_length
-            options["enable_prefix_caching"] = True
-            self._model = open_llm(self.folder, self.dtype, longest, **options)
+            self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
         return self._model
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -98,10 +98,9 @@ class Pair:
             role: recorded(place) for role, place in where.items() if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
-        where = {role: place and portable(place) for role, place in where.items()}
-        write_sealed(
-            self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
-        )
+        places = {role: place and portable(place) for role, place in where.items()}
+        content = {"format": FORMAT.number, **places, "files": files, "models": foreign}
+        write_sealed(self._index, content)
 
     def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
         """Load target and draft, checked to be the models that the pair was made from.
@@ -109,7 +108,7 @@ class Pair:
         placed: device, dtype and perhaps more, see `load_models`.
         """
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], *placed)
+        target, draft = load_models(map(self.where, ROLES), *placed)
         return target, draft
 
     def target(self, *placed: Any) -> CausalModel:
@@ -215,7 +214,7 @@ class Pair:
 
 
 def load_models(
-    where: Sequence[str],
+    where: Iterable[str],
     device: str,
     dtype: str,
     device_map: str | None = None,
@@ -236,15 +235,12 @@ def load_models(
         forward: see `CausalModel`.
         products: see `CausalModel`.
     """
-    target = CausalModel.load(
-        where[0], device, dtype, "model.target", forward, device_map, products
-    )
-    models = [target]
-    for name in where[1:]:
-        draft = CausalModel.load(name, device, dtype, "model.draft", forward, products=products)
-        draft.match(target.vocab_size)
-        models.append(draft)
+    models: list[CausalModel] = []
+    for role, name in zip(ROLES, where, strict=False):
+        key, across = f"model.{role}", None if models else device_map
+        models.append(CausalModel.load(name, device, dtype, key, forward, across, products))
     for model in models:
+        model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
     return models
 

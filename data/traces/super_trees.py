@@ -165,26 +165,26 @@ class BranchRows:
         return torch.stack([session.grow(rows, parents) for session, rows in pairs])
 
 
-def draw_super_trees(
+@torch.inference_mode()
+def super_trees(
+    target: Prefix,
     draft: Prefix,
     roots: Tensor,
     layout: SuperTreeLayout,
     setting: SamplingSetting,
     uniforms: Tensor,
     chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """Draw super-trees from the draft.
+) -> SuperTrees:
+    """Draw super-trees from the draft, and run the target along them.
 
     Args:
+        target: the trajectory inside the target.
         draft: the trajectory inside the draft.
         roots: positions of the roots [T].
         layout: of the trees.
         setting: of the draft.
         uniforms: [T, N] in [0, 1), which decide the draws by inverse cdf.
         chunk: rows of [V] numbers in memory at once.
-
-    Returns:
-        Tokens [T, N] and hidden states [T, N_inner, H].
     """
     model, rows, uniforms = draft.model, draft.rows(roots, layout), uniforms.to(draft.model.device)
     tokens = torch.empty(len(roots), len(layout), dtype=torch.long, device=model.device)
@@ -212,22 +212,7 @@ def draw_super_trees(
             tokens[:, group] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
             hidden[:, group] = rows.run(tokens[:, group], above)
-    return tokens, hidden
-
-
-@torch.inference_mode()
-def super_trees(
-    target: Prefix,
-    draft: Prefix,
-    roots: Tensor,
-    layout: SuperTreeLayout,
-    draft_setting: SamplingSetting,
-    uniforms: Tensor,
-    chunk: int,
-) -> SuperTrees:
-    """Draw super-trees at the positions `roots` [T] with `uniforms` [T, N], and run the target."""
-    tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
-    return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), h_q)
+    return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), hidden)
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.losses import HeadReadout, written_out
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.target_trees import target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT
 from tests import ROOT
@@ -53,7 +53,7 @@ def close(one, two) -> bool:
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     head, tokens = random_head(target), rows[:2, :6]
     loss, _ = HeadModule(head, TINY).loss(batch_of(tokens), 0)
-    trees = target_beam(target, tokens, TreeSpec(2, 3), torch.arange(1, 6), None)
+    trees = target_beam(target, tokens, 2, 3, torch.arange(1, 6), None)
     outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     outputs[0] = outputs[0][:, :, None]
     labels = [trees.features[:, 1:, None], *trees.labels]
