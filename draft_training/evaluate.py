@@ -88,24 +88,18 @@ def sampled_overlap(
     The tokens are sampled one after another from q with `generator` (on the CPU); temperature 1.
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
-    batch, count = len(tokens), len(roots)
-    paths = tokens.new_zeros(batch, count, 0)
+    levels: list[TreeLevel] = []
     (outputs,) = head.tree_features(tokens, trees.features, roots, [], document=document)
-    outputs = outputs[:, roots - 1]
-    labels, overlaps = trees.along[:, roots], []
+    outputs, labels, overlaps = outputs[:, roots - 1], trees.along[:, roots], []
     for drafted in range(SAMPLED + 1):
-        overlaps.append(
-            node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap
-        )
+        guess, truth = head.read(outputs).flatten(0, 1), labels.flatten(0, 1)
+        overlaps.append(node_metrics(guess, truth, readout).overlap)
         if drafted == SAMPLED:
             break
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
-        drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
-        paths = torch.cat([paths, drawn], -1)
-        levels = [
-            TreeLevel(token[..., None], torch.zeros_like(token[..., None]))
-            for token in paths.unbind(-1)
-        ]
+        drawn = torch.multinomial(q, 1, generator=generator).to(tokens.device)
+        token = drawn.view(len(tokens), len(roots), 1)
+        levels.append(TreeLevel(token, torch.zeros_like(token)))
         drafts = head.tree_features(tokens, trees.features, roots, levels, document=document)
         outputs = drafts[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]

@@ -263,24 +263,16 @@ def write_head_card(
         facts: how it was trained.
         figures: of `held_out_report`.
     """
-    where = str(head.target.module.config._name_or_path)
-    base, reason = hub_name(where), not_for_vllm(head.family)
+    target, reason = head.target, not_for_vllm(head.family)
+    whole = target.module.config
+    base, kind = hub_name(str(whole._name_or_path)), whole.model_type
+    place, layers = base or "FOLDER OF THE TARGET", ", ".join(map(str, head.feature_layers))
+    drafted = f"all {target.vocab_size} tokens" if head.vocabulary is None else len(head.vocabulary)
     known = {
-        "target": (
-            f"{base or head.target.module.config.model_type}, {head.target.layers} layers x"
-            f" {head.target.hidden_size}"
-        ),
+        "target": f"{base or kind}, {target.layers} layers x {target.hidden_size}",
         "layer": head.family.name,
-        "features": (
-            f"after layers {', '.join(map(str, head.feature_layers))}"
-            if head.feature_layers
-            else "after the final norm"
-        ),
-        "draft vocabulary": (
-            len(head.vocabulary)
-            if head.vocabulary is not None
-            else f"all {head.target.vocab_size} tokens"
-        ),
+        "features": f"after layers {layers}" if layers else "after the final norm",
+        "draft vocabulary": drafted,
         "precision of the training": head.trained_in or "not known",
     }
     names = {
@@ -290,19 +282,14 @@ def write_head_card(
         "kl": "KL divergence by depth, nats",
         "roots": "contexts",
     }
-    use = LOOP.format(target=base or "FOLDER OF THE TARGET")
-    use += (
-        SERVED.format(target=base or "FOLDER OF THE TARGET", kind=head.kind)
-        if reason is None
-        else f"\n{reason}\n"
-    )
+    served = f"\n{reason}\n" if reason else SERVED.format(target=place, kind=head.kind)
     write_card(
         folder,
-        f"Draft head ({head.kind}) for {base or 'a ' + str(head.target.module.config.model_type)}",
+        f"Draft head ({head.kind}) for {base or f'a {kind}'}",
         "A draft head for lossless speculative decoding: it proposes tokens, and the target"
         " decides. The target's text, or its law where it samples, stays what it is without the"
         " head. It fits one target alone: `config.json` holds a fingerprint of its weights.",
-        use,
+        LOOP.format(target=place) + served,
         ["speculative-decoding", "draft-head", head.kind],
         base,
         {**known, **(facts or {})},

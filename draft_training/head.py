@@ -207,14 +207,14 @@ class EagleHead(nn.Module):
                 return self.native(tokens, positions, mask, cache, features)
             mask = mask if mask is None else wide_mask(mask, cache.columns(tokens.shape[1]))
         entries, residual = self.entries(tokens, features)
-        angles = self.angles(residual, positions)
-        how = {
-            "attention_mask": mask,
-            "position_ids": positions,
-            "past_key_values": cache,
-            "position_embeddings": angles,
-        }
-        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
+        attended, _ = self.layers[0].self_attn(
+            entries,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            position_embeddings=self.angles(residual, positions),
+        )
+        return self.finish(residual, attended)
 
     def run_native(self) -> None:
         """Run `forward` natively from now on, where the target's passes are native.
@@ -234,10 +234,8 @@ class EagleHead(nn.Module):
             states = inputs + attended
             return self.output(states + layer.mlp(layer.post_attention_layernorm(states)))
         states = inputs + layer.post_attention_layernorm(attended)
-        return self.output(
-            states
-            + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
-        )
+        wide = layer.mlp(layer.pre_feedforward_layernorm(states))
+        return self.output(states + layer.post_feedforward_layernorm(wide))
 
 
 class HeadForward(FusedPass):

@@ -52,7 +52,7 @@ def load_layout(
     folder: Path,
     config: dict[str, Any],
     target: CausalModel,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None,
     layer: tuple[str, dict[str, Any]] | None = None,
 ) -> EagleHead:
     """Load the head in `folder`, in evaluation mode, for `target`.

@@ -14,7 +14,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from pytorch_lightning.loggers import Logger
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,7 +29,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.precision import native_bfloat16
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama
-from nde_talf.draft_training.trainer import train_rows, warm_up_then_linear
+from nde_talf.draft_training.trainer import warm_up_then_linear
 
 PAUSE = "pause"
 """While a file of this name is in the folder of the states, a training waits between two steps."""
@@ -211,15 +210,3 @@ def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128
         table = {"samples": torch.tensor(written[:whole], dtype=rows.dtype).view(-1, length)}
         write_atomically(path, lambda temporary: save_file(table, temporary))
     return load_file(path)["samples"]
-
-
-def train_leg(
-    module: RecipeModel, rows: Tensor, leg: Leg, loggers: list[Logger] | None = None
-) -> LlamaForCausalLM | None:
-    """Train to the leg's end, and return None, or to the last step, and return the model.
-
-    Raises:
-        UserError: the loss diverged, or the state is one of other settings, rows or models.
-    """
-    train_rows(module, rows, leg.state, loggers, [leg])
-    return None if leg.ended else module.model.eval().cpu()

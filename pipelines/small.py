@@ -247,7 +247,8 @@ def _leg(
     every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
-    from nde_talf.draft_training.recipe import PAUSE, Leg, train_leg
+    from nde_talf.draft_training.recipe import PAUSE, Leg
+    from nde_talf.draft_training.trainer import train_rows
 
     folder.mkdir(parents=True, exist_ok=True)
     rows, settings = text.train, module.config
@@ -262,9 +263,9 @@ def _leg(
     pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, every, held_out, text.bits_a_byte)
-    model = train_leg(module, rows, leg, _loggers(config, folder))
-    if model is not None:
-        write_atomically(folder / name, model.save_pretrained)
+    train_rows(module, rows, folder, _loggers(config, folder), [leg])
+    if not leg.ended:
+        write_atomically(folder / name, module.model.eval().cpu().save_pretrained)
 
 
 def _loggers(config: SmallConfig, folder: Path) -> "list[Logger]":

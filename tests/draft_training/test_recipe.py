@@ -16,10 +16,10 @@ from nde_talf.draft_training.recipe import (
     RecipeModel,
     reached,
     samples,
-    train_leg,
     weights,
 )
 from nde_talf.draft_training.train_lm import build_llama
+from nde_talf.draft_training.trainer import train_rows
 
 VOCABULARY = 40
 
@@ -45,7 +45,9 @@ def train(folder, config, hours=1.0, **options):
     """One leg in `folder`."""
     held_out, pause = {"code": rows()[:2]}, folder.parent / "pause"
     leg = Leg(folder, pause, hours, 0, held_out, lambda nats: nats)
-    return train_leg(RecipeModel(config, VOCABULARY, **options), rows(), leg)
+    module = RecipeModel(config, VOCABULARY, **options)
+    train_rows(module, rows(), folder, callbacks=[leg])
+    return None if leg.ended else module.model.eval().cpu()
 
 
 def curve(folder):
