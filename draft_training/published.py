@@ -76,7 +76,8 @@ def load_layout(
             f" [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {hidden}. It is no draft head, or a"
             " head for another target."
         )
-    if not _same_signs(weights.pop("embed_tokens.weight", None), target):
+    copy = weights.pop("embed_tokens.weight", None)
+    if copy is not None and not _same_signs(copy, target):
         raise UserError(
             f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
             " target."
@@ -129,8 +130,7 @@ def _wiring(
 
 def _layer_of(config: dict[str, Any], target: CausalModel) -> tuple[str, dict[str, Any]]:
     """Return the kind of a published head's layer, and its sizes."""
-    kinds = (LLAMA, "eagle")
-    named = config.get("model_type", LLAMA) in kinds or "speculators_config" in config
+    named = config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config
     layer = LLAMA if named else FAMILY
     inner = config.get("transformer_layer_config", config)
     given = {key: value for key, value in inner.items() if key != "model_type"}
@@ -151,11 +151,9 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
     for name, count in counts.items():
         if typed(count, int) < 1:
             raise ValueError(f"'{name}' is {count}, and has to be at least 1")
-    heads = max(
-        counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)
-    ) * counts.get("head_dim", 1)
+    wide, heads, shared, width = (counts.get(name, 1) for name in SIZES[:4])
     held = sum(weight.numel() for weight in weights.values())
-    if max(heads, counts.get("intermediate_size", 1)) * target.hidden_size > held:
+    if max(wide, max(heads, shared) * width) * target.hidden_size > held:
         raise ValueError(f"it claims a layer of {counts}, and the weights hold {held} numbers")
 
 
@@ -199,10 +197,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _same_signs(copy: Tensor | None, target: CausalModel) -> bool:
-    """Return whether a head's copy of an embedding, where it has one, is that of `target`."""
-    if copy is None:
-        return True
+def _same_signs(copy: Tensor, target: CausalModel) -> bool:
+    """Return whether a head's copy of an embedding is that of `target`."""
     embedding = target.module.get_input_embeddings().weight
     if copy.shape[1:] != embedding.shape[1:]:
         return False

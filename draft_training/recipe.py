@@ -36,6 +36,8 @@ PAUSE = "pause"
 CURVES = "held_out.jsonl"
 OPENING = 32
 """Tokens of a text that the target continues for its draft."""
+AT_ONCE = 128
+"""Texts that it continues together."""
 
 
 @settings("recipe", kw_only=True)
@@ -189,7 +191,7 @@ def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaFor
     return module.model.eval()
 
 
-def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128) -> Tensor:
+def samples(target: Path, path: Path, rows: Tensor, count: int) -> Tensor:
     """Read rows of the target's own texts in `path`, which are written if the file isn't there.
 
     `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
@@ -201,9 +203,9 @@ def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128
         end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
         length = rows.shape[1]
         written: list[int] = []
-        for start in track(range(0, count, batch), "the target writes", console=console):
-            setting = SamplingSetting((1.0, 0.6)[start // batch % 2])
-            prefixes = rows[start : start + min(batch, count - start), :OPENING].tolist()
+        for start in track(range(0, count, AT_ONCE), "the target writes", console=console):
+            setting = SamplingSetting((1.0, 0.6)[start // AT_ONCE % 2])
+            prefixes = rows[start : start + min(AT_ONCE, count - start), :OPENING].tolist()
             for text in engine.sample(prefixes, setting, length - OPENING, seed=start):
                 written += [*text, end]
         whole = len(written) // length * length

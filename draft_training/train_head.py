@@ -95,7 +95,7 @@ class HeadModule(RowModule):
         super().__init__(config)
         self.head = head
         self.frozen = [head.target.module]
-        self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
+        self.cpu_alone = head.target.device.type == "cpu"
         self.gpu = head.target.device.index
         # The SALF & TALF paper begins with EAGLE's loss.
         fresh = config.features == "final" and not config.warm_start

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -83,8 +83,8 @@ class RowModule(pl.LightningModule):
     """Text at the progress bar and in messages."""
     in_bar: tuple[str, ...] = ("loss",)
     """Figures that the progress bar shows."""
-    accelerator = "auto"
-    """Lightning's name of the kind of device."""
+    cpu_alone = False
+    """True where it is trained on the CPU beside GPUs too."""
     gpu: int | None = None
     """The number of the GPU that a single process trains on; None: the first."""
     frozen: Sequence[PreTrainedModel] = ()
@@ -121,7 +121,7 @@ class RowModule(pl.LightningModule):
     @property
     def on_cpu(self) -> bool:
         """Tell whether it is trained on the CPU."""
-        return self.accelerator == "cpu" or not torch.cuda.is_available()
+        return self.cpu_alone or not torch.cuda.is_available()
 
     @property
     def trained_in(self) -> str:
@@ -155,9 +155,7 @@ class RowModule(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
             if config.gradient_clip is not None:
-                self.clip_gradients(
-                    cast("torch.optim.Optimizer", optimizer), config.gradient_clip, "norm"
-                )
+                self.clip_gradients(optimizer, config.gradient_clip, "norm")
         for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()
@@ -308,7 +306,7 @@ def _lightning(
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
     return pl.Trainer(
-        accelerator="cpu" if cpu else module.accelerator,
+        accelerator="cpu" if cpu else "auto",
         precision=module.trained_in,
         max_epochs=1,
         max_steps=config.steps,
@@ -380,18 +378,16 @@ class RowBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.of_step(step) for step in range(self.at.global_step, self.steps))
-
-    def of_step(self, step: int) -> Any:
-        """This process's rows of one step, [batch, length]."""
-        count, place = len(self.rows), step * self.at.world_size + self.at.global_rank
-        epoch, first = divmod(place * self.batch, count)
-        order = torch.empty(0, dtype=torch.long)
-        while len(order) < first + self.batch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            order = torch.cat([order, torch.randperm(count, generator=generator)])
-            epoch += 1
-        return self.rows[order[first : first + self.batch]]
+        count = len(self.rows)
+        for step in range(self.at.global_step, self.steps):
+            place = step * self.at.world_size + self.at.global_rank
+            epoch, first = divmod(place * self.batch, count)
+            order = torch.empty(0, dtype=torch.long)
+            while len(order) < first + self.batch:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                order = torch.cat([order, torch.randperm(count, generator=generator)])
+                epoch += 1
+            yield self.rows[order[first : first + self.batch]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state, which Lightning asks a loader for that can resume: the step is all."""
