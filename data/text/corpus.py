@@ -189,12 +189,7 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
 def _load_file(source: str, first: int | None) -> datasets.Dataset:
     path = Path(source).expanduser()
     builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
-    if not on_hub and not path.is_file():
-        raise UserError(
-            f"There is no file {source!r}. Correct the path (relative paths start at the working"
-            " folder)."
-        )
-    fault = None if on_hub else _file_fault(path, parsed=False)
+    fault = None if on_hub else _file_fault(path, source, parsed=False)
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
@@ -206,15 +201,20 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
             cause: BaseException = error
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
-            fault = (not on_hub and _file_fault(path, parsed=True)) or str(cause)
+            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause)
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
         f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
     )
 
 
-def _file_fault(path: Path, parsed: bool) -> str | None:
+def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
     """Say where a file is broken first: empty, not UTF-8, nested too deeply or (parsed) no JSON."""
+    if not path.is_file():
+        raise UserError(
+            f"There is no file {source!r}. Correct the path (relative paths start at the working"
+            " folder)."
+        )
     if path.stat().st_size == 0:
         return "the file is empty"
     if path.suffix == ".parquet":

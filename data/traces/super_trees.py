@@ -255,8 +255,8 @@ def labels(
             if draft_setting not in warped:
                 warped = {draft_setting: warp(q_logits, draft_setting)}
             laws = warp(p_logits, setting), warped[draft_setting]
-            above = (law.view(count, layout.inner, -1)[:, :l1].flatten(0, 1) for law in laws)
-            trunks = Bundle(*above, trunk, steps)
+            p, q = (law.view(count, layout.inner, -1)[:, :l1].flatten(0, 1) for law in laws)
+            trunks = Bundle(p, q, trunk, steps)
             branches = Bundle(*laws, tokens[:, paths].flatten(0, 1), nodes)
             estimates = {}
             for rule in rules:

@@ -78,13 +78,12 @@ def trace_trajectories(
         p = Prefix(target, tokens)
         where = p, draft_prefix(draft, p), at, pairs
         if text:
-            labelled = _from_text(*where)
+            labelled = _from_text(*where, config.verifiers)
         else:
             labelled = _from_trees(*where, config, micro_batch, generator)
-        kept = [{name: each[name] for name in config.verifiers} for each in labelled]
         named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
         texts = {name: [value] * len(roots) for name, value in named}
-        parts += [texts | columns for columns in _tables(*where, kept)]
+        parts += [texts | columns for columns in _tables(*where, labelled)]
     return _joined(parts)
 
 
@@ -133,7 +132,9 @@ def _from_trees(
     ]
 
 
-def _from_text(p: Prefix, q: Prefix, at: Tensor, pairs: Pairs) -> list[dict[str, Tensor]]:
+def _from_text(
+    p: Prefix, q: Prefix, at: Tensor, pairs: Pairs, rules: list[str]
+) -> list[dict[str, Tensor]]:
     """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
     first, made = int(at[0]), []
     states = p.hidden, q.hidden, p.tokens.roll(-1)
@@ -150,7 +151,7 @@ def _from_text(p: Prefix, q: Prefix, at: Tensor, pairs: Pairs) -> list[dict[str,
         rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
         rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
         estimates = text_labels(rows, at - first)
-        made.append({name: values[:, None] for name, values in estimates.items()})
+        made.append({name: estimates[name][:, None] for name in rules})
     return made
 
 
