@@ -26,8 +26,9 @@ from benchmarks.timing import report
 from benchmarks.trajectories import STRIDE, trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.label_chunks import chunk_rows, labels
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.data.traces.super_trees import labels
+from nde_talf.data.traces.trace import NUMBERS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt
 from nde_talf.decoding.model import CausalModel
@@ -70,7 +71,7 @@ class Roots:
 def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dict[str, Roots]:
     """Return the roots after `prompts` under each sampling setting."""
     layout = super_tree_layout()
-    chunk, found = chunk_rows(target.vocab_size, layout), {}
+    chunk, found = NUMBERS // target.vocab_size, {}
     for name in DRAWN:
         setting, parts = SETTINGS[name], []
         for number, prompt in enumerate(prompts):

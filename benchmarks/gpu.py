@@ -59,7 +59,7 @@ from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
-from nde_talf.draft_training.target_trees import TreeSpec, chains, target_beam, target_features
+from nde_talf.draft_training.target_trees import chains, target_beam, target_features
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -361,7 +361,7 @@ def _head_step(
     roots = torch.arange(1, length - depth, device=tokens.device).expand(len(tokens), -1)
     with torch.no_grad():
         if loss.target_trees:
-            trees = target_beam(target, tokens, TreeSpec(loss.k, depth), roots, None)
+            trees = target_beam(target, tokens, loss.k, depth, roots, None)
         else:
             trees = chains(tokens, target_features(target, tokens, None)[0], roots, depth)
     outputs = head.tree_features(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import DOMAINS, Pair
 from nde_talf.data.text.prompts import (
     Prompt,
     encode_prompts,
@@ -29,7 +29,6 @@ from nde_talf.data.text.prompts import (
 )
 from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
-from nde_talf.data.text.shipped_text import DOMAINS
 from nde_talf.data.text.sources import CODE, Document, documents, read_frozen
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.files import write_atomically
@@ -50,9 +49,8 @@ TRAIN_ROWS = 1600
 def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
     """Write the shipped pair to `out`: models by role, text and prompts."""
     text = prepared(state / "text", documents(read_frozen()))
-    texts = sorted(
-        documents(read_frozen(), held_out_alone=True), key=lambda d: by_hash(f"order/{d.name}")
-    )
+    held_out = (each for each in documents(read_frozen()) if each.held_out)
+    texts = sorted(held_out, key=lambda d: by_hash(f"order/{d.name}"))
     for role, where in models.items():
         model = (
             weights(where, RecipeConfig(), len(text.tokenizer))

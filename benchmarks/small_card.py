@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.pair import shipped_prompts, shipped_rows
 from nde_talf.data.text.recipe import bytes_a_token
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET, shipped
-from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.sources import CODE, read_frozen
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -65,10 +66,9 @@ def read_counters(file: Path) -> Counts:
 def _metrics(text: str) -> dict[str, object]:
     """Sum vLLM's counters over its engines."""
     line = r"^vllm:spec_decode_num_{}(?:_total)?{{([^}}]*)}}\s+(\S+)"
-    accepted: dict[int, float] = {}
+    accepted: dict[int, float] = defaultdict(float)
     for labels, value in re.findall(line.format("accepted_tokens_per_pos"), text, re.M):
-        position = int(re.findall(r'position="(\d+)"', labels)[0])
-        accepted[position] = accepted.get(position, 0) + float(value)
+        accepted[int(re.findall(r'position="(\d+)"', labels)[0])] += float(value)
     drafts = sum(float(value) for _, value in re.findall(line.format("drafts"), text, re.M))
     return {"drafts": drafts, "accepted": [accepted[at] for at in range(len(accepted))]}
 
@@ -169,7 +169,7 @@ def suspects(
 def diagnose(engine: Counts, ours: dict[str, Counts]) -> str:
     """Name the fault in `ours` whose counts explain `engine` best; `HEALTHY` where none does."""
     fits = {name: _log_likelihood(engine, counts) for name, counts in ours.items()}
-    best = max(fits, key=lambda name: fits[name])
+    best = max(fits, key=fits.__getitem__)
     return HEALTHY if fits[HEALTHY] >= fits[best] - CLOSE else best
 
 
@@ -193,13 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         engine, pair = read_counters(options.counters), Pair(options.run / "pair")
         prompts = [each.tokens for each in pair.prompts("test", options.prompts, "--prompts")]
-        ours = suspects(
-            pair.target("cpu", "float32"),
-            options.run / "draft" / "export",
-            prompts,
-            len(engine) - 1,
-            options.new_tokens,
-        )
+        target, folder = pair.target("cpu", "float32"), options.run / "draft" / "export"
+        ours = suspects(target, folder, prompts, len(engine) - 1, options.new_tokens)
     except UserError as error:
         console.print(str(error), style="red")
         sys.exit(1)

@@ -16,12 +16,9 @@ def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
     It is 0 where a token sees another of its own `document` [B, n], else the dtype's minimum.
     """
     n = document.shape[1]
-    seen = (document[:, :, None] == document[:, None]) & torch.ones(
-        n, n, dtype=torch.bool, device=document.device
-    ).tril()
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-        ~seen, torch.finfo(dtype).min
-    )[:, None]
+    hidden = unseen(torch.arange(n, device=document.device).expand_as(document), n, document)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
 
 def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
@@ -31,11 +28,9 @@ def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
     [B, length], those of other documents.
     """
     later = torch.arange(length, device=at.device) > at[..., None]
-    return (
-        later
-        if document is None
-        else later | (document[:, None] != document.gather(1, at)[..., None])
-    )
+    if document is None:
+        return later
+    return later | (document[:, None] != document.gather(1, at)[..., None])
 
 
 def document_positions(document: Tensor) -> Tensor:

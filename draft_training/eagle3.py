@@ -82,9 +82,9 @@ class Eagle3Head(EagleHead):
         self.feature_layers = three_layers(target.layers)
         self.norms = tuple(name for name in NORMS if name in norms)
         target.reader(self.feature_layers)
-        self._layout = (
-            (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
-        )
+        self._layout: Sequence[Tensor | None] = (None, None)
+        if vocabulary is not None:
+            self._layout = layout_of(vocabulary.cpu(), target.vocab_size)
         super().__init__(target, layer, **options)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
@@ -95,11 +95,8 @@ class Eagle3Head(EagleHead):
             self.fc_norm = nn.ModuleList(self._norm(hidden) for _ in range(3))
         attention = decoder.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(
-                attention,
-                name,
-                nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False),
-            )
+            width = getattr(attention, name).out_features
+            setattr(attention, name, nn.Linear(2 * hidden, width, bias=False))
         decoder.hidden_norm = self._norm(hidden)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
@@ -192,10 +189,9 @@ class Eagle3Head(EagleHead):
 
         That is EAGLE-3's own name, which SGLang and vLLM read.
         """
-        weights = {
-            name.replace(_LAYER, _FILE_LAYER): weight for name, weight in self.state_dict().items()
-        }
-        return weights | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
+        fc = {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
+        weights = self.state_dict() | fc
+        return {name.replace(_LAYER, _FILE_LAYER): each for name, each in weights.items()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
         """See `EagleHead.load_file_weights`; speculators calls the layer as it is called here."""
@@ -208,7 +204,5 @@ class Eagle3Head(EagleHead):
         """See `EagleHead.entries`: the feature alone is added to."""
         layer = self.layers[0]
         normed = layer.hidden_norm(features)
-        return (
-            torch.cat([layer.input_layernorm(self.embed(tokens)), normed], -1),
-            normed if "norm_before_residual" in self.norms else features,
-        )
+        entries = torch.cat([layer.input_layernorm(self.embed(tokens)), normed], -1)
+        return entries, normed if "norm_before_residual" in self.norms else features

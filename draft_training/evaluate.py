@@ -11,8 +11,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import counted_roots
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, accepted_length, node_metrics
-from nde_talf.draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
+from nde_talf.draft_training.losses import HeadReadout, NodeMetrics, accepted_length, node_metrics
+from nde_talf.draft_training.target_trees import TargetTrees, target_beam, target_levels
 from nde_talf.draft_training.tree_attention import TreeLevel
 
 SAMPLED = 4  # tokens drafted in the simulated figure of a report
@@ -39,29 +39,25 @@ def held_out_report(
     if head.trained_in:
         report["trained_in"] = head.trained_in
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
-    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
-    kl: list[list[Tensor]] = [[] for _ in range(depth)]
+    levels: list[list[NodeMetrics]] = [[] for _ in range(depth)]
     overlap: list[Tensor] = []
     for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
-        trees = target_beam(
-            target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers
-        )
+        trees = target_beam(target, row.tokens, k, depth, roots, row.document, head.feature_layers)
         outputs = head.tree_features(
             row.tokens, trees.features, roots, trees.levels, document=row.document
         )
         outputs[0] = outputs[0][:, roots - 1, None]
         labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
-        for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
-            agreement[level].append(metrics.agree.float())
-            kl[level].append(metrics.kl)
+        for level, guess, truth in zip(levels, outputs, labels, strict=True):
+            guess, truth = head.read(guess).flatten(0, 2), truth.flatten(0, 2)
+            level.append(node_metrics(guess, truth, readout))
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
-    report["agreement"], report["kl"] = (
-        [float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl)
-    )
+    kl, agree, _ = zip(*(map(torch.cat, zip(*level, strict=True)) for level in levels), strict=True)
+    report["agreement"] = [float(each.float().mean()) for each in agree]
+    report["kl"] = [float(each.mean()) for each in kl]
     report["accepted_length"] = accepted_length(torch.tensor(report["agreement"])).item()
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report
@@ -92,24 +88,18 @@ def sampled_overlap(
     The tokens are sampled one after another from q with `generator` (on the CPU); temperature 1.
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
-    batch, count = len(tokens), len(roots)
-    paths = tokens.new_zeros(batch, count, 0)
+    levels: list[TreeLevel] = []
     (outputs,) = head.tree_features(tokens, trees.features, roots, [], document=document)
-    outputs = outputs[:, roots - 1]
-    labels, overlaps = trees.along[:, roots], []
+    outputs, labels, overlaps = outputs[:, roots - 1], trees.along[:, roots], []
     for drafted in range(SAMPLED + 1):
-        overlaps.append(
-            node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap
-        )
+        guess, truth = head.read(outputs).flatten(0, 1), labels.flatten(0, 1)
+        overlaps.append(node_metrics(guess, truth, readout).overlap)
         if drafted == SAMPLED:
             break
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
-        drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
-        paths = torch.cat([paths, drawn], -1)
-        levels = [
-            TreeLevel(token[..., None], torch.zeros_like(token[..., None]))
-            for token in paths.unbind(-1)
-        ]
+        drawn = torch.multinomial(q, 1, generator=generator).to(tokens.device)
+        token = drawn.view(len(tokens), len(roots), 1)
+        levels.append(TreeLevel(token, torch.zeros_like(token)))
         drafts = head.tree_features(tokens, trees.features, roots, levels, document=document)
         outputs = drafts[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]

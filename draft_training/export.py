@@ -15,6 +15,7 @@ layers' numbers and its norms (`NORMS`), and with a draft vocabulary there are d
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +25,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from nde_talf.decoding.common.card import hub_name, write_card
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.card import write_head_card
-from nde_talf.draft_training.families import served_config
+from nde_talf.draft_training.families import not_for_vllm, served_config
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import LAYERS, SIZES, load_layout
 from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
@@ -81,6 +82,24 @@ _SERVED = (
 """Keys of config.json that another reader of the export goes by."""
 SAMPLE = 4096
 """Numbers of a weight that `target_fingerprint` looks at, at most."""
+
+LOOP = """
+```python
+from nde_talf import Beam, CausalModel, EagleDrafter, Rng, SamplingSetting, \
+SpeculativeDecoder, VERIFIERS
+
+target = CausalModel.load("{target}")
+drafter = EagleDrafter.from_pretrained("PATH OF THIS FOLDER", target)
+decoder = SpeculativeDecoder(target, drafter, Beam(), VERIFIERS["nss"])
+generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.0), Rng.seeded(0))
+```
+"""
+SERVED = """
+```
+vllm serve {target} --speculative-config '{{"method": "{kind}", "model": \
+"PATH OF THIS FOLDER", "num_speculative_tokens": 4}}'
+```
+"""
 
 
 def _sign_bits(numbers: Tensor) -> bytes:
@@ -228,3 +247,51 @@ def load_head(
         )
     head.trained_in = note["trained_in"]
     return head
+
+
+def write_head_card(
+    folder: Path,
+    head: EagleHead,
+    facts: Mapping[str, Any] | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model card of `head` into its export, `folder`.
+
+    Args:
+        folder: the export.
+        head: what was exported.
+        facts: how it was trained.
+        figures: of `held_out_report`.
+    """
+    target, reason = head.target, not_for_vllm(head.family)
+    whole = target.module.config
+    base, kind = hub_name(str(whole._name_or_path)), whole.model_type
+    place, layers = base or "FOLDER OF THE TARGET", ", ".join(map(str, head.feature_layers))
+    drafted = f"all {target.vocab_size} tokens" if head.vocabulary is None else len(head.vocabulary)
+    known = {
+        "target": f"{base or kind}, {target.layers} layers x {target.hidden_size}",
+        "layer": head.family.name,
+        "features": f"after layers {layers}" if layers else "after the final norm",
+        "draft vocabulary": drafted,
+        "precision of the training": head.trained_in or "not known",
+    }
+    names = {
+        "agreement": "most likely token is the target's, by depth",
+        "accepted_length": "tokens a pass that this predicts, 1 + the sum of its products",
+        "overlap": "acceptance rate at temperature 1 after 0, 1, ... drafted tokens",
+        "kl": "KL divergence by depth, nats",
+        "roots": "contexts",
+    }
+    served = f"\n{reason}\n" if reason else SERVED.format(target=place, kind=head.kind)
+    write_card(
+        folder,
+        f"Draft head ({head.kind}) for {base or f'a {kind}'}",
+        "A draft head for lossless speculative decoding: it proposes tokens, and the target"
+        " decides. The target's text, or its law where it samples, stays what it is without the"
+        " head. It fits one target alone: `config.json` holds a fingerprint of its weights.",
+        LOOP.format(target=place) + served,
+        ["speculative-decoding", "draft-head", head.kind],
+        base,
+        {**known, **(facts or {})},
+        {names[name]: value for name, value in (figures or {}).items() if name in names},
+    )

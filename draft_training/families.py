@@ -50,7 +50,7 @@ _NOT_COPIED = (
     "transformers_version",
     "_name_or_path",
 )
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_CAPS = {"attn_logit_softcapping", "final_logit_softcapping"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -86,7 +86,7 @@ for each in (
     head_layer(each.name)(each)
 
 
-def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
+def family_of(target: CausalModel, layer: str) -> Family:
     """Return the family of a head's layer for `target`. layer: see `HeadConfig.layer`."""
     kind = target.config.model_type
     return HEADS[kind] if layer == FAMILY and kind in HEADS else LLAMA
@@ -131,15 +131,9 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
             )
         fields["hidden_act"] = "silu"  # vLLM's Llama has no other
     else:
-        fields = {
-            name: value
-            for name, value in target.config.to_dict().items()
-            if name not in _NOT_COPIED
-        }
-        fields |= {
-            "layer_types": ["full_attention"],
-            **{name: None for name in _CAPS if name in fields},
-        }
+        given = target.config.to_dict()
+        fields = {name: value for name, value in given.items() if name not in _NOT_COPIED}
+        fields |= dict.fromkeys(_CAPS & fields.keys()) | {"layer_types": ["full_attention"]}
     sizes = {"num_hidden_layers": 1, "tie_word_embeddings": False, "vocab_size": target.vocab_size}
     config = family.config(**fields | sizes)
     config.architectures = [
@@ -154,18 +148,15 @@ def rotary_of(
 ) -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """The family's rotary module, and a function of (states, positions) that gives (cos, sin)."""
     rotary = family.rotary(config)
-    return rotary, (
-        partial(rotary, layer_type="full_attention") if family.name == "gemma3_text" else rotary
-    )
+    by_kind = family.name == "gemma3_text"
+    return rotary, partial(rotary, layer_type="full_attention") if by_kind else rotary
 
 
 def not_for_vllm(family: Family) -> str | None:
     """Say why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
-    norms = [
-        ("of queries and keys", family.norms_heads),
-        ("after attention and MLP", family.sandwich),
-    ]
-    if not (parts := [f"norms {where}" for where, there in norms if there]):
+    parts = ["norms of queries and keys"] * family.norms_heads
+    parts += ["norms after attention and MLP"] * family.sandwich
+    if not parts:
         return None
     return (
         f"a {family.name} layer has {' and '.join(parts)}, which vLLM's EAGLE layout has no place"
@@ -194,21 +185,17 @@ def _llama_fields(config: PreTrainedConfig) -> dict:
     where the target rotates a part.
     """
     fields = {name: _value(config, name) for name in _LLAMA_SIZES}
-    rope = fields["rope_parameters"] and fields["rope_parameters"].get(
-        "full_attention", fields["rope_parameters"]
-    )
+    rope = fields["rope_parameters"]
+    rope = rope and rope.get("full_attention", rope)
     if rope and rope.get("partial_rotary_factor", 1) != 1:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    width = _value(config, "head_dim") or config.hidden_size // config.num_attention_heads
-    eps = _value(config, "rms_norm_eps") or _EPS
-    shared = (
-        fields["num_key_value_heads"] or config.num_attention_heads
-    )  # GPT-NeoX's configuration does not name it
+    heads = config.num_attention_heads
     return fields | {
         "rope_parameters": rope,
-        "head_dim": width,
-        "rms_norm_eps": eps,
-        "num_key_value_heads": shared,
+        "head_dim": _value(config, "head_dim") or config.hidden_size // heads,
+        "rms_norm_eps": _value(config, "rms_norm_eps") or _EPS,
+        # GPT-NeoX's configuration does not name it
+        "num_key_value_heads": fields["num_key_value_heads"] or heads,
     }
 
 

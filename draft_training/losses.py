@@ -15,7 +15,7 @@ one. The fused form holds a chunk of rows at a time, and computes their gradient
 loss. Tests compare the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,24 +57,18 @@ class HeadReadout(Readout):
     chunk: int = 512
 
     @classmethod
-    def of(cls, head: "EagleHead", chunk: int = 512) -> "HeadReadout":
+    def of(cls, head: "EagleHead") -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
-        dtype = (
-            torch.get_autocast_dtype(kind)
-            if torch.is_autocast_enabled(kind)
-            else target.weight.dtype
-        )
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else target.weight.dtype
         matrix = None if matrix is None else matrix.to(dtype)
-        return cls(
-            target.weight.to(dtype),
-            target.bias,
-            target.scale,
-            target.cap,
-            matrix,
-            head.vocabulary,
-            chunk,
-        )
+        weight = target.weight.to(dtype)
+        return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary)
+
+    def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Split tensors of rows alike into chunks."""
+        return zip(*(each.split(self.chunk) for each in rows), strict=True)
 
     def of_target(self, features: Tensor) -> Tensor:
         """The target's logits [R, V] of features [R, H], float32."""
@@ -82,22 +76,18 @@ class HeadReadout(Readout):
 
     def of_head(self, features: Tensor) -> Tensor:
         """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
-        return (
-            self.of_target(features)
-            if self.matrix is None
-            else F.linear(features.to(self.matrix.dtype), self.matrix).float()
-        )
+        if self.matrix is None:
+            return self.of_target(features)
+        return F.linear(features.to(self.matrix.dtype), self.matrix).float()
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """Return the derivative of the target's logits z [R, V] by the products W f.
 
         It is s, or s (1 - (z / c)^2) with a soft cap c.
         """
-        return (
-            self.scale
-            if self.cap is None
-            else (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
-        )
+        if self.cap is None:
+            return self.scale
+        return (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
 
 
 class NodeLosses(NamedTuple):
@@ -109,10 +99,7 @@ class NodeLosses(NamedTuple):
 
 @loss("talf")
 def talf_loss(
-    features: Tensor,
-    labels: Tensor,
-    readout: HeadReadout,
-    weights: TalfLoss = TalfLoss(),
+    features: Tensor, labels: Tensor, readout: HeadReadout, weights: TalfLoss = TalfLoss()
 ) -> NodeLosses:
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
@@ -211,12 +198,11 @@ def distribution_loss(
         if readout.matrix is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, weights))
         # The gradient of `matrix` needs q again: the backward pass computes a chunk a second time.
-        chunks = zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True)
         parts = [
             checkpoint(written_out, guess, truth, readout, weights, use_reentrant=False)
-            for guess, truth in chunks
+            for guess, truth in readout.chunks(features, labels)
         ]
-    return NodeLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return NodeLosses(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def written_out(
@@ -246,8 +232,7 @@ class _Fused(torch.autograd.Function):
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
             p, best = _target_law(labels[part], readout)
-            y = _weighted_labels(p, weights)
-            logits = readout.of_target(features[part])
+            y, logits = _weighted_labels(p, weights), readout.of_target(features[part])
             agree[part] = logits.gather(1, best[:, None])[:, 0] == logits.amax(-1)
             normaliser, total = logits.logsumexp(-1, keepdim=True), y.sum(-1, keepdim=True)
             losses[part] = (total * normaliser)[:, 0] - (y * logits).sum(-1)
@@ -319,22 +304,14 @@ def tree_loss(
     for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
         weight = weight.flatten().to(guess.dtype)
         counted = weight.nonzero()[:, 0]
-        guess, truth, weight = (
-            guess.flatten(0, -3)[counted],
-            truth.flatten(0, -3)[counted],
-            weight[counted],
-        )
-        nodes = guess.shape[1]
-        rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
-        level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
+        weight, nodes = weight[counted], guess.shape[-2]
+        guess, truth = (each.flatten(0, -3)[counted].flatten(0, 1) for each in (guess, truth))
+        rows, agree = LOSSES[loss.name](guess, truth, readout, loss)
+        level = (rows.view(-1, nodes).sum(1) * weight).sum()
         total = total + level
-        agreed = (
-            agree.float().view(len(weight), nodes).mean(1) * weight
-        ).sum() / weight.sum().clamp(min=1e-9)
-        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = (
-            level.detach() / nodes,
-            agreed,
-        )
+        agreed = (agree.float().view(-1, nodes).mean(1) * weight).sum()
+        losses[f"loss_depth_{depth}"] = level.detach() / nodes
+        agreements[f"agreement_depth_{depth}"] = agreed / weight.sum().clamp(min=1e-9)
     length = accepted_length(torch.stack([*agreements.values()]))
     return total, losses | agreements | {"accepted_length": length}
 
@@ -373,22 +350,15 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
     restricted to the vocabulary and renormalised.
     """
     parts, vocabulary = [], readout.vocabulary
-    for guess, truth in zip(
-        features.split(readout.chunk), labels.split(readout.chunk), strict=True
-    ):
-        log_p, log_q = (
-            readout.of_target(truth).log_softmax(-1),
-            readout.of_head(guess).log_softmax(-1),
-        )
+    for guess, truth in readout.chunks(features, labels):
+        log_p = readout.of_target(truth).log_softmax(-1)
+        log_q = readout.of_head(guess).log_softmax(-1)
         best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
         if vocabulary is not None:
-            guessed, p, log_p = (
-                vocabulary[guessed],
-                p[:, vocabulary],
-                log_p[:, vocabulary].log_softmax(-1),
-            )
+            guessed, p = vocabulary[guessed], p[:, vocabulary]
+            log_p = log_p[:, vocabulary].log_softmax(-1)
         overlap, p = torch.minimum(p, log_q.exp()).sum(-1), log_p.exp()
         parts.append(
             NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap)
         )
-    return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return NodeMetrics(*map(torch.cat, zip(*parts, strict=True)))

@@ -52,7 +52,7 @@ def load_layout(
     folder: Path,
     config: dict[str, Any],
     target: CausalModel,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None,
     layer: tuple[str, dict[str, Any]] | None = None,
 ) -> EagleHead:
     """Load the head in `folder`, in evaluation mode, for `target`.
@@ -76,19 +76,20 @@ def load_layout(
             f" [H, 2H] (EAGLE) or [H, 3H] (EAGLE-3) with H = {hidden}. It is no draft head, or a"
             " head for another target."
         )
-    if not _same_signs(weights.pop("embed_tokens.weight", None), target):
+    copy = weights.pop("embed_tokens.weight", None)
+    if copy is not None and not _same_signs(copy, target):
         raise UserError(
             f"{folder}: its embedding is not that of {target.name}, so it is a head for another"
             " target."
         )
-    name, sizes = layer or _layer_of(folder, config, target)
-    layers, norms = _wiring(folder, config, weights)
-    if norms and shape[1] == 2 * hidden:
-        raise UserError(
-            f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and its"
-            " fc.weight is that of a head on one."
-        )
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
+        name, sizes = layer or _layer_of(config, target)
+        layers, norms = _wiring(folder, config, weights)
+        if norms and shape[1] == 2 * hidden:
+            raise UserError(
+                f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and"
+                " its fc.weight is that of a head on one."
+            )
         check_sizes(sizes, weights, target)
         if shape[1] == 3 * hidden:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
@@ -114,10 +115,9 @@ def _wiring(
 
     Raises UserError where `weights` has other norms.
     """
-    with reading(folder / CONFIG, _AGAIN):
-        wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
-        layers = typed(wiring.get(LAYERS) or [], list[int])
-        norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
+    wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
+    layers = typed(wiring.get(LAYERS) or [], list[int])
+    norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
     for norm, weight in _NORM_WEIGHTS.items():
         if (norm in norms) != (weight in weights):
             raise UserError(
@@ -128,17 +128,13 @@ def _wiring(
     return layers, norms
 
 
-def _layer_of(
-    folder: Path, config: dict[str, Any], target: CausalModel
-) -> tuple[str, dict[str, Any]]:
+def _layer_of(config: dict[str, Any], target: CausalModel) -> tuple[str, dict[str, Any]]:
     """Return the kind of a published head's layer, and its sizes."""
-    kinds = (LLAMA, "eagle")
-    named = config.get("model_type", LLAMA) in kinds or "speculators_config" in config
+    named = config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config
     layer = LLAMA if named else FAMILY
-    with reading(folder / CONFIG, _AGAIN):
-        inner = config.get("transformer_layer_config", config)
-        given = {key: value for key, value in inner.items() if key != "model_type"}
-        described = family_of(target, layer).config.from_dict(given).to_dict()
+    inner = config.get("transformer_layer_config", config)
+    given = {key: value for key, value in inner.items() if key != "model_type"}
+    described = family_of(target, layer).config.from_dict(given).to_dict()
     return layer, {name: described[name] for name in SIZES if name in described}
 
 
@@ -155,11 +151,9 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
     for name, count in counts.items():
         if typed(count, int) < 1:
             raise ValueError(f"'{name}' is {count}, and has to be at least 1")
-    heads = max(
-        counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)
-    ) * counts.get("head_dim", 1)
+    wide, heads, shared, width = (counts.get(name, 1) for name in SIZES[:4])
     held = sum(weight.numel() for weight in weights.values())
-    if max(heads, counts.get("intermediate_size", 1)) * target.hidden_size > held:
+    if max(wide, max(heads, shared) * width) * target.hidden_size > held:
         raise ValueError(f"it claims a layer of {counts}, and the weights hold {held} numbers")
 
 
@@ -169,12 +163,8 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
     Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite.
     """
     name = head.target.name
-    counts = ("d2t", "t2d")
-    other = [
-        key
-        for key, weight in weights.items()
-        if not weight.is_floating_point() and key not in counts
-    ]
+    numbers = {key: weight for key, weight in weights.items() if key not in ("d2t", "t2d")}
+    other = [key for key, weight in numbers.items() if not weight.is_floating_point()]
     fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights, LARGEST)
     try:
         if fault is None:
@@ -207,10 +197,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _same_signs(copy: Tensor | None, target: CausalModel) -> bool:
-    """Return whether a head's copy of an embedding, where it has one, is that of `target`."""
-    if copy is None:
-        return True
+def _same_signs(copy: Tensor, target: CausalModel) -> bool:
+    """Return whether a head's copy of an embedding is that of `target`."""
     embedding = target.module.get_input_embeddings().weight
     if copy.shape[1:] != embedding.shape[1:]:
         return False

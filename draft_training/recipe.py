@@ -14,30 +14,30 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from pytorch_lightning.loggers import Logger
 from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nde_talf.data.engines.base import end_of_text
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import TransformersEngine, end_of_text
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
 from nde_talf.decoding.common.files import sole, write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.precision import native_bfloat16
+from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama
-from nde_talf.draft_training.trainer import train_rows
+from nde_talf.draft_training.trainer import warm_up_then_linear
 
 PAUSE = "pause"
 """While a file of this name is in the folder of the states, a training waits between two steps."""
 CURVES = "held_out.jsonl"
 OPENING = 32
 """Tokens of a text that the target continues for its draft."""
+AT_ONCE = 128
+"""Texts that it continues together."""
 
 
 @settings("recipe", kw_only=True)
@@ -61,18 +61,6 @@ class RecipeConfig(LanguageModelConfig):
         """Whether the embeddings are the output layer too: those of the deep target."""
         return self.layers > 1
 
-    def fraction(self, step: int) -> float:
-        """Return the fraction of the peak learning rates at `step` (from 0).
-
-        >>> config = RecipeConfig(warm_up=2, decay_from=4, steps=8)
-        >>> [config.fraction(step) for step in (0, 1, 3, 4, 6, 7)]
-        [0.5, 1.0, 1.0, 1.0, 0.5, 0.25]
-        """
-        risen = min(1.0, (step + 1) / max(1, self.warm_up))
-        if self.decay_from is None:
-            return risen
-        return min(risen, (self.steps - step) / max(1, self.steps - self.decay_from))
-
 
 class RecipeModel(LanguageModel):
     """A `LanguageModel` with the schedule of the recipe, its pass compiled, on rows in int16."""
@@ -87,7 +75,9 @@ class RecipeModel(LanguageModel):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return self.config.fraction(step)
+        steps, begin = self.config.steps, self.config.decay_from
+        fall = 0 if begin is None else steps - begin
+        return warm_up_then_linear(step, steps, self.config.warm_up, fall)
 
     def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`."""
@@ -99,11 +89,10 @@ class RecipeModel(LanguageModel):
         """Return `nats`, the loss on rows, and with a teacher the `overlap` with it."""
         parts = rows.to(self.device).split(16)
         found = {"nats": torch.stack([self.loss(part)[0] for part in parts]).mean().item()}
-        for teacher in self._teacher:
-            pairs = ((self.model(x.long()).logits, teacher(x.long()).logits) for x in parts)
-            overlaps = [
-                torch.minimum(*(F.softmax(z.float(), -1) for z in p)).sum(-1) for p in pairs
-            ]
+        for teacher in self.frozen:
+            models = self.model, teacher
+            pairs = ((F.softmax(m(x.long()).logits.float(), -1) for m in models) for x in parts)
+            overlaps = [torch.minimum(*pair).sum(-1) for pair in pairs]
             found["overlap"] = torch.cat(overlaps).mean().item()
         return found
 
@@ -114,52 +103,11 @@ class RecipeModel(LanguageModel):
         super().on_load_checkpoint(checkpoint)
 
 
-class Pausable(pl.Callback):
-    """Waits while paused, and ends a training in time.
+class Leg(pl.Callback):
+    """Waits while paused, ends a training in time, and evaluates on held-out text by domain.
 
-    Args:
-        state: folder of the checkpoint.
-        pause: while this file exists, the training waits.
-        hours: after so many the training ends, pauses included.
-    """
-
-    def __init__(self, state: Path, pause: Path, hours: float) -> None:
-        self.state, self.pause = state, pause
-        self.ends, self.seconds, self.since, self.ended = (
-            time.time() + 3600 * hours,
-            0.0,
-            0.0,
-            False,
-        )
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Wait while paused; the state is written first."""
-        if self.pause.exists():
-            save(trainer, self.state / CHECKPOINT)
-            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
-            while self.pause.exists() and time.time() < self.ends:
-                time.sleep(1)
-        self.since = time.perf_counter()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Count the time, and end the leg where that is due."""
-        self.seconds += time.perf_counter() - self.since
-        if time.time() >= self.ends and trainer.global_step < trainer.max_steps:
-            self.ended = True
-            save(trainer, self.state / CHECKPOINT)
-            trainer.should_stop = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Keep the time that was trained."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting it."""
-        self.seconds = state_dict["seconds"]
-
-
-class Leg(Pausable):
-    """Evaluates on held-out text by domain, into `held_out.jsonl` beside the checkpoint.
+    The figures go into `held_out.jsonl` beside the checkpoint. Without held-out rows it evaluates
+    nothing.
 
     Args:
         state: folder of the checkpoint and of the curves.
@@ -175,19 +123,43 @@ class Leg(Pausable):
         state: Path,
         pause: Path,
         hours: float,
-        every: float,
-        held_out: Mapping[str, Tensor],
-        bits: Callable[[dict[str, float]], dict[str, float]],
+        every: float = 0.0,
+        held_out: Mapping[str, Tensor] | None = None,
+        bits: Callable[[dict[str, float]], dict[str, float]] = dict,
     ) -> None:
-        super().__init__(state, pause, hours)
-        self.every, self.held_out, self.bits, self.evaluated = every, held_out, bits, 0.0
+        self.state, self.pause, self.every = state, pause, every
+        self.held_out, self.bits = held_out or {}, bits
+        self.ends, self.ended = time.time() + 3600 * hours, False
+        self.seconds = self.since = self.evaluated = 0.0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        """Wait while paused; the state is written first."""
+        if self.pause.exists():
+            save(trainer, self.state / CHECKPOINT)
+            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
+            while self.pause.exists() and time.time() < self.ends:
+                time.sleep(1)
+        self.since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Evaluate where that is due, and at the end."""
-        super().on_train_batch_end(trainer, module)
+        """Count the time, and end the leg and evaluate where that is due."""
+        self.seconds += time.perf_counter() - self.since
         last = trainer.global_step == trainer.max_steps
-        if self.ended or last or time.time() > self.evaluated + self.every:
+        if time.time() >= self.ends and not last:
+            self.ended = True
+            save(trainer, self.state / CHECKPOINT)
+            trainer.should_stop = True
+        due = self.ended or last or time.time() > self.evaluated + self.every
+        if self.held_out and due:
             self._evaluate(trainer, module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keep the time that was trained."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting it."""
+        self.seconds = state_dict["seconds"]
 
     def _evaluate(self, trainer: pl.Trainer, module: RecipeModel) -> None:
         with trainer.precision_plugin.forward_context():
@@ -219,7 +191,7 @@ def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaFor
     return module.model.eval()
 
 
-def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128) -> Tensor:
+def samples(target: Path, path: Path, rows: Tensor, count: int) -> Tensor:
     """Read rows of the target's own texts in `path`, which are written if the file isn't there.
 
     `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
@@ -231,24 +203,12 @@ def samples(target: Path, path: Path, rows: Tensor, count: int, batch: int = 128
         end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
         length = rows.shape[1]
         written: list[int] = []
-        for start in track(range(0, count, batch), "the target writes", console=console):
-            setting = SamplingSetting((1.0, 0.6)[start // batch % 2])
-            prefixes = rows[start : start + min(batch, count - start), :OPENING].tolist()
+        for start in track(range(0, count, AT_ONCE), "the target writes", console=console):
+            setting = SamplingSetting((1.0, 0.6)[start // AT_ONCE % 2])
+            prefixes = rows[start : start + min(AT_ONCE, count - start), :OPENING].tolist()
             for text in engine.sample(prefixes, setting, length - OPENING, seed=start):
                 written += [*text, end]
         whole = len(written) // length * length
         table = {"samples": torch.tensor(written[:whole], dtype=rows.dtype).view(-1, length)}
         write_atomically(path, lambda temporary: save_file(table, temporary))
     return load_file(path)["samples"]
-
-
-def train_leg(
-    module: RecipeModel, rows: Tensor, leg: Leg, loggers: list[Logger] | None = None
-) -> LlamaForCausalLM | None:
-    """Train to the leg's end, and return None, or to the last step, and return the model.
-
-    Raises:
-        UserError: the loss diverged, or the state is one of other settings, rows or models.
-    """
-    train_rows(module, rows, leg.state, loggers, [leg])
-    return None if leg.ended else module.model.eval().cpu()

@@ -1,4 +1,4 @@
-"""Settings of a draft head's training: their defaults, and which exclude each other.
+"""Settings of trainings, of small language models and of draft heads, and which exclude each other.
 
 Imports no torch.
 
@@ -101,8 +101,6 @@ class HassLoss(EagleLoss):
     """Tokens that distillation takes (HASS's K)."""
 
 
-LOSS_SETTINGS = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
-
 Loss = Annotated[TalfLoss | HassLoss | EagleLoss, Field(discriminator="name")]
 
 
@@ -142,6 +140,36 @@ class TrainingConfig:
     """Seed of the initial weights, the order of the rows and the choice of roots."""
 
     evaluate_every: ClassVar[int] = 0  # a setting of heads alone
+
+
+@settings("model.(target_lm|draft_lm)", kw_only=True)
+class LanguageModelConfig(TrainingConfig):
+    """A Llama and the recipe that trains it. Lengths are in tokens, batches in rows."""
+
+    hidden: Annotated[int, Field(ge=2, le=65_536)] = 192
+    """Numbers of a hidden state."""
+    layers: Annotated[int, Field(ge=1, le=1000)] = 12
+    """Decoder layers."""
+    heads: Annotated[int, Field(ge=1, le=1024)] = 3
+    """Attention heads of a layer, which divide `hidden` into even parts."""
+    intermediate: Number = 512
+    """Numbers between the two halves of a layer's MLP."""
+    max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
+    """Longest context (max_position_embeddings)."""
+    batch: Batch = 16
+    """Rows in a step. The length of a row is that of the packed tokens."""
+    warm_up: Natural = 20
+    """Steps over which the learning rates rise linearly."""
+
+    tied: ClassVar[bool] = False
+    """Use the embeddings as the output layer too."""
+
+    def __post_init__(self) -> None:
+        if self.hidden % (2 * self.heads):
+            raise UserError(
+                f"model.(target_lm|draft_lm): hidden={self.hidden} does not make {self.heads} heads"
+                " of an even size; change one."
+            )
 
 
 @settings("draft", kw_only=True)

@@ -18,26 +18,14 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import document_positions, same_document, unseen
 from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
 
+ROWS = 128
+"""Nodes of one level that go through the target in one pass over a sequence; its mask is
+[ROWS, L + depth * ROWS].
+"""
+
 # (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up)
 # -> that level's nodes
 Chooser = Callable[[int, slice, Tensor], TreeLevel]
-
-
-@dataclass(frozen=True)
-class TreeSpec:
-    """The shape of the trees after every root.
-
-    Args:
-        k: nodes of each level.
-        depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built
-            and run by the target.
-        rows: nodes of one level that go through the target in one pass over a sequence; its mask is
-            [rows, L + depth * rows].
-    """
-
-    k: int = 4
-    depth: int = 3
-    rows: int = 128
 
 
 @dataclass
@@ -66,7 +54,8 @@ class TargetTrees:
 def target_beam(
     target: CausalModel,
     tokens: Tensor,
-    tree: TreeSpec,
+    k: int,
+    depth: int,
     roots: Tensor,
     document: Tensor | None,
     layers: Sequence[int] = (),
@@ -76,7 +65,9 @@ def target_beam(
     Args:
         target: builds the trees.
         tokens: [B, L].
-        tree: their shape.
+        k: nodes of each level.
+        depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built
+            and run by the target.
         roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry
             there.
         document: the document of every token, [B, L]; None where a row is one document.
@@ -85,10 +76,9 @@ def target_beam(
     Raises:
         UserError: the trees do not fit the target's context, or k its vocabulary.
     """
-    if not (1 <= tree.k <= target.vocab_size and tree.depth >= 1):
+    if not (1 <= k <= target.vocab_size and depth >= 1):
         raise UserError(
-            f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1"
-            " or more."
+            f"k={k}, depth={depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more."
         )
 
     joint = torch.empty(0)
@@ -97,14 +87,14 @@ def target_beam(
         nonlocal joint
         # [B, C, m, V], for the nodes of one chunk
         logp = target.logits(features).float().log_softmax(-1)
-        top, ids = logp.topk(tree.k, -1)
+        top, ids = logp.topk(k, -1)
         joint = top[:, :, 0] if level == 1 else joint[..., None] + top
         if level == 1:
             return TreeLevel(ids[:, :, 0], torch.zeros_like(ids[:, :, 0]))
-        joint, winners = joint.flatten(2).topk(tree.k, -1)
-        return TreeLevel(ids.flatten(2).gather(2, winners), winners // tree.k)
+        joint, winners = joint.flatten(2).topk(k, -1)
+        return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
 
-    return _run(target, tokens, roots, tree, best, document, layers)
+    return _run(target, tokens, roots, k, depth, best, document, layers)
 
 
 @torch.no_grad()
@@ -123,8 +113,8 @@ def target_levels(
     def given(level: int, some: slice, features: Tensor) -> TreeLevel:
         return TreeLevel(levels[level - 1].tokens[:, some], levels[level - 1].parents[:, some])
 
-    tree = TreeSpec(levels[0].tokens.shape[2], len(levels) + 1)
-    return _run(target, tokens, roots, tree, given, document).labels
+    k, depth = levels[0].tokens.shape[2], len(levels) + 1
+    return _run(target, tokens, roots, k, depth, given, document).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
@@ -173,13 +163,14 @@ def _run(
     target: CausalModel,
     tokens: Tensor,
     roots: Tensor,
-    tree: TreeSpec,
+    k: int,
+    passes: int,
     choose: Chooser,
     document: Tensor | None = None,
     layers: Sequence[int] = (),
 ) -> TargetTrees:
     """Run the levels after `roots`, as `choose` picks their nodes, roots a few at a time."""
-    (batch, length), depth, k = tokens.shape, tree.depth - 1, tree.k
+    (batch, length), depth = tokens.shape, passes - 1
     if length + depth > target.max_context:
         room = target.max_context - depth
         raise UserError(
@@ -191,7 +182,7 @@ def _run(
     features, inputs = target_features(target, tokens, document, cache, layers)
     # of each level, for some roots: tokens, parents, labels
     parts: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]
-    chunk = max(1, tree.rows // k)
+    chunk = max(1, ROWS // k)
     for start in range(0, roots.shape[1] if depth else 0, chunk):
         some = slice(start, start + chunk)
         entries = roots[:, some]

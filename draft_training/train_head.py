@@ -34,7 +34,6 @@ from nde_talf.draft_training.processes import LocalProcesses
 from nde_talf.draft_training.settings import EagleLoss, HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,
-    TreeSpec,
     chains,
     target_beam,
     target_features,
@@ -95,8 +94,8 @@ class HeadModule(RowModule):
     def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
         self.head = head
-        self.models = [head.target.module]
-        self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
+        self.frozen = [head.target.module]
+        self.cpu_alone = head.target.device.type == "cpu"
         self.gpu = head.target.device.index
         # The SALF & TALF paper begins with EAGLE's loss.
         fresh = config.features == "final" and not config.warm_start
@@ -169,11 +168,9 @@ class HeadModule(RowModule):
         self, tokens: Tensor, document: Tensor | None, roots: Tensor, depth: int
     ) -> TargetTrees:
         """Build the trees after `roots` [B, R] of the rows `tokens` [B, L], with their labels."""
-        config, target = self.config, self.head.target
-        if config.loss.target_trees:
-            tree = TreeSpec(config.loss.k, depth)
-            return target_beam(target, tokens, tree, roots, document, self.head.feature_layers)
-        layers = self.head.feature_layers
+        target, loss, layers = self.head.target, self.config.loss, self.head.feature_layers
+        if loss.target_trees:
+            return target_beam(target, tokens, loss.k, depth, roots, document, layers)
         along, features = target_features(target, tokens, document, layers=layers)
         return replace(chains(tokens, along, roots, depth), features=features)
 

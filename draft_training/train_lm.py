@@ -5,7 +5,7 @@ one it is the KL divergence from the teacher's next-token distribution. Nothing 
 tokenizers or speculative decoding: it sees rows of token ids and Llama models.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_linear
+
+COOL_DOWN = 0.6
+"""Fraction of the steps, at the end, over which the learning rates fall to 0."""
+TEMPERATURES = (1.0, 0.6)
+"""Temperatures at which `held_out_report` compares target and draft."""
+AT_ONCE = 8
+"""Rows whose distributions it holds in memory at once."""
 
 
 def build_llama(
@@ -76,10 +83,8 @@ class LanguageModel(RowModule):
     ) -> None:
         super().__init__(config)
         self.model = model
-        self._teacher = (
-            [] if teacher is None else [teacher.eval().requires_grad_(False)]
-        )  # a list hides it from state_dict
-        self.models = [model, *self._teacher]
+        if teacher is not None:  # a list hides it from state_dict
+            self.frozen = [teacher.eval().requires_grad_(False)]
         self.title = "training the target" if teacher is None else "distilling the draft"
 
     @property
@@ -93,21 +98,22 @@ class LanguageModel(RowModule):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return warm_up_then_linear(step, self.config.steps, self.config.warm_up)
+        steps = self.config.steps
+        return warm_up_then_linear(step, steps, self.config.warm_up, COOL_DOWN * steps)
 
     def on_fit_start(self) -> None:
         """Move the teacher, which is no submodule, to this process's device."""
-        for teacher in self._teacher:
+        for teacher in self.frozen:
             if teacher.device != self.device:  # one that lies on several devices stays
                 teacher.to(self.device)
 
     def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over the positions of rows [B, T], in nats a token."""
         logits = self.model(batch, use_cache=False).logits
-        if not self._teacher:
+        if not self.frozen:
             return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten()), {}
         with torch.no_grad():
-            target = self._teacher[0](batch, use_cache=False).logits
+            target = self.frozen[0](batch, use_cache=False).logits
         log_q, log_p = (z.flatten(0, 1).float().log_softmax(-1) for z in (logits, target))
         return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True), {}
 
@@ -147,8 +153,6 @@ def held_out_report(
     target: CausalModel,
     draft: CausalModel | None,
     tokens: Tensor,
-    temperatures: Sequence[float] = (1.0, 0.6),
-    batch: int = 8,
 ) -> dict[str, Any]:
     """Measure how well the pair predicts held-out rows, and how well the draft agrees.
 
@@ -156,8 +160,6 @@ def held_out_report(
         target: the model that is to be predicted.
         draft: the model that predicts it; None: only the target's figures.
         tokens: [rows, length].
-        temperatures: at which both distributions are warped for `overlap`.
-        batch: rows whose distributions are held in memory at once.
 
     Returns:
         `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement`
@@ -165,38 +167,28 @@ def held_out_report(
         of sum_v min(p(v), q(v)). Where the models know the precision of their training,
         `trained_in`: role -> precision.
     """
-    totals: Counter[Any] = Counter()
-    for rows in tokens.split(batch):
-        p = _logits(target, rows[:, :-1])
-        q = _logits(draft, rows[:, :-1]) if draft else None
-        totals.update(_sums(p, q, rows[:, 1:].flatten(), temperatures))
+    totals: dict[Any, float] = defaultdict(float)
+    for rows in tokens.split(AT_ONCE):
+        p, following = _logits(target, rows[:, :-1]), rows[:, 1:].flatten()
+        totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
+        if draft:
+            q = _logits(draft, rows[:, :-1])
+            totals["draft_nats"] += F.cross_entropy(q, following, reduction="sum").item()
+            totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
+            for at in TEMPERATURES:
+                overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
+                totals[at] += overlap.sum().item()
     positions = tokens[:, 1:].numel()
     report: dict[Any, Any] = {name: total / positions for name, total in totals.items()}
     report["positions"] = positions
     if draft:
-        report["overlap"] = {at: report.pop(at) for at in temperatures}
-    models = {"target": target, **({"draft": draft} if draft else {})}
-    trained_in = {r: model.config.to_dict().get("trained_in") for r, model in models.items()}
-    if any(trained_in.values()):
-        report["trained_in"] = {r: precision for r, precision in trained_in.items() if precision}
-    return report
-
-
-def _sums(
-    p: Tensor, q: Tensor | None, following: Tensor, temperatures: Sequence[float]
-) -> dict[Any, float]:
-    """Sum the figures of some positions: of logits p and q [N, V], and the tokens that follow.
-
-    Overlaps stand under their temperature.
-    """
-    sums: dict[Any, float] = {"target_nats": F.cross_entropy(p, following, reduction="sum").item()}
-    if q is not None:
-        sums["draft_nats"] = F.cross_entropy(q, following, reduction="sum").item()
-        sums["greedy_agreement"] = (p.argmax(-1) == q.argmax(-1)).sum().item()
-        for at in temperatures:
-            overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
-            sums[at] = overlap.sum().item()
-    return sums
+        report["overlap"] = {at: report.pop(at) for at in TEMPERATURES}
+    trained_in = {
+        role: precision
+        for role, model in (("target", target), ("draft", draft))
+        if model and (precision := model.config.to_dict().get("trained_in"))
+    }
+    return report | ({"trained_in": trained_in} if trained_in else {})
 
 
 def _logits(model: CausalModel, rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -36,8 +36,6 @@ from nde_talf.draft_training.muon import Muon
 from nde_talf.draft_training.precision import resolved
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
-COOL_DOWN = 0.6
-"""Fraction of the steps, at the end, over which a language model's learning rates fall to 0."""
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
@@ -45,16 +43,16 @@ MAX_BAD_STEPS = 10
 """Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
 
 
-def warm_up_then_linear(step: int, steps: int, warm_up: int) -> float:
+def warm_up_then_linear(step: int, steps: int, warm_up: int, fall: float) -> float:
     """Return the fraction of the peak learning rates at `step` (from 0).
 
     It rises linearly over `warm_up` steps, stays at 1, and falls linearly to 0 over the last
-    six tenths of all steps.
+    `fall` steps.
 
-    >>> [warm_up_then_linear(step, 10, warm_up=2) for step in (0, 1, 4, 7, 10)]
+    >>> [warm_up_then_linear(step, 10, warm_up=2, fall=6) for step in (0, 1, 4, 7, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, COOL_DOWN * steps))
+    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, fall))
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
@@ -85,12 +83,12 @@ class RowModule(pl.LightningModule):
     """Text at the progress bar and in messages."""
     in_bar: tuple[str, ...] = ("loss",)
     """Figures that the progress bar shows."""
-    accelerator = "auto"
-    """Lightning's name of the kind of device."""
+    cpu_alone = False
+    """True where it is trained on the CPU beside GPUs too."""
     gpu: int | None = None
     """The number of the GPU that a single process trains on; None: the first."""
-    models: Sequence[PreTrainedModel] = ()
-    """The transformers models that the steps run."""
+    frozen: Sequence[PreTrainedModel] = ()
+    """The transformers models that the steps run beside the one that is trained."""
     trained: nn.Module
     config: TrainingConfig
     skipped = False
@@ -121,10 +119,14 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     @property
+    def on_cpu(self) -> bool:
+        """Tell whether it is trained on the CPU."""
+        return self.cpu_alone or not torch.cuda.is_available()
+
+    @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        on_cpu = self.accelerator == "cpu"
-        return resolved(self.config.precision, torch.device("cpu") if on_cpu else None)
+        return resolved(self.config.precision, torch.device("cpu" if self.on_cpu else "cuda"))
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW, then Muon where there are matrices for it."""
@@ -153,9 +155,7 @@ class RowModule(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
             if config.gradient_clip is not None:
-                self.clip_gradients(
-                    cast("torch.optim.Optimizer", optimizer), config.gradient_clip, "norm"
-                )
+                self.clip_gradients(optimizer, config.gradient_clip, "norm")
         for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()
@@ -277,10 +277,9 @@ def train_rows(
     trainer = _lightning(module, folder, logger or False, callbacks, options)
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
-    frozen = [model for model in module.models if model is not module.trained]
-    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in frozen])
+    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in module.frozen])
     module.train()
-    with eager_attention(_fitted_on_cpu(module)):
+    with eager_attention(module):
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
@@ -294,14 +293,6 @@ def train_rows(
                 trainer.save_checkpoint(folder / BEST)
 
 
-def _fitted_on_cpu(module: RowModule) -> list[PreTrainedModel]:
-    return [each for each in module.models if each is module.trained and _on_cpu(module)]
-
-
-def _on_cpu(module: RowModule) -> bool:
-    return module.accelerator == "cpu" or not torch.cuda.is_available()
-
-
 def _lightning(
     module: RowModule,
     folder: Path,
@@ -310,12 +301,12 @@ def _lightning(
     options: dict[str, Any],
 ) -> pl.Trainer:
     """Make Lightning's Trainer of a training in `folder`; see `train_rows`."""
-    config, cpu = module.config, _on_cpu(module)
+    config, cpu = module.config, module.on_cpu
     every = min(config.evaluate_every, config.steps)
     options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
     written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
     return pl.Trainer(
-        accelerator="cpu" if cpu else module.accelerator,
+        accelerator="cpu" if cpu else "auto",
         precision=module.trained_in,
         max_epochs=1,
         max_steps=config.steps,
@@ -342,20 +333,22 @@ def load_best(module: RowModule, folder: Path) -> None:
 
 
 @contextmanager
-def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Run `models` with plain attention inside the block.
+def eager_attention(module: RowModule) -> Iterator[None]:
+    """Run a model of transformers that is trained on the CPU with plain attention.
 
     On a CPU it is faster than the fused kernel in forward and backward passes over short rows (1.2
     times with rows of 64 and 128 tokens in bfloat16), and slower in forward passes alone.
     """
-    before = [model.config.get_text_config()._attn_implementation for model in models]
-    for model in models:
-        model.set_attn_implementation("eager")
+    model = module.trained
+    if not (module.on_cpu and isinstance(model, PreTrainedModel)):
+        yield
+        return
+    before = model.config.get_text_config()._attn_implementation
+    model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        for model, implementation in zip(models, before, strict=True):
-            model.set_attn_implementation(implementation)
+        model.set_attn_implementation(before)
 
 
 @dataclass
@@ -385,20 +378,16 @@ class RowBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.of_step(step) for step in range(self.at.global_step, self.steps))
-
-    def of_step(self, step: int) -> Any:
-        """This process's rows of one step, [batch, length]."""
         count = len(self.rows)
-        first = (step * self.at.world_size + self.at.global_rank) * self.batch
-        last = first + self.batch
-        epochs = range(first // count, (last - 1) // count + 1)
-        order = torch.cat([self._order(epoch) for epoch in epochs])
-        return self.rows[order[first - epochs[0] * count : last - epochs[0] * count]]
-
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self.rows), generator=generator)
+        for step in range(self.at.global_step, self.steps):
+            place = step * self.at.world_size + self.at.global_rank
+            epoch, first = divmod(place * self.batch, count)
+            order = torch.empty(0, dtype=torch.long)
+            while len(order) < first + self.batch:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                order = torch.cat([order, torch.randperm(count, generator=generator)])
+                epoch += 1
+            yield self.rows[order[first : first + self.batch]]
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state, which Lightning asks a loader for that can resume: the step is all."""

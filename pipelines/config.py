@@ -36,8 +36,7 @@ from nde_talf.decoding.names import DTYPES, PRODUCTS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
-from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig
 from nde_talf.pipelines.cli import register
 from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.settings import SelectorConfig

@@ -20,8 +20,7 @@ from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
-from nde_talf.data.engines.base import Engine
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair

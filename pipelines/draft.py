@@ -14,9 +14,8 @@ from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.export import load_head, save_head, write_head_card
 from nde_talf.draft_training.families import family_of, layer_config, not_for_vllm
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import FILES

@@ -20,6 +20,8 @@ from nde_talf.data.text.pair import (
     check_prompts,
     check_tokenizers,
     load_models,
+    shipped_prompts,
+    shipped_rows,
     spread,
     test_splits,
 )
@@ -27,7 +29,6 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
 from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY, DataConfig
 from nde_talf.data.text.shipped import is_shipped
-from nde_talf.data.text.shipped_text import shipped_prompts, shipped_rows
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore

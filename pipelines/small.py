@@ -197,10 +197,9 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     from nde_talf.data.dialogues.token_rows import TokenRows
     from nde_talf.data.text.pair import spread
     from nde_talf.decoding.model import CausalModel
-    from nde_talf.draft_training.card import write_head_card
     from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-    from nde_talf.draft_training.export import save_head
-    from nde_talf.draft_training.recipe import PAUSE, Pausable
+    from nde_talf.draft_training.export import save_head, write_head_card
+    from nde_talf.draft_training.recipe import PAUSE, Leg
     from nde_talf.draft_training.settings import HeadConfig
     from nde_talf.draft_training.train_head import fit_head
 
@@ -219,7 +218,7 @@ def _head(config: SmallConfig, text: "Rows") -> None:
         warm_start=config.weights,
         seed=config.seed,
     )
-    leg = Pausable(folder, config.folder / PAUSE, config.hours)
+    leg = Leg(folder, config.folder / PAUSE, config.hours)
     head = fit_head(target, rows, settings, folder, _loggers(config, folder), [leg], some)
     if not leg.ended:
         report = held_out_report(head, target, some)
@@ -248,7 +247,8 @@ def _leg(
     every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
-    from nde_talf.draft_training.recipe import PAUSE, Leg, train_leg
+    from nde_talf.draft_training.recipe import PAUSE, Leg
+    from nde_talf.draft_training.trainer import train_rows
 
     folder.mkdir(parents=True, exist_ok=True)
     rows, settings = text.train, module.config
@@ -263,9 +263,9 @@ def _leg(
     pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, every, held_out, text.bits_a_byte)
-    model = train_leg(module, rows, leg, _loggers(config, folder))
-    if model is not None:
-        write_atomically(folder / name, model.save_pretrained)
+    train_rows(module, rows, folder, _loggers(config, folder), [leg])
+    if not leg.ended:
+        write_atomically(folder / name, module.model.eval().cpu().save_pretrained)
 
 
 def _loggers(config: SmallConfig, folder: Path) -> "list[Logger]":

@@ -119,10 +119,7 @@ class ChatEncoder:
         words = messages[-1]["content"].split()
         # The head may end with what stands before every answer, such as an empty block of thoughts.
         for start in (prompt, head):
-            answer, words = (
-                text[len(start) : len(text) - len(tail)],
-                messages[-1]["content"].split(),
-            )
+            answer = text[len(start) : len(text) - len(tail)]
             if ends and text.startswith(start) and answer.split() == words:
                 return len(start), answer + self._end_of_turn(tail)
         raise UnsuitedError("whose answers the template does not show as they are")

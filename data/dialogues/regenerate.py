@@ -11,7 +11,7 @@ from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
-from nde_talf.data.engines.base import Engine
+from nde_talf.data.engines.transformers import Engine
 from nde_talf.decoding.sampling import SamplingSetting
 
 

@@ -1,14 +1,34 @@
-"""The transformers engine: sampling in torch, for every machine."""
+"""Engines sample text: token ids go in and come out. That of transformers is for every machine."""
 
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from nde_talf.data.engines.base import end_of_text
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
+
+
+class Engine(Protocol):
+    """A model that samples. The same seed gives the same tokens."""
+
+    def sample(
+        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+    ) -> list[list[int]]:
+        """Continue each prompt by up to `new_tokens` tokens.
+
+        An end-of-text token ends a text and is dropped.
+        """
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
+def end_of_text(generation_config) -> set[int]:
+    """Return the tokens that end a text, from a transformers GenerationConfig."""
+    eos = generation_config.eos_token_id
+    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 def sampling_options(setting: SamplingSetting) -> dict[str, Any]:

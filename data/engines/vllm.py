@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from nde_talf.data.engines.base import end_of_text
 from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import end_of_text
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -91,10 +91,9 @@ class VLLMEngine:
             options["gpu_memory_utilization"] = self.config.gpu_memory
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options["enable_chunked_prefill"] = False
+        options["enable_prefix_caching"] = True
         with self._errors():
-            longest = self.config.max_length
-            options["enable_prefix_caching"] = True
-            self._model = open_llm(self.folder, self.dtype, longest, **options)
+            self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
         return self._model
 
 

@@ -189,7 +189,7 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
 def _load_file(source: str, first: int | None) -> datasets.Dataset:
     path = Path(source).expanduser()
     builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
-    fault = None if on_hub else _file_fault(path, source)
+    fault = None if on_hub else _file_fault(path, source, parsed=False)
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
@@ -201,15 +201,15 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
             cause: BaseException = error
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
-            fault = (not on_hub and _text_fault(path, parsed=True)) or str(cause)
+            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause)
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
         f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
     )
 
 
-def _file_fault(path: Path, source: str) -> str | None:
-    """Say what keeps a file from being read before a library tries."""
+def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
+    """Say where a file is broken first: empty, not UTF-8, nested too deeply or (parsed) no JSON."""
     if not path.is_file():
         raise UserError(
             f"There is no file {source!r}. Correct the path (relative paths start at the working"
@@ -217,11 +217,6 @@ def _file_fault(path: Path, source: str) -> str | None:
         )
     if path.stat().st_size == 0:
         return "the file is empty"
-    return _text_fault(path, parsed=False)
-
-
-def _text_fault(path: Path, parsed: bool) -> str | None:
-    """Say where a text file is broken first: not UTF-8, nested too deeply or (parsed) no JSON."""
     if path.suffix == ".parquet":
         return None
     with path.open("rb") as file:

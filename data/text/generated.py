@@ -130,22 +130,23 @@ def documents(source: str) -> list[tuple[str, str]]:
     return [(name, GENERATED[source](name)) for name in names]
 
 
-def _document(name: str, kinds: tuple[Callable[[random.Random, int], str], ...]) -> str:
+def _document(name: str, kinds: tuple[Callable[[random.Random, int], list[str]], ...]) -> str:
     rng = random.Random(name)
     first = rng.randint(1, 80)
-    return "\n".join(rng.choice(kinds)(rng, first + i) for i in range(SECTIONS))
+    sections = (rng.choice(kinds)(rng, first + number) for number in range(SECTIONS))
+    return "\n".join("\n".join([*lines, ""]) for lines in sections)
 
 
-def _drill(rng: random.Random, number: int) -> str:
+def _drill(rng: random.Random, number: int) -> list[str]:
     lines = [f"Drill {number}: products."]
     for _ in range(rng.randint(8, 16)):
         a, b = rng.randint(2, 9), rng.randint(2, 9)
         answer = a * b if rng.random() < RIGHT else rng.randint(2, 9) * rng.randint(2, 9)
         lines.append(f"{a} x {b} = {answer}, {'right' if answer == a * b else f'wrong: {a * b}'}.")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _sum(rng: random.Random, number: int) -> str:
+def _sum(rng: random.Random, number: int) -> list[str]:
     size = rng.randint(2, len(PLACES))
     rows = [[rng.randint(1, 9) for _ in range(size)] for _ in range(2)]
     one, other = (" ".join(map(str, row)) for row in rows)
@@ -158,10 +159,10 @@ def _sum(rng: random.Random, number: int) -> str:
         digits.insert(0, digit)
         lines.append(f"{place}: {terms} = {total}. Write {digit} and carry {carry}.")
     result = " ".join(map(str, [1] * carry + digits))
-    return "\n".join([*lines, f"The sum of {one} and {other} is {result}."]) + "\n"
+    return [*lines, f"The sum of {one} and {other} is {result}."]
 
 
-def _story(rng: random.Random, number: int) -> str:
+def _story(rng: random.Random, number: int) -> list[str]:
     one, other = rng.sample(NAMES, 2)
     fruit, has = rng.choice(FRUIT), {one: rng.randint(10, 20), other: rng.randint(10, 20)}
 
@@ -175,12 +176,10 @@ def _story(rng: random.Random, number: int) -> str:
         has[giver] -= given
         has[taker] += given
         lines += [f"Then {giver} gives {given} {fruit} to {taker}.", f"After that {state()}"]
-    return (
-        "\n".join([*lines, f"Together they have {sum(has.values())} {fruit} all the time."]) + "\n"
-    )
+    return [*lines, f"Together they have {sum(has.values())} {fruit} all the time."]
 
 
-def _shop(rng: random.Random, number: int) -> str:
+def _shop(rng: random.Random, number: int) -> list[str]:
     rows = [
         (i, article, rng.choice(COLOURS), rng.randint(2, 60))
         for i, article in enumerate(rng.sample(ARTICLES, rng.randint(3, 5)), start=1)
@@ -189,8 +188,6 @@ def _shop(rng: random.Random, number: int) -> str:
         f"Table {number}: articles of the shop in {rng.choice([*CITIES])}.",
         "",
         "| number | article | colour | price |",
-    ]
-    lines += [
         "| --- | --- | --- | --- |",
         *(f"| {i} | {article} | {colour} | {price} |" for i, article, colour, price in rows),
         "",
@@ -201,29 +198,27 @@ def _shop(rng: random.Random, number: int) -> str:
             f"Order {order}: {rng.choice(NAMES)} buys {rng.randint(2, 9)} pieces of article {i}, "
             f"which is the {colour} {article} at a price of {price}."
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _catalogue(rng: random.Random, number: int) -> str:
+def _catalogue(rng: random.Random, number: int) -> list[str]:
     articles = _shop_catalogue()
     first = rng.randrange(len(articles))
     chosen = [(first + i) % len(articles) for i in range(rng.randint(3, 8))]
-    lines = [f"Page {number} of the catalogue."] + [
-        f"Article {i + 1}: a {articles[i]}." for i in chosen
-    ]
-    return "\n".join(lines) + "\n"
+    named = [f"Article {i + 1}: a {articles[i]}." for i in chosen]
+    return [f"Page {number} of the catalogue.", *named]
 
 
-def _roots(rng: random.Random, number: int) -> str:
+def _roots(rng: random.Random, number: int) -> list[str]:
     lines = [f"Table {number}: square roots.", ""]
     for _ in range(rng.randint(8, 14)):
         n = rng.choice(ROOTS)
         digits = str(isqrt(n * 10 ** (2 * DIGITS)))
         lines.append(f"| {n} | {digits[:-DIGITS]}. {' '.join(digits[-DIGITS:])} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _records(rng: random.Random, number: int) -> str:
+def _records(rng: random.Random, number: int) -> list[str]:
     first = rng.randint(10, 90)
     lines = [f"List {number}: customers of the shop, one record a line.", ""]
     for identity, name in enumerate(rng.sample(NAMES, rng.randint(4, 8)), start=first):
@@ -233,4 +228,4 @@ def _records(rng: random.Random, number: int) -> str:
             f' "language": "English", "mail": "{name.lower()}@example.org", "active":'
             f" {rng.choice(('true', 'false'))}}}"
         )
-    return "\n".join(lines) + "\n"
+    return lines

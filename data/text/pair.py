@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -13,10 +13,16 @@ from typing_extensions import TypedDict
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
-from nde_talf.data.text.shipped import PORTABLE, SHIPPED, portable
-from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
+from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import opened, reading, write_atomically, write_sealed
+from nde_talf.decoding.common.files import (
+    opened,
+    read_json,
+    reading,
+    write_atomically,
+    write_sealed,
+)
 from nde_talf.decoding.common.foreign import changed, recorded
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
@@ -27,6 +33,8 @@ from nde_talf.decoding.model import CausalModel
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
 ROLES = ("target", "draft")
+DOMAINS = "domains.json"
+"""The file with the number of held-out rows by domain, in the order of the rows."""
 
 Files = TypedDict("Files", {"prompts.jsonl": str, "rows.safetensors": str})
 """Checksums of the files beside `pair.json`."""
@@ -90,10 +98,9 @@ class Pair:
             role: recorded(place) for role, place in where.items() if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
-        where = {role: place and portable(place) for role, place in where.items()}
-        write_sealed(
-            self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign}
-        )
+        places = {role: place and portable(place) for role, place in where.items()}
+        content = {"format": FORMAT.number, **places, "files": files, "models": foreign}
+        write_sealed(self._index, content)
 
     def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
         """Load target and draft, checked to be the models that the pair was made from.
@@ -101,7 +108,7 @@ class Pair:
         placed: device, dtype and perhaps more, see `load_models`.
         """
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], *placed)
+        target, draft = load_models(map(self.where, ROLES), *placed)
         return target, draft
 
     def target(self, *placed: Any) -> CausalModel:
@@ -207,7 +214,7 @@ class Pair:
 
 
 def load_models(
-    where: Sequence[str],
+    where: Iterable[str],
     device: str,
     dtype: str,
     device_map: str | None = None,
@@ -228,15 +235,12 @@ def load_models(
         forward: see `CausalModel`.
         products: see `CausalModel`.
     """
-    target = CausalModel.load(
-        where[0], device, dtype, "model.target", forward, device_map, products
-    )
-    models = [target]
-    for name in where[1:]:
-        draft = CausalModel.load(name, device, dtype, "model.draft", forward, products=products)
-        draft.match(target.vocab_size)
-        models.append(draft)
+    models: list[CausalModel] = []
+    for role, name in zip(ROLES, where, strict=False):
+        key, across = f"model.{role}", None if models else device_map
+        models.append(CausalModel.load(name, device, dtype, key, forward, across, products))
     for model in models:
+        model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
     return models
 
@@ -319,3 +323,30 @@ def check_prompts(
 def spread(rows: Rows, count: int) -> Rows:
     """Take at most `count` of `rows`, evenly: neighbours come from the same few documents."""
     return rows[:: max(1, len(rows) // count)][:count]
+
+
+def shipped_pair(folder: Path = SHIPPED) -> Pair:
+    """Open the shipped pair. Raises UserError if a file is missing, or not as it was shipped."""
+    shipped("pair.json", folder)
+    check_checksums(folder, again=AGAIN)
+    return Pair(folder / "pair")
+
+
+def shipped_prompts(count: int | None = None, folder: Path = SHIPPED) -> list[Prompt]:
+    """Read the held-out prompts; the domains are in turn.
+
+    Raises:
+        UserError: a file was changed or damaged, or there are fewer than `count`.
+    """
+    prompts = shipped_pair(folder).every_prompt()
+    if count is not None and count > len(prompts):
+        raise UserError(f"data.prompt_count={count}: the shipped pair has {len(prompts)} prompts.")
+    return prompts[:count]
+
+
+def shipped_rows(folder: Path = SHIPPED) -> tuple[Tensor, dict[str, Tensor]]:
+    """Read rows of token ids, [rows, length]: of the training text, and held-out ones by domain."""
+    pair = shipped_pair(folder)
+    counts = read_json(folder / DOMAINS, dict[str, int], AGAIN)
+    parts = pair.rows("held_out").split([*counts.values()])
+    return pair.rows("train"), dict(zip(counts, parts, strict=True))

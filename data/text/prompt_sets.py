@@ -3,7 +3,7 @@
 The sets themselves are configs/data/*.yaml.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +48,9 @@ def load_sets(
         from_set = count // len(sets) + (index < count % len(sets))
         if prompt_set.chat is None:
             prompt_set = replace(prompt_set, chat=bool(tokenizer.chat_template))
+        if prompt_set.chat and not tokenizer.chat_template:
+            key = f"data.sets.{name}.chat"
+            raise UserError(f"{key}=true, but the tokenizer has no chat template: set {key}=false.")
         template = prompt_set.template or "{text}"
         parts = prompt_set.parts or [PromptPart(prompt_set.source or "", template)]
         by_part = []
@@ -84,10 +87,22 @@ def _draw(
 ) -> tuple[list[Prompt], int]:
     """Draw `count` prompts of one source, none of them in `seen`, and count those too long."""
     key = f"data.sets.{name}"
+    template = RowTemplate(part.template, part.source, f"{key}.template")
+    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
+    template.check(rows.column_names)
+    # The template counts too: a sentence to translate in both directions should not come twice.
+    key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
     prompts: list[Prompt] = []
     long = repeated = 0
-    texts = _texts(key, prompt_set, part, count, seed, tokenizer)
-    while len(prompts) < count and (text := next(texts, None)) is not None:
+    # In random order; of a stream the first rows.
+    for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
+        if len(prompts) == count:
+            break
+        text = template.render(rows[int(index)])
+        if prompt_set.cut:
+            text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
+        if not text.strip():
+            continue
         text, too_long = _fitting(text, prompt_set, tokenizer)
         prompt = make_prompt(prompt_set.kind or name, text, bool(prompt_set.chat))
         long += too_long
@@ -104,32 +119,6 @@ def _draw(
             " split."
         )
     return prompts, long
-
-
-def _texts(
-    key: str,
-    prompt_set: PromptSet,
-    part: PromptPart,
-    count: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Iterator[str]:
-    """Yield rows of one source, in random order (of a stream, its first rows)."""
-    if prompt_set.chat and not tokenizer.chat_template:
-        raise UserError(
-            f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false."
-        )
-    template = RowTemplate(part.template, part.source, f"{key}.template")
-    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
-    template.check(rows.column_names)
-    # The template counts too: a sentence to translate in both directions should not come twice.
-    key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
-    for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
-        text = template.render(rows[int(index)])
-        if prompt_set.cut:
-            text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
-        if text.strip():
-            yield text
 
 
 def _fitting(

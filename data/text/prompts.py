@@ -30,6 +30,8 @@ CODE, PROSE, TEXT = "code", "prose", "text"
 of no known kind.
 """
 
+PER_DOCUMENT = 4
+"""The most prompts from one document, so that the prompts differ."""
 RUN, FEW = 24, 4
 """Tokens in a row that prompts of one document share, and the most prompts that share them."""
 
@@ -68,8 +70,7 @@ def prompts_from_documents(
     count: int,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
-    tokens: tuple[int, int] = (32, 96),
-    per_document: int = 4,
+    tokens: tuple[int, int],
 ) -> list[Prompt]:
     """Cut `count` prompts from documents; equal arguments give equal prompts.
 
@@ -85,7 +86,6 @@ def prompts_from_documents(
         seed: of the choice.
         tokenizer: counts tokens.
         tokens: the shortest and the longest prompt, in tokens.
-        per_document: maximum number of prompts from one document, so that the prompts differ.
 
     Raises:
         UserError: the documents give fewer than `count` prompts.
@@ -99,12 +99,12 @@ def prompts_from_documents(
         if document["name"].endswith(".py"):
             cuts = _python_cuts(document["text"], generator)
         else:
-            words = _word_cuts(document["text"], generator, 8 * per_document)
+            words = _word_cuts(document["text"], generator, 8 * PER_DOCUMENT)
             cuts = {str(document.get("kind") or TEXT): words}
         for kind, ends in cuts.items():
             taken = 0
             for end in ends:
-                if taken == per_document // len(cuts):
+                if taken == PER_DOCUMENT // len(cuts):
                     break
                 longest = generator.randint(*tokens)
                 text = _last_tokens(document["text"][:end], tokenizer, longest, tokens[0])

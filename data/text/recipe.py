@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -68,20 +67,9 @@ def _prepare(folder: Path, documents: list[Document]) -> None:
     chosen = [d.text for d in train if by_hash(f"tokenizer/{d.name}") < TOKENIZER_FRACTION]
     tokenizer = train_tokenizer(chosen, VOCABULARY)
     tokenizer.save_pretrained(folder / TOKENIZER)
-    rows = {"train": _packed(tokenizer, [document.text for document in train])}
+    rows = {"train": pack(tokenizer, [document.text for document in train], LENGTH).to(torch.int16)}
     for domain in DOMAINS:
         texts = [d.text for d in documents if d.held_out and d.domain == domain]
         packed = pack(tokenizer, texts, LENGTH).to(torch.int16)
         rows[domain] = packed[:: max(1, len(packed) // HELD_OUT_ROWS)][:HELD_OUT_ROWS].contiguous()
     save_file(rows, folder / ROWS)
-
-
-def _packed(tokenizer: PreTrainedTokenizerBase, texts: list[str], chunk: int = 256) -> Tensor:
-    """Lay documents end to end as `pack` does, in the memory of int16."""
-    parts = []
-    for start in range(0, len(texts), chunk):
-        encoded = tokenizer(texts[start : start + chunk], verbose=False)["input_ids"]
-        parts += [np.array([tokenizer.eos_token_id, *ids], np.int16) for ids in encoded]
-    stream = np.concatenate(parts)
-    rows = len(stream) // LENGTH
-    return torch.from_numpy(stream[: rows * LENGTH].reshape(rows, LENGTH))

@@ -1,6 +1,7 @@
 """Recognise what the columns of somebody's own file hold, by their names and first rows."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from nde_talf.data.text.row_template import RowTemplate
@@ -24,8 +25,8 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
     Raises:
         UserError: no column holds text, or several could be the prompt. The message lists them.
     """
-    texts = _columns(rows, str)
-    turns = [name for name in DIALOGUES if name in _columns(rows, list)]
+    texts, lists = _columns(rows, str), _columns(rows, list)
+    turns = [name for name in DIALOGUES if name in lists]
     named = [name for name in QUESTIONS if name in texts]
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"
@@ -61,7 +62,7 @@ def distinct(rows: Sequence[Any], template: RowTemplate) -> list[str]:
 
 def _columns(rows: Sequence[Any], kind: type) -> list[str]:
     """List the columns whose values are of `kind` where they are given, in the order of a row."""
-    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    first = [*islice(rows, LOOKED_AT)]
     names = dict.fromkeys(name for row in first for name in row)
     given = {name: [row[name] for row in first if row.get(name) is not None] for name in names}
     return [
@@ -83,7 +84,7 @@ def _of_words(rows: Sequence[Any], texts: list[str], nested: bool) -> list[str]:
 
 def _listed(rows: Sequence[Any], columns: list[str]) -> str:
     """List columns, each with the beginning of its first text and how many rows lack it."""
-    first = [rows[i] for i in range(min(LOOKED_AT, len(rows)))]
+    first = [*islice(rows, LOOKED_AT)]
     parts = []
     for name in columns or first[0]:
         given = [row[name] for row in first if row.get(name) is not None]

@@ -68,11 +68,10 @@ class Package:
         if self.name == PYTHON:
             here = platform.python_version() == self.version
             return Path(sysconfig.get_paths()["stdlib"]) if here else None
-        try:
-            found = importlib.metadata.distribution(self.name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-        return Path(str(found.locate_file(""))) if public(found.version) == self.version else None
+        for found in importlib.metadata.distributions(name=self.name):
+            same = public(found.version) == self.version
+            return Path(str(found.locate_file(""))) if same else None
+        return None
 
 
 def public(version: str) -> str:
@@ -94,15 +93,12 @@ def read_frozen() -> list[Package]:
     return packages
 
 
-def documents(
-    packages: list[Package], partial: bool = False, held_out_alone: bool = False
-) -> Iterator[Document]:
+def documents(packages: list[Package], partial: bool = False) -> Iterator[Document]:
     """Yield every document of the packages, then the built-in arithmetic and tables.
 
     Args:
         packages: the frozen list.
         partial: leave out what is missing or different here, in place of an error.
-        held_out_alone: yield what nothing learns from, and read no other files.
 
     Raises:
         UserError: a package is missing, has another version, or has files of other content.
@@ -114,14 +110,11 @@ def documents(
             faults.append(f"{package.name}=={package.version} is not installed")
             continue
         for name, digest in package.files.items():
-            if held_out_alone and not is_held_out(digest) and name != TOPICS:
-                continue
             data = (root / name).read_bytes() if (root / name).is_file() else b""
             if short_digest(data) != digest:
                 other += 1
                 continue
-            found = of_file(f"{package.name}/{name}", data.decode(), digest)
-            yield from (each for each in found if each.held_out or not held_out_alone)
+            yield from of_file(f"{package.name}/{name}", data.decode(), digest)
         if other:
             faults.append(
                 f"{package.name}: {other} of {len(package.files)} files are missing or different"
@@ -134,9 +127,7 @@ def documents(
         )
     for domain, make in GENERATED.items():
         for name in (f"{domain}-{number}" for number in range(MADE)):
-            document = _by_content(name, domain, make(name))
-            if document.held_out or not held_out_alone:
-                yield document
+            yield _by_content(name, domain, make(name))
 
 
 def of_file(name: str, text: str, digest: str) -> Iterator[Document]:

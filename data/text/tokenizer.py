@@ -4,6 +4,7 @@ This module knows the tokenizer's special token and how documents are laid end t
 know where the text comes from or which model reads the rows.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,6 +15,8 @@ from nde_talf.decoding.common.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 """The one special token: it begins and ends every document."""
+AT_ONCE = 256
+"""Documents that are encoded together: a tokenizer's own objects are many times their tokens."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -53,19 +56,27 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     Raises:
         UserError: the documents do not fill one row.
     """
-    encoded = tokenizer(
-        list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
+    texts = list(documents)
+    parts = (texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE))
+    encoded = (
+        ids
+        for part in parts
+        for ids in tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
     )
-    return in_rows(encoded["input_ids"], tokenizer.eos_token_id, length)
+    return in_rows(encoded, tokenizer.eos_token_id, length)
 
 
 def in_rows(documents: Iterable[Sequence[int]], separator: int, length: int) -> torch.Tensor:
     """Lay documents of token ids end to end like `pack`."""
-    stream = [token for ids in documents for token in (separator, *ids)]
+    stream = array("i")
+    for ids in documents:
+        stream.append(separator)
+        stream.extend(ids)
     rows = len(stream) // length
     if rows == 0:
         raise UserError(
             f"The corpus has {len(stream)} tokens, less than one row of {length}: use more text or"
             " shorter rows."
         )
-    return torch.tensor(stream[: rows * length], dtype=torch.long).view(rows, length)
+    packed = torch.frombuffer(stream, dtype=torch.int32)[: rows * length]
+    return packed.view(rows, length).long()

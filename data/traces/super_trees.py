@@ -1,4 +1,4 @@
-"""Super-trees, drawn from the draft and run through both models, at many roots at once.
+"""Super-trees, drawn and run through both models at many roots at once, and their labels.
 
 Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and
 each sees the prefix up to its own root through the mask. The target takes one pass for all inner
@@ -14,6 +14,14 @@ from torch import Tensor
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.names import ON_PATHS
+from nde_talf.decoding.rules.labels import (
+    Bundle,
+    branch_gains,
+    of_first_path,
+    pooled,
+    trunk_reach,
+)
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 
@@ -157,26 +165,26 @@ class BranchRows:
         return torch.stack([session.grow(rows, parents) for session, rows in pairs])
 
 
-def draw_super_trees(
+@torch.inference_mode()
+def super_trees(
+    target: Prefix,
     draft: Prefix,
     roots: Tensor,
     layout: SuperTreeLayout,
     setting: SamplingSetting,
     uniforms: Tensor,
     chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """Draw super-trees from the draft.
+) -> SuperTrees:
+    """Draw super-trees from the draft, and run the target along them.
 
     Args:
+        target: the trajectory inside the target.
         draft: the trajectory inside the draft.
         roots: positions of the roots [T].
         layout: of the trees.
         setting: of the draft.
         uniforms: [T, N] in [0, 1), which decide the draws by inverse cdf.
         chunk: rows of [V] numbers in memory at once.
-
-    Returns:
-        Tokens [T, N] and hidden states [T, N_inner, H].
     """
     model, rows, uniforms = draft.model, draft.rows(roots, layout), uniforms.to(draft.model.device)
     tokens = torch.empty(len(roots), len(layout), dtype=torch.long, device=model.device)
@@ -204,19 +212,67 @@ def draw_super_trees(
             tokens[:, group] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
             hidden[:, group] = rows.run(tokens[:, group], above)
-    return tokens, hidden
+    return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), hidden)
 
 
 @torch.inference_mode()
-def super_trees(
-    target: Prefix,
-    draft: Prefix,
-    roots: Tensor,
+def labels(
+    trees: SuperTrees,
+    target: CausalModel,
+    draft: CausalModel | Draft,
+    settings: list[tuple[SamplingSetting, SamplingSetting]],
+    verifiers: list[str],
     layout: SuperTreeLayout,
-    draft_setting: SamplingSetting,
-    uniforms: Tensor,
     chunk: int,
-) -> SuperTrees:
-    """Draw super-trees at the positions `roots` [T] with `uniforms` [T, N], and run the target."""
-    tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
-    return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), h_q)
+) -> list[dict[str, Tensor]]:
+    """Estimate E[tau + 1] [T, A] by verifier, for every (target's, draft's) sampling setting.
+
+    Args:
+        trees: with the hidden states of both models.
+        target: reads its states out.
+        draft: reads its states out.
+        settings: pairs that the labels are for.
+        verifiers: names of rules.
+        layout: of the trees.
+        chunk: rows of distributions at a time, at least those of a tree.
+
+    Returns:
+        For each setting, float32 estimates by the verifiers' names.
+    """
+    device, l1, paths = trees.tokens.device, layout.l1, layout.paths.to(trees.tokens.device)
+    rules = dict.fromkeys(ON_PATHS.get(name, name) for name in verifiers)
+
+    def together(tokens: Tensor, h_p: Tensor, h_q: Tensor) -> list[dict[str, Tensor]]:
+        count, made, warped = len(tokens), [], {}
+        # A row's draws: on the trunk the next token, below a branch point the K paths' tokens.
+        trunk = tokens[:, 1 : l1 + 1].flatten()[:, None, None]
+        steps = torch.arange(len(trunk), device=device)[:, None, None]
+        first = layout.inner * torch.arange(count, device=device)[:, None, None, None]
+        nodes = (layout.parents.to(device)[paths] + first).flatten(0, 1)
+        p_logits = target.logits(h_p.flatten(0, 1)).float()
+        q_logits = draft.logits(h_q.flatten(0, 1)).float()
+        for setting, draft_setting in settings:
+            if draft_setting not in warped:
+                warped = {draft_setting: warp(q_logits, draft_setting)}
+            laws = warp(p_logits, setting), warped[draft_setting]
+            p, q = (law.view(count, layout.inner, -1)[:, :l1].flatten(0, 1) for law in laws)
+            trunks = Bundle(p, q, trunk, steps)
+            branches = Bundle(*laws, tokens[:, paths].flatten(0, 1), nodes)
+            estimates = {}
+            for rule in rules:
+                reach, alone = trunk_reach(trunks, count, rule)
+                gains = branch_gains(branches, reach.flatten(), rule)
+                estimates[rule] = pooled(reach, alone, gains, layout).float()
+            estimates |= {
+                name: of_first_path(estimates[rule])
+                for name, rule in ON_PATHS.items()
+                if rule in estimates
+            }
+            made.append(estimates)
+        return made
+
+    parts = zip(*(part.split(max(1, chunk // layout.inner)) for part in trees), strict=True)
+    return [
+        {name: torch.cat([part[name] for part in of_setting]) for name in verifiers}
+        for of_setting in zip(*(together(*some) for some in parts), strict=True)
+    ]

@@ -4,15 +4,14 @@ This module does not know what sampled the trajectories, or where tables go.
 """
 
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.traces.label_chunks import chunk_rows, labels
 from nde_talf.data.traces.settings import TracesConfig
-from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
+from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, labels, super_trees
 from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_labels, text_rows
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
@@ -23,10 +22,15 @@ from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
 """Columns that are text: of the prompt."""
+STATES = ("h_p_previous", "h_q_previous", "h_q_root")
+"""Columns that are hidden states."""
+NUMBERS = 1 << 26
+"""Numbers in one matrix of a chunk: 256 MB of float32. At its peak a chunk takes some five."""
 Pairs = list[tuple[SamplingSetting, SamplingSetting]]
 """The target's and the draft's sampling settings that labels are computed for."""
 
 
+@torch.inference_mode()
 def trace_trajectories(
     target: CausalModel,
     draft: CausalModel | Draft,
@@ -70,15 +74,16 @@ def trace_trajectories(
         roots = list(range(first, end, STRIDE if text else config.stride))
         if not roots:  # the target ended its text at once
             continue
-        made = Positions(target, draft, trajectory, roots)
+        tokens, at = (torch.tensor(each, device=target.device) for each in (trajectory, roots))
+        p = Prefix(target, tokens)
+        where = p, draft_prefix(draft, p), at, pairs
         if text:
-            labelled = made.from_text(pairs)
+            labelled = _from_text(*where, config.verifiers)
         else:
-            labelled = made.from_trees(pairs, config, micro_batch, generator)
-        kept = [{name: each[name] for name in config.verifiers} for each in labelled]
+            labelled = _from_trees(*where, config, micro_batch, generator)
         named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
         texts = {name: [value] * len(roots) for name, value in named}
-        parts += [texts | columns for columns in made.tables(pairs, kept)]
+        parts += [texts | columns for columns in _tables(*where, labelled)]
     return _joined(parts)
 
 
@@ -91,103 +96,91 @@ def _joined(parts: list[dict[str, list | Tensor]]) -> dict[str, list | Tensor]:
     }
 
 
-class Positions:
-    """Roots of one trajectory inside both models.
+def _from_trees(
+    p: Prefix,
+    q: Prefix,
+    at: Tensor,
+    pairs: Pairs,
+    config: TracesConfig,
+    micro_batch: MicroBatch,
+    generator: torch.Generator,
+) -> list[dict[str, Tensor]]:
+    """Return labels [R, samples, 233] by rule, for each pair of settings, from super-trees.
 
     Args:
-        target: scores.
-        draft: drafts.
-        trajectory: tokens of the prompt and of the target's text.
-        positions: of the roots.
+        p: the trajectory inside the target.
+        q: the trajectory inside the draft.
+        at: positions of the roots [R].
+        pairs: of sampling settings.
+        config: of the labels.
+        micro_batch: super-trees in one pass.
+        generator: of the draws.
     """
+    layout, roots = super_tree_layout(), at.repeat_interleave(config.samples)
+    chunk = NUMBERS // p.model.vocab_size
+    uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 
-    @torch.inference_mode()
-    def __init__(
-        self,
-        target: CausalModel,
-        draft: CausalModel | Draft,
-        trajectory: list[int],
-        positions: list[int],
-    ):
-        self.target, self.draft = target, draft
-        self.tokens, self.positions = (
-            torch.tensor(each, device=target.device) for each in (trajectory, positions)
-        )
-        self.chunk = chunk_rows(target.vocab_size, super_tree_layout())
-        self.p_prefix = Prefix(target, self.tokens)
-        self.q_prefix = draft_prefix(draft, self.p_prefix)
+    def labelled(part: slice) -> list[dict[str, Tensor]]:
+        trees = super_trees(p, q, roots[part], layout, pairs[0][1], uniforms[part], chunk)
+        return labels(trees, p.model, q.model, pairs, config.verifiers, layout, chunk)
 
-    @torch.inference_mode()
-    def from_trees(
-        self, pairs: Pairs, config: TracesConfig, micro_batch: MicroBatch, generator: Any
-    ) -> list[dict[str, Tensor]]:
-        """Return labels [R, samples, 233] by rule, for each pair of settings, from super-trees."""
-        layout = super_tree_layout()
-        roots = self.positions.repeat_interleave(config.samples)
-        uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+    batches = micro_batch.run(len(roots), labelled)
+    size = len(at), config.samples, -1
+    return [
+        {name: torch.cat([part[name] for part in parts]).view(size) for name in parts[0]}
+        for parts in zip(*batches, strict=True)
+    ]
 
-        def labelled(part: slice) -> list[dict[str, Tensor]]:
-            drawn = roots[part], layout, pairs[0][1], uniforms[part], self.chunk
-            trees = super_trees(self.p_prefix, self.q_prefix, *drawn)
-            rules = config.verifiers
-            return labels(trees, self.target, self.draft, pairs, rules, layout, self.chunk)
 
-        batches = micro_batch.run(len(roots), labelled)
-        size = len(self.positions), config.samples, -1
-        return [
-            {name: torch.cat([part[name] for part in parts]).view(size) for name in parts[0]}
-            for parts in zip(*batches, strict=True)
-        ]
-
-    @torch.inference_mode()
-    def from_text(self, pairs: Pairs) -> list[dict[str, Tensor]]:
-        """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
-        first, made = int(self.positions[0]), []
-        states = self.p_prefix.hidden, self.q_prefix.hidden, self.tokens.roll(-1)
-        for setting, draft_setting in pairs:
-            parts = [
-                text_rows(
-                    warp(self.target.logits(h_p).float(), setting),
-                    warp(self.draft.logits(h_q).float(), draft_setting),
-                    following,
-                )
-                for h_p, h_q, following in zip(
-                    *(x[first:].split(self.chunk) for x in states), strict=True
-                )
-            ]
-            rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
-            rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
-            estimates = text_labels(rows, self.positions - first)
-            made.append({name: values[:, None] for name, values in estimates.items()})
-        return made
-
-    @torch.inference_mode()
-    def tables(self, pairs: Pairs, labelled: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return the columns of numbers for each pair of target's and draft's setting."""
-        at = self.positions
-        p_hidden, q_hidden = self.p_prefix.hidden, self.q_prefix.hidden
-        states = p_hidden[at - 1], q_hidden[at - 1], q_hidden[at]
-        tables = []
-        for (p_setting, q_setting), estimates in zip(pairs, labelled, strict=True):
-            p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
-            scalars = [
-                scalar_features(
-                    warp(self.target.logits(a), p_look),
-                    *(warp(self.draft.logits(h), q_look) for h in (b, c)),
-                )
-                for a, b, c in zip(*(h.split(self.chunk) for h in states), strict=True)
-            ]
-            columns = {
-                name: torch.full((len(at),), getattr(p_setting, name))
-                for name in ("temperature", "top_p")
-            }
-            columns["context"] = at + 1
-            columns |= zip(("h_p_previous", "h_q_previous", "h_q_root"), states, strict=True)
-            columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
-            tables.append(
-                {
-                    name: x.float().cpu() if x.is_floating_point() else x.cpu()
-                    for name, x in (columns | estimates).items()
-                }
+def _from_text(
+    p: Prefix, q: Prefix, at: Tensor, pairs: Pairs, rules: list[str]
+) -> list[dict[str, Tensor]]:
+    """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
+    first, made = int(at[0]), []
+    states = p.hidden, q.hidden, p.tokens.roll(-1)
+    chunks = [x[first:].split(NUMBERS // p.model.vocab_size) for x in states]
+    for setting, draft_setting in pairs:
+        parts = [
+            text_rows(
+                warp(p.model.logits(h_p).float(), setting),
+                warp(q.model.logits(h_q).float(), draft_setting),
+                following,
             )
-        return tables
+            for h_p, h_q, following in zip(*chunks, strict=True)
+        ]
+        rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
+        rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
+        estimates = text_labels(rows, at - first)
+        made.append({name: estimates[name][:, None] for name in rules})
+    return made
+
+
+def _tables(
+    p: Prefix, q: Prefix, at: Tensor, pairs: Pairs, labelled: list[dict[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """Return the columns of numbers for each pair of target's and draft's setting."""
+    states = p.hidden[at - 1], q.hidden[at - 1], q.hidden[at]
+    chunks = [x.split(NUMBERS // p.model.vocab_size) for x in states]
+    tables = []
+    for (p_setting, q_setting), estimates in zip(pairs, labelled, strict=True):
+        p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
+        scalars = [
+            scalar_features(
+                warp(p.model.logits(a), p_look), *(warp(q.model.logits(h), q_look) for h in others)
+            )
+            for a, *others in zip(*chunks, strict=True)
+        ]
+        columns = {
+            name: torch.full((len(at),), getattr(p_setting, name))
+            for name in ("temperature", "top_p")
+        }
+        columns["context"] = at + 1
+        columns |= zip(STATES, states, strict=True)
+        columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
+        tables.append(
+            {
+                name: x.float().cpu() if x.is_floating_point() else x.cpu()
+                for name, x in (columns | estimates).items()
+            }
+        )
+    return tables

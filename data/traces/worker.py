@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nde_talf.data.engines.base import Engine
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -22,16 +21,13 @@ from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.super_trees import Draft
 from nde_talf.data.traces.text_labels import STRIDE
-from nde_talf.data.traces.trace import trace_trajectories
+from nde_talf.data.traces.trace import STATES, trace_trajectories
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
-
-STATES = ("h_p_previous", "h_q_previous", "h_q_root")
-"""Columns that are stored in half precision."""
 
 
 @dataclass(frozen=True)

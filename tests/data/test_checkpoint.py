@@ -13,7 +13,7 @@ from nde_talf.decoding.common.checkpoint import (
     CHECKPOINT,
 )
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.draft_training.lm_settings import LanguageModelConfig
+from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
 from nde_talf.pipelines.tracking import read_curves
 from tests.draft_training.heads import KillBefore, same

@@ -15,7 +15,7 @@ import torch
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import TracesConfig
-from nde_talf.data.traces import label_chunks
+from nde_talf.data.traces import trace as traces
 from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair
@@ -24,7 +24,7 @@ def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 
 def main(vocabulary, hidden, layers, tokens, micro_batch, chunk, room):
-    label_chunks.NUMBERS = chunk * vocabulary
+    traces.NUMBERS = chunk * vocabulary
     torch.set_num_threads(1)
     target, draft = tiny_pair(vocabulary, hidden=hidden, layers=layers)
     def trace(size, length, samples):
@@ -69,7 +69,7 @@ def traced(*options: dict) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-WIDE = {"vocabulary": 30_000, "hidden": 16, "layers": 1, "tokens": 20, "micro_batch": 4, "room": 0}
+WIDE = {"vocabulary": 8_000, "hidden": 16, "layers": 1, "tokens": 20, "micro_batch": 4, "room": 0}
 DEEP = {
     "vocabulary": 100,
     "hidden": 256,
@@ -83,7 +83,7 @@ DEEP = {
 
 @pytest.fixture(scope="module")
 def peaks():
-    return traced(WIDE | {"chunk": 60}, WIDE | {"chunk": 240}, DEEP)
+    return traced(WIDE | {"chunk": 261}, WIDE | {"chunk": 1044}, DEEP)  # a tree, four trees
 
 
 def test_the_peak_grows_with_the_chunk(peaks):

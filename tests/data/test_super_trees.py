@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from nde_talf.data.traces.label_chunks import labels
-from nde_talf.data.traces.super_trees import Prefix, super_trees
+from nde_talf.data.traces.super_trees import Prefix, labels, super_trees
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -17,7 +16,7 @@ SETTING, LAYOUT = SamplingSetting(0.8), super_tree_layout()
 CONTEXT, ROOTS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), torch.tensor([4, 4, 7, 7])
 
 
-@pytest.mark.parametrize("chunk", [29, 100, 5000])
+@pytest.mark.parametrize("chunk", [29, 600, 5000])
 @torch.inference_mode()
 def test_labels_in_chunks_are_labels_of_all_rows_at_once(chunk):
     target, draft = tiny_pair(11, noise=0.06)

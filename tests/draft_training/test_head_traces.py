@@ -5,7 +5,7 @@ are their labels.
 import pytest
 import torch
 
-from nde_talf.data.traces.super_trees import Prefix, draw_super_trees
+from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.tree import DraftTree
@@ -27,11 +27,12 @@ def test_every_row_is_the_heads_while_decoding(kind):
     head = kind(tiny_model(11, hidden=32, layers=4), "llama")
     layout, roots = super_tree_layout(2, 2, 2), torch.tensor([2, 5])
     target, draft = head.target, HeadDraft(head)
-    prefix = draft.prefix(Prefix(target, TRAJECTORY))
+    above = Prefix(target, TRAJECTORY)
+    prefix = draft.prefix(above)
     uniforms = torch.rand(
         2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    tokens, h_q = draw_super_trees(prefix, roots, layout, SETTING, uniforms, 3)
+    tokens, _, h_q = super_trees(above, prefix, roots, layout, SETTING, uniforms, 3)
     q = warp(draft.logits(h_q), SETTING)
     assert tokens.unique().numel() > 4
     drafter, layers = EagleDrafter(head), head.feature_layers

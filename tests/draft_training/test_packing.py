@@ -7,7 +7,7 @@ from nde_talf.draft_training.document_masks import (
     choose_roots,
     counted_roots,
 )
-from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.documents import apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
@@ -52,7 +52,7 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
 def test_packed_documents_train_like_documents_apart(loss, family, make):
     target = family_target(family) if family != "llama" else tiny_target()
     head = make(target)
-    weights = TalfLoss(k=2) if loss == "talf" else LOSS_SETTINGS[loss]()
+    weights = TalfLoss(k=2) if loss == "talf" else HassLoss() if loss == "hass" else EagleLoss()
     module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
     one, two = (module.loss(rows, 0)[0] for rows in (packed(), apart()))
     assert one > 0

@@ -16,10 +16,10 @@ from nde_talf.draft_training.recipe import (
     RecipeModel,
     reached,
     samples,
-    train_leg,
     weights,
 )
 from nde_talf.draft_training.train_lm import build_llama
+from nde_talf.draft_training.trainer import train_rows
 
 VOCABULARY = 40
 
@@ -45,7 +45,9 @@ def train(folder, config, hours=1.0, **options):
     """One leg in `folder`."""
     held_out, pause = {"code": rows()[:2]}, folder.parent / "pause"
     leg = Leg(folder, pause, hours, 0, held_out, lambda nats: nats)
-    return train_leg(RecipeModel(config, VOCABULARY, **options), rows(), leg)
+    module = RecipeModel(config, VOCABULARY, **options)
+    train_rows(module, rows(), folder, callbacks=[leg])
+    return None if leg.ended else module.model.eval().cpu()
 
 
 def curve(folder):
@@ -98,11 +100,12 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
     assert sorted(curve(tmp_path / "paused")) == [1, 2]
 
 
-def test_the_targets_own_texts_are_written_once(tmp_path):
+def test_the_targets_own_texts_are_written_once(tmp_path, monkeypatch):
     """They fill rows of the same length, and are read when they are there."""
+    monkeypatch.setattr("nde_talf.draft_training.recipe.AT_ONCE", 2)
     build_llama(settings(), VOCABULARY).save_pretrained(tmp_path / "target")
     prefixes = torch.arange(4 * 48).view(4, 48).remainder(VOCABULARY).to(torch.int16)
-    written = samples(tmp_path / "target", tmp_path / "texts", prefixes, 4, batch=2)
+    written = samples(tmp_path / "target", tmp_path / "texts", prefixes, 4)
     assert written.dtype == torch.int16 and written.shape[1] == 48 and 0 < len(written) <= 4
     assert torch.equal(written[0, :OPENING], prefixes[0, :OPENING])
     assert torch.equal(samples(tmp_path / "nowhere", tmp_path / "texts", prefixes, 4), written)

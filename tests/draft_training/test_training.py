@@ -18,8 +18,8 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.losses import HeadReadout, written_out
-from nde_talf.draft_training.settings import LOSS_SETTINGS, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.target_trees import target_beam
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import BEST, CHECKPOINT
 from tests import ROOT
@@ -53,7 +53,7 @@ def close(one, two) -> bool:
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     head, tokens = random_head(target), rows[:2, :6]
     loss, _ = HeadModule(head, TINY).loss(batch_of(tokens), 0)
-    trees = target_beam(target, tokens, TreeSpec(2, 3), torch.arange(1, 6), None)
+    trees = target_beam(target, tokens, 2, 3, torch.arange(1, 6), None)
     outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     outputs[0] = outputs[0][:, :, None]
     labels = [trees.features[:, 1:, None], *trees.labels]
@@ -66,10 +66,10 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", LOSS_SETTINGS)
+@pytest.mark.parametrize("loss", [TalfLoss, HassLoss, EagleLoss])
 def test_every_loss_trains_and_touches_nothing_but_the_head(target, rows, tmp_path, loss):
     frozen = {name: weight.clone() for name, weight in target.module.state_dict().items()}
-    config = replace(TINY, loss=LOSS_SETTINGS[loss](), steps=40, roots=4)
+    config = replace(TINY, loss=loss(), steps=40, roots=4)
     trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
     before, after = (
         held_out_report(head, target, TokenRows.plain(rows), k=2) for head in (fresh, trained)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.draft_training import tree_attention
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training import target_trees, tree_attention
+from nde_talf.draft_training.target_trees import target_beam
 from tests.draft_training.heads import random_head, tiny_target
 
 
@@ -43,9 +43,10 @@ def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128])
-def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
+def test_the_beam_is_the_k_best_by_joint_probability(target, rows, monkeypatch):
+    monkeypatch.setattr(target_trees, "ROWS", rows)
     tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
-    trees = target_beam(target, tokens, TreeSpec(3, 4, rows), torch.arange(1, 6), None)
+    trees = target_beam(target, tokens, 3, 4, torch.arange(1, 6), None)
     assert trees.roots.tolist() == [[1, 2, 3, 4, 5]] * 2
     for row, (place, root) in itertools.product(range(2), enumerate(trees.roots[0].tolist())):
         assert paths(trees, row, place) == brute_force(
@@ -54,14 +55,14 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
 
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
-    for length, tree, words in ((255, TreeSpec(2, 3), "context"), (8, TreeSpec(12, 2), "k=12")):
+    for length, tree, words in ((255, (2, 3), "context"), (8, (12, 2), "k=12")):
         with pytest.raises(UserError, match=words):
-            target_beam(target, torch.zeros(1, length).long(), tree, torch.tensor([1]), None)
+            target_beam(target, torch.zeros(1, length).long(), *tree, torch.tensor([1]), None)
 
 
 def test_attention_in_parts_has_the_same_outputs_and_gradients(target, monkeypatch):
     tokens = torch.randint(11, (2, 40), generator=torch.Generator().manual_seed(0))
-    trees = target_beam(target, tokens, TreeSpec(3, 3), torch.arange(1, 40), None)
+    trees = target_beam(target, tokens, 3, 3, torch.arange(1, 40), None)
     results = []
     for scores in (2**28, 2000):
         monkeypatch.setattr(tree_attention, "SCORES", scores)

@@ -14,7 +14,7 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.families import NoHeadError
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.target_trees import TreeSpec, target_beam
+from nde_talf.draft_training.target_trees import target_beam
 from tests.decoding.families import FAMILIES, WINDOW, V, family
 from tests.draft_training.heads import random_head
 
@@ -73,9 +73,10 @@ def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_p
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target):
+def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target, monkeypatch):
+    monkeypatch.setattr("nde_talf.draft_training.target_trees.ROWS", 8)
     rows, roots = row(), torch.tensor(ROOTS)
-    trees = target_beam(target, rows.tokens, TreeSpec(2, DEPTH, 8), roots, rows.document)
+    trees = target_beam(target, rows.tokens, 2, DEPTH, roots, rows.document)
     for at, root in enumerate(ROOTS):
         start = 0 if root < LENGTHS[0] else LENGTHS[0]
         paths = [rows.tokens[0, start : root + 1].tolist()]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nde_talf.data.text.pair import shipped_pair
 from nde_talf.data.text.recipe import Text
 from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
-from nde_talf.data.text.shipped_text import shipped_pair
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
