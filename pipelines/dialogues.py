@@ -5,7 +5,7 @@ Answers are regenerated first if that is asked for.
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
-from nde_talf.data.dialogues.settings import KEY, DialogueConfig
+from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.base import Engine
 from nde_talf.data.engines.transformers import TransformersEngine
@@ -29,7 +29,7 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.pair import shortened
+from nde_talf.pipelines.pair import shards_of, shortened
 from nde_talf.pipelines.stage import console
 from nde_talf.pipelines.traces import chosen_engine
 
@@ -95,23 +95,13 @@ def dialogue_rows(
 def _regenerated(
     config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]
 ) -> list[Dialogue]:
-    """Return the dialogues with the target's answers, written shard by shard.
+    """Return the dialogues that the target answered, with its answers, written shard by shard.
 
-    Shards of these dialogues that are there already are used. Messages are empty where the target
-    answered nothing.
+    Shards that are there already are used. Raises UserError if there are no answers.
     """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    starts = range(0, len(dialogues), own.shard)
-    shards = {
-        store.name(i, len(starts)): dialogues[start : start + own.shard]
-        for i, start in enumerate(starts)
-    }
-    asked = {name: [one.name for one in shard] for name, shard in shards.items()}
-    todo = [
-        (seed, name)
-        for seed, name in enumerate(shards)
-        if not store.holds(name) or store.lists(name)["asked"] != asked[name]
-    ]
+    shards = shards_of(store, dialogues, own.shard)
+    todo = [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
         finished = len(shards) - len(todo)
@@ -119,34 +109,21 @@ def _regenerated(
             made = regenerate(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
-            by_name = {one.name: one for one in made}
-            answers = [by_name.get(key) or Dialogue(key, []) for key in asked[name]]
-            messages = [json.dumps(one.messages) for one in answers]
-            cut = [one.cut for one in answers]
-            store.write(name, {"asked": asked[name], "messages": messages, "cut": cut})
+            store.write(name, {"answered": [json.dumps(asdict(one)) for one in made]})
         engine.close()
         store.finish()
-    return _answered(store, list(shards), own)
-
-
-def _answered(store: TraceStore, names: list[str], settings: DialogueConfig) -> list[Dialogue]:
-    """Read the dialogues that the target answered. Raises UserError if there are none."""
-    rows = [row for name in names for row in zip(*store.lists(name).values(), strict=True)]
-    answered = [
-        Dialogue(name, json.loads(messages), cut)
-        for name, messages, cut in rows
-        if messages != "[]"
-    ]
+    rows = [row for name in shards for row in store.lists(name)["answered"]]
+    answered = [Dialogue(**json.loads(row)) for row in rows]
     if not answered:
         raise UserError(
-            f"{KEY}.regenerate: the target answered none of {len(rows)} dialogues. Are the"
+            f"{KEY}.regenerate: the target answered none of {len(dialogues)} dialogues. Are the"
             f" questions longer than {KEY}.length less {KEY}.new_tokens, or is this the chat"
             " template of another model?"
         )
     console.print(
-        f"the target answered {len(answered)} of {len(rows)} dialogues;"
+        f"the target answered {len(answered)} of {len(dialogues)} dialogues;"
         f" {sum(one.cut for one in answered)} end with an answer cut at"
-        f" {settings.new_tokens} tokens"
+        f" {own.new_tokens} tokens"
     )
     return answered
 
