@@ -7,11 +7,6 @@ chi-square compares its tenths. The order begins with what the draft overrates m
 where a faulty rule shows.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +21,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import settings
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.machine import threads
@@ -48,9 +43,6 @@ class CheckConfig(GenerateConfig):
 
     texts: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""
-
-
-register("check_schema", CheckConfig)
 
 
 def check(config: CheckConfig) -> None:
@@ -160,9 +152,5 @@ def sampled(
 
 
 def main() -> None:
-    """The command `python -m pipelines.check`, which is `nde check` too."""
+    """The command `nde check`."""
     launch("check", CheckConfig, check)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,18 +55,21 @@ _TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
 """Keys, by their last part, whose values are texts of many lines."""
 UNREADABLE = 2
 """Exit status of a parser of options."""
-LONGEST, DEEPEST = 10_000, 50
-"""Characters of an argument, and nesting of its brackets."""
+LONGEST = 10_000
+"""Characters of an argument, at most."""
 
 T = TypeVar("T")
 
 
 def register(name: str, schema: type) -> None:
-    """Make the keys of a settings class, with their defaults, known to Hydra under `name`."""
+    """Make the keys of a settings class, with their defaults, known to Hydra.
+
+    name: the file of `configs/` that begins with them.
+    """
     content = asdict(schema())
     if "draft" in content:  # the loss's other keys follow from its name
         content["draft"]["loss"] = {"name": content["draft"]["loss"]["name"]}
-    ConfigStore.instance().store(name=name, node=content)
+    ConfigStore.instance().store(name=f"{name}_schema", node=content)
 
 
 def fail(message: str) -> None:
@@ -151,24 +153,22 @@ def launch(
 
     arguments = sys.argv[1:]
     errors: list[Exception] = []
+    register(name, schema)
     sys.excepthook = _show_traceback
-    asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
         _check_arguments(arguments)
-        sys.argv[1:] = map(marked, completed(sys.argv[1:]))
+        sys.argv[1:] = map(marked, completed(arguments))
         with _folders_of_hydra():
             main()
         if errors:
             answer(errors[0])
-    except (HydraException, OmegaConfBaseException, UserError, MemoryError, OSError) as error:
-        if asked:
-            raise
-        if memory_is_short(error) or not isinstance(
-            error, (HydraException, OmegaConfBaseException, UserError)
-        ):
+    except (HydraException, OmegaConfBaseException) as error:
+        if memory_is_short(error):
             answer(error)
         fail(explained(error, schema))
+    except (UserError, MemoryError, OSError) as error:
+        answer(error)
     except SystemExit as error:
         if error.code == UNREADABLE:
             fail(
@@ -176,10 +176,9 @@ def launch(
             )
         raise
     except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
+        if errors:
+            raise
         fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error).rstrip('.')}).")
-    finally:
-        if not asked:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
 @contextmanager
@@ -203,8 +202,7 @@ def _folders_of_hydra() -> Iterator[None]:
 def _check_arguments(arguments: Sequence[str]) -> None:
     """Raise UserError for an argument that Hydra would end on in a traceback, or not at all."""
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        depths = accumulate((c in "[{(") - (c in "]})") for c in value)
+        key, equals, _ = argument.partition("=")
         faults = {
             "there is no such option; every argument is key=value, and --help lists the keys": (
                 key.startswith("-") and key not in {*_PRINTED, "--multirun", "-m"}
@@ -214,8 +212,6 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             f"it has {len(argument)} characters, and {LONGEST} can be read": (
                 len(argument) > LONGEST
             ),
-            f"its brackets are more than {DEEPEST} deep": max(depths, default=0) > DEEPEST,
-            "it holds a number of a thousand digits": bool(re.search(r"\d{1000}", value)),
         }
         if key.rpartition(".")[2] in _TEXTS:
             faults = {"it is no UTF-8 text": bool(re.search("[\ud800-\udfff]", argument))}
@@ -245,6 +241,7 @@ def marked(argument: str) -> str:
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
     """Return what a command line gives, for tests and scripts. config: a file of `configs/`."""
+    register(config, schema)
     with initialize_config_dir(CONFIGS, version_base=None):
         return settled(compose(config, [marked(override) for override in overrides]), schema)
 
@@ -266,8 +263,6 @@ def presets(group: str) -> list[str]:
 def explained(error: Exception, schema: type) -> str:
     """Return an error of Hydra or OmegaConf about a command line as one paragraph."""
     text = str(error)
-    if isinstance(error, UserError):
-        return text
     if isinstance(error, OverrideParseException):
         return _unreadable(error, "prompt" in keys(schema))
     if isinstance(error, MissingConfigException):

@@ -38,7 +38,6 @@ from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.lm_settings import LanguageModelConfig
 from nde_talf.draft_training.settings import HeadConfig
-from nde_talf.pipelines.cli import register
 from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.settings import SelectorConfig
 
@@ -346,4 +345,3 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
 OmegaConf.register_new_resolver("shipped", shipped, replace=True)
 OmegaConf.register_new_resolver("with_shipped", with_shipped, replace=True)
 OmegaConf.register_new_resolver("shipped_head", lambda: str(HEAD), replace=True)
-register("schema", Config)

@@ -4,17 +4,10 @@ Accepted drafts and the target's own tokens are coloured differently; what decod
 follows.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
-import sys
 from dataclasses import field, replace
 from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
-
 
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.decoding.common.device_check import check_device
@@ -34,7 +27,7 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.machine import threads
@@ -120,9 +113,6 @@ class GenerateConfig:
             )
 
 
-register("generate_schema", GenerateConfig)
-
-
 def generate(config: GenerateConfig) -> None:
     """Print the prompt, the generated text as it comes, then the statistics.
 
@@ -144,23 +134,16 @@ def _generate_given(config: GenerateConfig) -> None:
     generate(replace(config, prompt=_prompts[-1]) if _prompts else config)
 
 
-def without_prompt(argument: str) -> str:
+def without_prompt(arguments: list[str]) -> list[str]:
     """Set the text of `prompt=...` aside.
 
     Hydra would interpret brackets, quotes and ${...} in it.
     """
-    key, equals, value = argument.partition("=")
-    if key != "prompt" or not equals:
-        return argument
-    _prompts.append(value)
-    return "prompt=given"
+    kept = [argument for argument in arguments if not argument.startswith("prompt=")]
+    _prompts[:] = (each.partition("=")[2] for each in arguments if each not in kept)
+    return kept
 
 
 def main() -> None:
-    """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    sys.argv = [without_prompt(argument) for argument in sys.argv]
-    launch("generate", GenerateConfig, _generate_given)
-
-
-if __name__ == "__main__":
-    main()
+    """The command `nde generate`."""
+    launch("generate", GenerateConfig, _generate_given, without_prompt)

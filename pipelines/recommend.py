@@ -6,11 +6,6 @@ It prints a table, and writes the configurations of vLLM and SGLang into the run
 `recommend`. With `acceptance` it reads no run: it prints what a draft of such numbers would win.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, field
@@ -30,7 +25,7 @@ from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.before_training import Prices
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
@@ -76,9 +71,6 @@ class RecommendConfig:
     on a CPU core.
     """
     paths: PathsConfig = field(default_factory=PathsConfig)
-
-
-register("recommend_schema", RecommendConfig)
 
 
 def recommend(config: RecommendConfig) -> None:
@@ -255,9 +247,5 @@ def _before_training(prices: Prices) -> Table:
 
 
 def main() -> None:
-    """The command `python -m pipelines.recommend`, which is `nde recommend` too."""
+    """The command `nde recommend`."""
     launch("recommend", RecommendConfig, recommend)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
 
 if TYPE_CHECKING:
@@ -96,9 +96,6 @@ class SmallConfig:
         from nde_talf.draft_training.recipe import RecipeConfig
 
         return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
-
-
-register("small_schema", SmallConfig)
 
 
 def run(config: SmallConfig) -> None:

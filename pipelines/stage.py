@@ -35,7 +35,6 @@ from nde_talf.decoding.common.files import (
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.manifest import (
     BEGUN,
     MANIFEST,
@@ -89,19 +88,12 @@ class Stage:
     show: Callable[[Path], None] = lambda folder: None
 
 
-def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
-    """Run `stage` unless it is finished.
+class Attempt:
+    """Run one stage: folders and identities of its inputs, and folders of its results.
 
     Raises:
-        UserError: a stage it needs is missing or damaged, its settings changed, or another process
-            works on the run.
+        UserError: a stage it needs is missing or damaged.
     """
-    with locked(Path(config.paths.checkpoints) / config.run):
-        _Attempt(stage, config, stages).run(force)
-
-
-class _Attempt:
-    """One call of `run_stage`: folders and identities of its inputs, and folders of its results."""
 
     def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
         self.stage, self.config = stage, config
@@ -117,6 +109,10 @@ class _Attempt:
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
 
     def run(self, force: bool) -> None:
+        """Run the stage unless it is finished.
+
+        Raises UserError if its settings changed.
+        """
         self._tidy()
         stage, own, successor = self.stage, self.own, self.successor
         folder, mended = locate(stage, self.config), None
