@@ -307,7 +307,9 @@ class Config:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of stage=all in order. The head comes first where the others need it."""
+        """The stages that are asked for, in order. The head is first where others need it."""
+        if self.stage != "all":
+            return (self.stage,)
         if self.traces.drafter == "lm":
             return STAGES
         first = ("pair", "draft")

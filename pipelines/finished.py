@@ -15,7 +15,7 @@ from nde_talf.decoding.common.files import read_json
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
 FOLDERS = ("pair", "latency", "traces", "selector", "draft", "report")
-"""The folders of a run's stages."""
+"""The folders of a run's stages, in the order of their names in the configuration."""
 
 
 def read_record(run: Path) -> dict[str, Any]:

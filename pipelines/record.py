@@ -4,14 +4,13 @@ Imports no torch.
 """
 
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
+from nde_talf.decoding.common.errors import masked
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
@@ -41,10 +40,8 @@ def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
 
     changes: keys that follow from the user's data.
     """
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    swept = hydra is not None and hydra.mode == RunMode.MULTIRUN
-    given = hydra.overrides.task if hydra and swept else sys.argv[1:]
-    arguments = [each.removeprefix("++") for each in given if not each.startswith(("hydra.", "-"))]
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    arguments = [masked(each.removeprefix("++")) for each in given]
     known = [argument(key, value) for key, value in changes.items()]
     command = shlex.join(["nde", "run", *arguments])
     recorded = merged(lasting(arguments), known)

@@ -66,7 +66,7 @@ def run(config: Config) -> None:
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base, changes)
-        for name in config.stages if config.stage == "all" else (config.stage,):
+        for name in config.stages:
             try:
                 if name in OF_DRAFT_MODEL and not config.drafts:
                     console.print(f"· {name}: {SKIPPED}")

@@ -39,7 +39,6 @@ from nde_talf.pipelines.manifest import (
     BEGUN,
     MANIFEST,
     check_files,
-    faults,
     flat,
     identity,
     plain,
@@ -115,7 +114,7 @@ class Attempt:
         """
         self._tidy()
         stage, own, successor = self.stage, self.own, self.successor
-        folder, mended = locate(stage, self.config), None
+        folder = locate(stage, self.config)
         target = successor if (own / MANIFEST).exists() else own  # where it is made, or made again
         if force:
             discard(target)
@@ -126,10 +125,10 @@ class Attempt:
             if self._stays(folder, manifest):
                 return stage.show(folder)
             if manifest["inputs"] == self.inputs:  # its own files are mended
-                target, mended = own, manifest if folder == own else None
+                target = own
         elif (own / BEGUN).exists():
             self._begin_again()
-        seconds = self._work(target, mended)
+        seconds = self._work(target)
         if target == successor:
             _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
         stage.show(own)
@@ -195,16 +194,18 @@ class Attempt:
         else:
             _set_aside(successor, own)
 
-    def _work(self, target: Path, mended: dict[str, Any] | None) -> float:
+    def _work(self, target: Path) -> float:
         """Let the stage work in `target`, and write its manifest.
 
-        Returns the seconds it took, with those before an interruption.
+        Returns the seconds it took, with those before an interruption, or before it was mended.
         """
         target.mkdir(parents=True, exist_ok=True)
         console.rule(self.stage.name)
-        started = time.monotonic() - (
-            _begin(target)["seconds"] if (target / BEGUN).exists() else 0.0
-        )
+        started = time.monotonic()
+        if (target / MANIFEST).exists():
+            started -= read_manifest(target)["seconds"]
+        elif (target / BEGUN).exists():
+            started -= _begin(target)["seconds"]
         try:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
             with reporting(self.stage.name):
@@ -213,10 +214,7 @@ class Attempt:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
             raise
         seconds = time.monotonic() - started
-        if (
-            mended is None or mended["metrics"] != plain(metrics) or faults(target, mended)
-        ):  # else what was made from it stays
-            write_manifest(target, self.wanted, metrics, seconds)
+        write_manifest(target, self.wanted, metrics, seconds)
         return seconds
 
 

@@ -105,14 +105,12 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         reinit="finish_previous",
         settings=options,
     )
+    status = 1
     try:
         yield Tracker(run, folder, samples)
-    except BaseException:
-        run.finish(exit_code=1)
-        raise
-    else:
-        run.finish()
+        status = 0
     finally:
+        run.finish(exit_code=status)
         for key in chosen:
             del os.environ[key]
 
