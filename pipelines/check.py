@@ -47,12 +47,11 @@ class CheckConfig(GenerateConfig):
 
 def check(config: CheckConfig) -> None:
     """Print what agrees. Exits with status 1 where something does not."""
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     check_device(config.model.device)
     quiet()
     import torch
 
-    from nde_talf.data.text.pair import Pair
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.streaming import describe, make_decoder
 
@@ -62,11 +61,10 @@ def check(config: CheckConfig) -> None:
             " always compared, and all texts follow the run's held-out prompts."
         )
     with threads(config.model.threads), torch.inference_mode():
-        pair = Pair(run.stage("pair"))
-        prompts = [prompt.tokens for prompt in pair.every_prompt() if prompt.split == "test"]
+        prompts = [prompt.tokens for prompt in run.pair.every_prompt() if prompt.split == "test"]
         longest = max(map(len, prompts)) + config.new_tokens + MARGIN
         static = StaticShapes(longest) if config.model.static_shapes else None
-        decoder = make_decoder(config, run, pair, static)
+        decoder = make_decoder(config, run, static)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [
             greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),

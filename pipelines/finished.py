@@ -3,7 +3,7 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
@@ -11,6 +11,9 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
+
+if TYPE_CHECKING:
+    from nde_talf.data.text.pair import Pair
 
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
@@ -77,7 +80,7 @@ class Run:
         UserError: there is no finished pair under that name; the message proposes a run.
     """
 
-    def __init__(self, name: str, checkpoints: str, base: str | None = None):
+    def __init__(self, name: str, checkpoints: str):
         self.shipped = name == SMALL
         if self.shipped:
             check_checksums(SHIPPED, again=AGAIN)
@@ -85,8 +88,7 @@ class Run:
             check_name("run", name)
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
-        if base is None:
-            base = read_record(folder).get("base")
+        base = read_record(folder).get("base")
         check_name("base", base)
         self.folders = [folder, *([root / base] if base else [])]
         if not self.has("pair", "pair.json"):
@@ -103,6 +105,13 @@ class Run:
     def has(self, stage: str, file: str) -> bool:
         """Return True if the stage's folder holds this file."""
         return (self.stage(stage) / file).exists()
+
+    @property
+    def pair(self) -> "Pair":
+        """The run's models, prompts and text."""
+        from nde_talf.data.text.pair import Pair
+
+        return Pair(self.stage("pair"))
 
     def head_action(self, temperature: float) -> Action:
         """Return the static tree that the evaluation found best for the head.

@@ -48,10 +48,6 @@ class GenerateConfig:
     run: Text = SMALL
     """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
     """
-    base: Text | None = None
-    """Another run, whose stages are used where `run` has none; null: the one that `run` was made
-    with.
-    """
     drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
     without a model; ngram+lm and ngram+head: n-grams where the text repeats itself, else the other.
@@ -118,7 +114,7 @@ def generate(config: GenerateConfig) -> None:
 
     Raises UserError for what the user can fix.
     """
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")

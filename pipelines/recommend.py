@@ -47,10 +47,6 @@ class RecommendConfig:
     run: Text = "default"
     """Name of a run with traces and a latency table, which is its folder under paths.checkpoints.
     """
-    base: Text | None = None
-    """Another run, whose stages are used where `run` has none; null: the one that `run` was made
-    with.
-    """
     setting: Annotated[str, one_of(SETTINGS)] | None = None
     """Sampling setting of the requests, one that was traced; null: all traced ones, equally often.
     """
@@ -82,9 +78,8 @@ def recommend(config: RecommendConfig) -> None:
         prices = Prices(config.acceptance, config.draft_price, config.free_rows)
         console.print(_before_training(prices))
         return
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     quiet()
-    from nde_talf.data.text.pair import Pair
     from nde_talf.evaluation import recommend as choices
     from nde_talf.pipelines.selector import roots_of
 
@@ -100,11 +95,11 @@ def recommend(config: RecommendConfig) -> None:
             "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
             " like the target"
         )
-    table, pair = _table(config, run), Pair(run.stage("pair"))
+    table = _table(config, run)
     splits = roots_of(run.stage("traces"), made["verifiers"], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
-    method = _method(run, made["drafter"], pair.where("draft"))
+    method = _method(run, made["drafter"])
     choice = (method, best.lengths, rule, [SETTINGS[name] for name in names])
     vllm, sglang = choices.vllm_config(*choice), choices.sglang_options(*choice)
     figures = {
@@ -126,7 +121,7 @@ def recommend(config: RecommendConfig) -> None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
         write_json(out / "vllm.json", vllm)
-        serve, file = map(shlex.quote, (pair.where("target"), str(out / "vllm.json")))
+        serve, file = map(shlex.quote, (run.pair.where("target"), str(out / "vllm.json")))
         lines = [
             f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
             f"SGLang: {' '.join(sglang)}",
@@ -152,12 +147,13 @@ def end_of_drafting(lengths: Sequence[int]) -> str:
     return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 
 
-def _method(run: Run, drafter: str, draft: str) -> "Method":
+def _method(run: Run, drafter: str) -> "Method":
     """Return how an engine drafts one token with the run's draft."""
     from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 
     if drafter == "head":
         return head_method(str((run.stage("draft") / "export").resolve()), 1)
+    draft = run.pair.where("draft")
     return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 

@@ -39,6 +39,12 @@ TEXT_ROWS = 12_288
 HELD_OUT_ROWS = 32
 """Held-out rows that a head is evaluated on."""
 STEPS = ("train", "anneal", "draft", "head")
+DRAFT_HIDDEN = 192
+"""Numbers of a hidden state of the draft, 64 to a head."""
+DRAFT_STEPS = 1500
+"""Steps of the distillation; the last two fifths decay."""
+HEAD_STEPS = 1500
+"""Steps of the head."""
 
 
 @settings()
@@ -61,12 +67,6 @@ class SmallConfig:
     """A leg ends after so many hours; the state is written every ten minutes."""
     decay_steps: Count = 1000
     """Steps of an anneal."""
-    draft_hidden: Annotated[int, Field(ge=64, le=4096, multiple_of=64)] = 192
-    """Numbers of a hidden state of the draft, 64 to a head."""
-    draft_steps: Count = 1500
-    """Steps of the distillation; the last two fifths decay."""
-    head_steps: Count = 1500
-    """Steps of the head."""
     samples: Natural = 768
     """Texts that the target writes for draft and head: a quarter of what they learn, repeated; 0:
     they learn text alone.
@@ -179,12 +179,18 @@ def _draft(config: SmallConfig, text: "Rows") -> None:
     teacher: Any = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
     )
-    hidden, steps = config.draft_hidden, config.draft_steps
-    shape = {"hidden": hidden, "layers": 1, "heads": hidden // 64, "intermediate": 2 * hidden}
-    settings = config.recipe(**shape, warm_up=50, steps=steps, decay_from=steps * 3 // 5)
+    settings = config.recipe(
+        hidden=DRAFT_HIDDEN,
+        layers=1,
+        heads=DRAFT_HIDDEN // 64,
+        intermediate=2 * DRAFT_HIDDEN,
+        warm_up=50,
+        steps=DRAFT_STEPS,
+        decay_from=DRAFT_STEPS * 3 // 5,
+    )
     module = RecipeModel(settings, len(text.tokenizer), teacher)
     _begin_with(config.weights, module)
-    _leg(config, text, module, folder / f"draft-{hidden}", DRAFT, 180)
+    _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT, 180)
 
 
 def _head(config: SmallConfig, text: "Rows") -> None:
@@ -207,12 +213,12 @@ def _head(config: SmallConfig, text: "Rows") -> None:
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())
     held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]).long())
-    some, steps = spread(held_out.cut(length), HELD_OUT_ROWS), config.head_steps
+    some = spread(held_out.cut(length), HELD_OUT_ROWS)
     settings = HeadConfig(
-        steps=steps,
+        steps=HEAD_STEPS,
         batch=config.batch,
         warm_up=50,
-        evaluate_every=max(1, steps // 12),
+        evaluate_every=max(1, HEAD_STEPS // 12),
         warm_start=config.weights,
         seed=config.seed,
     )
@@ -224,15 +230,10 @@ def _head(config: SmallConfig, text: "Rows") -> None:
             "text": ", ".join(text.held_out),
             "rows": f"{len(rows)} of {length} tokens",
             "loss": asdict(settings.loss),
-            "steps": f"{steps} of {config.batch} rows",
+            "steps": f"{HEAD_STEPS} of {config.batch} rows",
             "seed": config.seed,
         }
-
-        def save(path: Path) -> None:
-            save_head(head, path)
-            write_head_card(path, head, facts, report)
-
-        write_atomically(folder / "export", save)
+        write_head_card(save_head(head, folder / "export"), head, facts, report)
         console.print_json(data=report)
 
 

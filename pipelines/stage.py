@@ -54,25 +54,11 @@ SUCCESSOR = ".new"
 """Added to the name of a finished stage's folder: where it is made again."""
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
-WORKING = ("training", "curves", "trajectories", "answers", "variants")
+WORKING = ("training", "curves", "trajectories", "answers")
 """Folders of a stage that it resumes from, or that are only looked at.
 
 No later stage reads them.
 """
-
-
-class Manifest(TypedDict):
-    """Content of `manifest.json`, see `write_manifest`."""
-
-    settings: dict[str, Any]
-    inputs: dict[str, str]
-    artefacts: dict[str, str]
-    metrics: Any
-    seconds: float
-    finished: str
-
-
-FORMAT = Format("manifest", "redo the stage with force=true", Manifest)
 
 
 class Begun(TypedDict):
@@ -81,6 +67,17 @@ class Begun(TypedDict):
     settings: dict[str, Any]
     inputs: dict[str, str]
     seconds: float
+
+
+class Manifest(Begun):
+    """Content of `manifest.json`, see `write_manifest`."""
+
+    artefacts: dict[str, str]
+    metrics: Any
+    finished: str
+
+
+FORMAT = Format("manifest", "redo the stage with force=true", Manifest)
 
 
 @dataclass(frozen=True)

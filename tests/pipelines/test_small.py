@@ -50,13 +50,15 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     rows = (torch.arange(144).view(12, 12) * 7 % 40).to(torch.int16)
     text = Text(None, rows, {"code": rows[:4]}, {"code": 3.0})
     monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: text)
-    config = SmallConfig(step="head", state=str(tmp_path), samples=0, head_steps=2, batch=2)
+    monkeypatch.setattr("nde_talf.pipelines.small.HEAD_STEPS", 2)
+    config = SmallConfig(step="head", state=str(tmp_path), samples=0, batch=2)
     run(config)
     export = tmp_path / "anneal-1" / "head" / "export"
     model = CausalModel.load(str(tmp_path / "anneal-1" / "target"))
     first = load_head(export, model)
     (tmp_path / "anneal-1" / "head").rename(tmp_path / "before")
-    run(replace(config, weights=str(tmp_path / "before" / "export"), head_steps=1))
+    monkeypatch.setattr("nde_talf.pipelines.small.HEAD_STEPS", 1)
+    run(replace(config, weights=str(tmp_path / "before" / "export")))
     second = load_head(export, model)
     assert not torch.equal(first.fc.weight, second.fc.weight)
 
