@@ -18,12 +18,7 @@ from typing import Any, TypeVar
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
@@ -32,12 +27,10 @@ from rich.text import Text
 from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import keys, no_such_key, validated
+from nde_talf.decoding.common.settings import keys, validated
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
-_OPEN = ("evaluation.policies", "options", "draft.loss", "data.mix", "data.sets")
-"""Groups whose keys depend on a name in them."""
 _FILES = (
     errno.EROFS,
     errno.EACCES,
@@ -231,12 +224,18 @@ def _show_traceback(*raised: Any) -> None:
 
 
 def marked(argument: str) -> str:
-    """Mark a key that the defaults need not have by ++, and a run's name as text, for Hydra."""
-    key, _, value = argument.partition("=")
+    """Mark a key by ++, so that `settled` tells of an unknown one, and a run's name as text."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key[:1].isalpha() or key.startswith("hydra") or is_group(key):
+        return argument
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
-        return f"{key}='{value}'"
-    is_open = any(key == group or key.startswith(f"{group}.") for group in _OPEN)
-    return f"++{argument}" if is_open else argument
+        return f"++{key}='{value}'"
+    return f"++{argument}"
+
+
+def is_group(key: str) -> bool:
+    """Return True if presets are chosen by this key."""
+    return (Path(CONFIGS) / key).is_dir()
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
@@ -269,24 +268,18 @@ def explained(error: Exception, schema: type) -> str:
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
             return _no_such_preset(*missing[1].rsplit("/", 1))
-    if isinstance(error, ConfigCompositionException):
-        key = re.search(r"Could not override '([^'@]+)", text)
-        if key:
-            known = [*keys(schema)]
-            if key[1] in known:
-                return f"{key[1]}: its group is set to something else here; give one of them."
-            return no_such_key(key[1], known)
     return f"{_first_lines(error)} See --help for every key."
 
 
 def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
-    key, equals, value = error.override.partition("=")
+    given = error.override.removeprefix("++")
+    key, equals, value = given.partition("=")
     if not equals:
         such = f'prompt="{key}"' if takes_prompt else "run=mine"
         return f"{key}: this cannot be read; every argument is key=value, such as {such}."
     inner = value.replace('"', '\\"')
     return (
-        f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
+        f"{given}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
         " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
         f" single ones: '{key}=\"{inner}\"'."
     )
