@@ -55,9 +55,9 @@ def check(config: CheckConfig) -> None:
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.streaming import describe, make_decoder
 
-    if not config.temperature or config.prompt or config.chat or config.compare:
+    if not config.temperature or config.prompt or config.compare:
         raise UserError(
-            "temperature=0, prompt, chat, compare: leave them out. Greedy texts are"
+            "temperature=0, prompt, compare: leave them out. Greedy texts are"
             " always compared, and all texts follow the run's held-out prompts."
         )
     with threads(config.model.threads), torch.inference_mode():
@@ -82,13 +82,11 @@ def greedy(
 ) -> tuple[bool, str]:
     """Compare greedy texts with plain decoding's; with a sentence."""
     from nde_talf.decoding.fitness import HALF, SAME
-    from nde_talf.decoding.loop import SpeculativeDecoder
-    from nde_talf.decoding.policies.delayed import Autoregressive
     from nde_talf.decoding.sampling import Rng
     from nde_talf.evaluation.lossless import first_difference
+    from nde_talf.pipelines.streaming import plain_of
 
-    target = decoder.target
-    plain = SpeculativeDecoder(target, None, Autoregressive(), "naive", static=decoder.static)
+    target, plain = decoder.target, plain_of(decoder)
     margin, margins = SAME.get(target.dtype, HALF), []
     for prompt in prompts:
         ours, theirs = (

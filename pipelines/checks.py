@@ -23,7 +23,7 @@ from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
     STANDARD_LIBRARY,
-    Corpus,
+    DataConfig,
     is_hub_name,
 )
 from nde_talf.data.text.shipped import is_shipped
@@ -206,8 +206,11 @@ def _ignored(config: Config) -> Iterator[str]:
     """Find a corpus that would not be read, since text ships with the shipped pair."""
     data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
     usual: Any = OmegaConf.to_container(preset)
-    mix = {name: Corpus(**entry) for name, entry in usual["mix"].items()}
-    other = data.mix != mix if data.mix else data.source not in (STANDARD_LIBRARY, ANSWERS)
+    other = (
+        data.mix != DataConfig(**usual).mix
+        if data.mix
+        else data.source not in (STANDARD_LIBRARY, ANSWERS)
+    )
     if is_shipped(config.model.target) and other and not data.sets:
         key = "data.mix" if data.mix else f"data.source={data.source}"
         yield (

@@ -27,7 +27,7 @@ from rich.text import Text
 from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import keys, validated
+from nde_talf.decoding.common.settings import keys, shown, validated
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
@@ -42,8 +42,9 @@ _FILES = (
 )
 """Faults of a name or folder that a user gave."""
 
-_PRINTED = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
-"""Options of Hydra: they print; --multirun and -m run every combination of values."""
+_OPTIONS = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
+_OPTIONS |= {"--multirun", "-m"}
+"""Options of Hydra: they print, but the last two run every combination of values."""
 _TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
 """Keys, by their last part, whose values are texts of many lines."""
 UNREADABLE = 2
@@ -198,7 +199,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
         key, equals, _ = argument.partition("=")
         faults = {
             "there is no such option; every argument is key=value, and --help lists the keys": (
-                key.startswith("-") and key not in {*_PRINTED, "--multirun", "-m"}
+                key.startswith("-") and key not in _OPTIONS
             ),
             "there is no key before the equals sign": bool(equals) and not key.strip("+~"),
             "it holds characters that cannot be shown; leave them out": not argument.isprintable(),
@@ -214,8 +215,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 def _shown(arguments: Sequence[str]) -> str:
     text = masked(" ".join(arguments))
-    plain = "".join(c if c.isprintable() else "?" for c in text)
-    return plain if len(plain) <= 100 else f"{plain[:80]}..."
+    return shown("".join(c if c.isprintable() else "?" for c in text))
 
 
 def _show_traceback(*raised: Any) -> None:

@@ -36,12 +36,10 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console, track, working
 from nde_talf.decoding.device import free_memory
-from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.card import write_head_card
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.families import family_of, layer_config, not_for_vllm
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.families import family_of, layer_config
 from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL
 from nde_talf.draft_training.train_head import fit_head
@@ -93,7 +91,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)
         # Read again in the target's dtype, as it is served.
         head = load_head(save_head(head, folder / "export"), target)
-        _tell_about_vllm(head, target)
         with working("evaluating the head on held-out text"):
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             report = held_out_report(head, target, some, loss.k, depth)
@@ -104,17 +101,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     return report
-
-
-def _tell_about_vllm(head: EagleHead, target: CausalModel) -> None:
-    """Print what keeps vLLM from serving the head, or from accepting as much as we do."""
-    if reason := not_for_vllm(head.family):
-        console.print(reason, style="yellow")
-    elif len(target.windows) == 1:  # one kind of layer, and it has a window
-        console.print(
-            "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's"
-            " drafts than the torch loop does. The text stays the same."
-        )
 
 
 def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
@@ -230,10 +216,9 @@ def _regenerated(
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
-    length = config.dialogues.length
-    longest, model = min(length, config.engine.max_length or length), config.model
-    asked = replace(config.engine, max_length=longest)
-    engine = chosen_engine(asked, model.device, longest)
+    length, model = config.dialogues.length, config.model
+    engine = chosen_engine(config.engine, model.device, length)
+    longest = min(length, engine.max_length or length)
     if engine.name == "vllm":
         return VLLMEngine(pair.where("target"), model.dtype, engine), longest
     target = pair.target(*model.placed)

@@ -318,8 +318,6 @@ def _sample(
     return {
         "method": name,
         "setting": setting,
-        "prompt": prompt.id,
-        "kind": prompt.kind,
         "tokens": sum(len(block.tokens) for block, _ in blocks),
         "accepted": sum(block.accepted for block, _ in blocks),
         "pieces": coloured(tokenizer, prompt.tokens, blocks),

@@ -130,6 +130,5 @@ class Run:
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
-        export = self.stage("selector") / "export"
-        names = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
-        return sorted(names, key=lambda name: name != "traversal")
+        exports = (self.stage("selector") / "export").glob("*/")
+        return sorted((p.name for p in exports), key=lambda name: (name != "traversal", name))

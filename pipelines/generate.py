@@ -42,8 +42,8 @@ class GenerateConfig:
     """A prompt, and how to decode it."""
 
     prompt: LongText = ""
-    """Text to continue; with a chat template, the user's question. Empty: a held-out prompt of the
-    run, another one for another seed.
+    """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
+    held-out prompt of the run, another one for another seed.
     """
     run: Text = SMALL
     """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
@@ -83,8 +83,6 @@ class GenerateConfig:
     """Maximum number of tokens to generate."""
     seed: Seed = 0
     """Seed of the sampling."""
-    chat: bool | None = None
-    """Put the prompt into the tokenizer's chat template; null: where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))

@@ -322,16 +322,15 @@ def _train(
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")
             teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-            continue
-        distilled = "" if teacher is None else ", distilled from the target"
-        console.print(f"training the {role}{distilled}")
-        built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
-        module = LanguageModel(built, lm, teacher)
-        module.gpu = torch.device(config.model.device).index
-        model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
-        write_export(out, save)
-    for role in trained:
-        tracker.artifact(f"{config.run}-{role}", "model", folder / role)
+        else:
+            distilled = "" if teacher is None else ", distilled from the target"
+            console.print(f"training the {role}{distilled}")
+            built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
+            module = LanguageModel(built, lm, teacher)
+            module.gpu = torch.device(config.model.device).index
+            model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
+            write_export(out, save)
+        tracker.artifact(f"{config.run}-{role}", "model", out)
 
 
 def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:

@@ -374,23 +374,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return FORMAT.load(folder / MANIFEST)
 
 
-def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
-    """Describe what is wrong with a finished stage's files, by path."""
-    problems = {}
-    for name, expected in manifest["artefacts"].items():
-        if not (folder / name).is_file():
-            problems[name] = "it is missing"
-        elif file_digest(folder / name) != expected:
-            problems[name] = "it is not as it was written: its checksum is another"
-    return problems
-
-
 def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
     """Raise UserError that names the files of a finished stage that are not as they were."""
-    if broken := faults(folder, manifest):
-        listed = "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items())
+    broken = []
+    for name, expected in manifest["artefacts"].items():
+        if not (folder / name).is_file():
+            broken.append(f"{folder / name}: it is missing")
+        elif file_digest(folder / name) != expected:
+            broken.append(f"{folder / name}: it is not as it was written: its checksum is another")
+    if broken:
         raise UserError(
-            f"{listed}. Put a good copy in its place, or redo it with stage={stage} force=true."
+            f"{'; '.join(broken)}. Put a good copy in its place, or redo it with stage={stage}"
+            " force=true."
         )
 
 

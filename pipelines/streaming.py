@@ -78,7 +78,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
     new_tokens, setting = config.new_tokens, config.setting
     held_out = [prompt.text for prompt in run.pair.every_prompt() if prompt.split == "test"]
     text = config.prompt or held_out[config.seed % len(held_out)]
-    prompt = tokens = encoded(text, config.chat, tokenizer)
+    prompt = tokens = encoded(text, tokenizer)
     static = None
     if config.model.static_shapes:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
@@ -105,11 +105,9 @@ def stream(config: GenerateConfig, run: Run) -> None:
         console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
 
 
-def encoded(text: str, chat: bool | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids, in the chat template where there is one and `chat` allows."""
-    if chat and not tokenizer.chat_template:
-        raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
-    if tokenizer.chat_template and chat is not False:
+def encoded(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids, in the chat template where there is one."""
+    if tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -259,9 +257,7 @@ def compared(
     Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
     not stop either, so that both decode as many tokens.
     """
-    plain = SpeculativeDecoder(
-        decoder.target, None, Autoregressive(), VERIFIERS["naive"], static=decoder.static
-    )
+    plain = plain_of(decoder)
     _, *pairs = (
         [
             each.generate(prompt, new_tokens, setting, Rng.seeded(number))
@@ -283,6 +279,13 @@ def compared(
     if pairs[-1][0].tokens == pairs[-1][1].tokens:
         return f"{text} The two texts are equal."
     return f"{text} The two texts differ: see docs/decoding.md."
+
+
+def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    """Return the autoregressive decoder of the same target."""
+    return SpeculativeDecoder(
+        decoder.target, None, Autoregressive(), "naive", static=decoder.static
+    )
 
 
 def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
