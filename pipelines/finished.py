@@ -91,7 +91,7 @@ class Run:
         base = read_record(folder).get("base")
         check_name("base", base)
         self.folders = [folder, *([root / base] if base else [])]
-        if not self.has("pair", "pair.json"):
+        if not (self.stage("pair") / "pair.json").exists():
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
                 " Runs of another folder: paths.checkpoints=FOLDER. To make one: nde run"
@@ -101,10 +101,6 @@ class Run:
     def stage(self, name: str) -> Path:
         """The folder of a stage: this run's own, or else its base's."""
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
-
-    def has(self, stage: str, file: str) -> bool:
-        """Return True if the stage's folder holds this file."""
-        return (self.stage(stage) / file).exists()
 
     @property
     def pair(self) -> "Pair":

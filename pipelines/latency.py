@@ -43,8 +43,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = load_drafted(config, folders)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    count = config.evaluation.threads
-    with tracked(config, "latency", folders["latency"]) as tracker, threads(count):
+    timing = threads(config.evaluation.threads)
+    with tracked(config, "latency", folders["latency"]) as tracker, timing:
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
@@ -70,7 +70,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             "disagreement": table.disagreement,
         }
         overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
-        if overlap and config.traces.drafter == "lm":
+        if overlap and traces.drafter == "lm":
             metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", place)

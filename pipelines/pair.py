@@ -336,10 +336,13 @@ def _train(
 def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:
     """Measure the models on held-out rows, all of them and by domain."""
     draft = models[1] if len(models) > 1 else None
-    domains = {name: spread(rows, HELD_OUT_ROWS // 4) for name, rows in text.domains.items()}
     metrics = held_out_report(models[0], draft, spread(text.held_out, HELD_OUT_ROWS))
-    by_domain = {name: held_out_report(models[0], draft, rows) for name, rows in domains.items()}
-    return metrics | ({"domains": by_domain} if by_domain else {})
+    if text.domains:
+        metrics["domains"] = {
+            name: held_out_report(models[0], draft, spread(rows, HELD_OUT_ROWS // 4))
+            for name, rows in text.domains.items()
+        }
+    return metrics
 
 
 def _print(metrics: dict[str, Any]) -> None:

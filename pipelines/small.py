@@ -14,25 +14,44 @@ import os
 import shutil
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
+import torch
 from pydantic import Field
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from transformers import AutoModelForCausalLM
 
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.pair import spread
+from nde_talf.data.text.recipe import Text as Rows
+from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, TARGET
+from nde_talf.data.text.sources import documents, read_frozen
+from nde_talf.decoding.common.checkpoint import CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.card import write_head_card
+from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
+from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.recipe import (
+    PAUSE,
+    Leg,
+    Pausable,
+    RecipeConfig,
+    RecipeModel,
+    reached,
+    samples,
+    train_leg,
+)
+from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.train_head import fit_head
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
-
-if TYPE_CHECKING:
-    from pytorch_lightning.loggers import Logger
-
-    from nde_talf.data.text.recipe import Text as Rows
-    from nde_talf.draft_training.recipe import RecipeConfig, RecipeModel
 
 TEXT_ROWS = 12_288
 """Rows of text that draft and head learn."""
@@ -91,7 +110,7 @@ class SmallConfig:
         """The folders of anneals, the oldest first."""
         return sorted(self.folder.glob("anneal-*"), key=lambda f: int(f.name.partition("-")[2]))
 
-    def recipe(self, **changed: Any) -> "RecipeConfig":
+    def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
         from nde_talf.draft_training.recipe import RecipeConfig
 
@@ -101,29 +120,19 @@ class SmallConfig:
 def run(config: SmallConfig) -> None:
     """Run one step."""
     quiet()
-    import torch
-
-    from nde_talf.data.text.recipe import prepared
-    from nde_talf.data.text.sources import documents, read_frozen
-
     torch.set_num_threads(config.threads)
     text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
     {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}[config.step](config, text)
 
 
-def _train(config: SmallConfig, text: "Rows") -> None:
-    from nde_talf.draft_training.recipe import RecipeModel
-
+def _train(config: SmallConfig, text: Rows) -> None:
     module = RecipeModel(config.recipe(), len(text.tokenizer))
     _begin_with(config.weights, module)
     _leg(config, text, module, config.folder / TARGET)
 
 
-def _anneal(config: SmallConfig, text: "Rows") -> None:
+def _anneal(config: SmallConfig, text: Rows) -> None:
     """Decay from the stable phase's last state, or finish an anneal that was begun."""
-    from nde_talf.decoding.common.checkpoint import CHECKPOINT
-    from nde_talf.draft_training.recipe import RecipeModel, reached
-
     stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
     if not stable.exists():
         raise UserError(f"There is no {stable} yet: run step=train first.")
@@ -137,25 +146,19 @@ def _anneal(config: SmallConfig, text: "Rows") -> None:
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
 
 
-def _begin_with(weights: str | None, module: "RecipeModel") -> None:
+def _begin_with(weights: str | None, module: RecipeModel) -> None:
     """Load the weights of the model in a folder."""
-    from transformers import AutoModelForCausalLM
-
     if weights:
         begun = AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
         module.model.load_state_dict(begun.state_dict())
 
 
-def _annealed(config: SmallConfig, text: "Rows") -> "tuple[Path, Rows]":
+def _annealed(config: SmallConfig, text: Rows) -> tuple[Path, Rows]:
     """Return the folder of the newest annealed target, and rows of text and of its own samples.
 
     Raises:
         UserError: no anneal is finished.
     """
-    import torch
-
-    from nde_talf.draft_training.recipe import samples
-
     finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
     if not finished:
         raise UserError("There is no finished anneal yet: run step=anneal first.")
@@ -168,13 +171,8 @@ def _annealed(config: SmallConfig, text: "Rows") -> "tuple[Path, Rows]":
     return folder, replace(text, train=torch.cat([written] * times + [read]))
 
 
-def _draft(config: SmallConfig, text: "Rows") -> None:
+def _draft(config: SmallConfig, text: Rows) -> None:
     """Distil a draft from the newest annealed target, on its own samples and on text."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from nde_talf.draft_training.recipe import RecipeModel
-
     folder, text = _annealed(config, text)
     teacher: Any = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
@@ -193,20 +191,8 @@ def _draft(config: SmallConfig, text: "Rows") -> None:
     _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT, 180)
 
 
-def _head(config: SmallConfig, text: "Rows") -> None:
+def _head(config: SmallConfig, text: Rows) -> None:
     """Train a TALF head of the newest annealed target on the rows of its draft."""
-    import torch
-
-    from nde_talf.data.dialogues.token_rows import TokenRows
-    from nde_talf.data.text.pair import spread
-    from nde_talf.decoding.model import CausalModel
-    from nde_talf.draft_training.card import write_head_card
-    from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-    from nde_talf.draft_training.export import save_head
-    from nde_talf.draft_training.recipe import PAUSE, Pausable
-    from nde_talf.draft_training.settings import HeadConfig
-    from nde_talf.draft_training.train_head import fit_head
-
     above, text = _annealed(config, text)
     folder, target = above / "head", CausalModel.load(str(above / TARGET))
     folder.mkdir(exist_ok=True)
@@ -239,15 +225,13 @@ def _head(config: SmallConfig, text: "Rows") -> None:
 
 def _leg(
     config: SmallConfig,
-    text: "Rows",
-    module: "RecipeModel",
+    text: Rows,
+    module: RecipeModel,
     folder: Path,
     name: str = TARGET,
     every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
-    from nde_talf.draft_training.recipe import PAUSE, Leg, train_leg
-
     folder.mkdir(parents=True, exist_ok=True)
     rows, settings = text.train, module.config
     millions = sum(p.numel() for p in module.model.parameters()) / 1e6
@@ -266,10 +250,8 @@ def _leg(
         write_atomically(folder / name, model.save_pretrained)
 
 
-def _loggers(config: SmallConfig, folder: Path) -> "list[Logger]":
+def _loggers(config: SmallConfig, folder: Path) -> list[Logger]:
     """Return W&B's logger and one of a file, `curves`, in the folder."""
-    from pytorch_lightning.loggers import CSVLogger, WandbLogger
-
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_MODE", config.tracking.mode)
     project, title = config.tracking.project, f"small/{folder.name}"

@@ -314,9 +314,7 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     )
 
 
-def statistics(
-    generation: Generation, drafter: Drafter | None = None, compared: bool = False
-) -> str:
+def statistics(generation: Generation, drafter: Drafter | None, compared: bool) -> str:
     """Format one line of figures of a generation.
 
     They are speed (unless it is `compared` after), tokens a target pass, tree size, fractions of

@@ -7,6 +7,7 @@ import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +19,13 @@ from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.stage import flat, plain
 
 
+@dataclass
 class Tracker:
     """Reports of a stage: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
-    def __init__(self, run: Any, folder: Path, samples: bool = True):
-        self.run, self.folder, self.samples = run, folder, samples
+    run: Any
+    folder: Path
+    samples: bool = True
 
     def loggers(self, name: str) -> list[Logger]:
         """Make the loggers of training `name`.
