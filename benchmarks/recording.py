@@ -149,7 +149,7 @@ def main() -> None:
     tokenizer = load_tokenizer(pair.where("target"))
     tests = [prompt.tokens for prompt in pair.every_prompt() if prompt.split == "test"]
     prompt = tests[asked.seed % len(tests)]
-    ours = make_decoder(config, run, pair, None)
+    ours = make_decoder(config, run, None)
     plain = SpeculativeDecoder(ours.target, None, Autoregressive(), "naive")
     _, *runs = (
         [record(each, tokenizer, prompt, asked.tokens) for each in (plain, ours)]

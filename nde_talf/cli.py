@@ -6,28 +6,16 @@ from importlib import import_module
 from nde_talf.pipelines.signals import leave_at_once
 
 COMMANDS = {
-    "run": (
-        "nde_talf.pipelines.run",
-        "train a selector and a head for a pair, and report what they win",
-    ),
-    "generate": (
-        "nde_talf.pipelines.generate",
-        "stream a text from the shipped pair, or from a run of your own",
-    ),
-    "check": (
-        "nde_talf.pipelines.check",
-        "prove that a run's texts are plain decoding's: greedy by token, sampled by a test",
-    ),
-    "recommend": (
-        "nde_talf.pipelines.recommend",
-        "what to set in vLLM and SGLang, from a run's traces and latency table",
-    ),
+    "run": "train a selector and a head for a pair, and report what they win",
+    "generate": "stream a text from the shipped pair, or from a run of your own",
+    "check": "prove that a run's texts are plain decoding's: greedy by token, sampled by a test",
+    "recommend": "what to set in vLLM and SGLang, from a run's traces and latency table",
 }
 USAGE = "\n".join(
     [
         "usage: nde COMMAND [key=value ...]",
         "",
-        *(f"  nde {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
+        *(f"  nde {name:<10}{text}" for name, text in COMMANDS.items()),
         "",
         "  nde COMMAND --help explains a command.  nde --version shows the version.",
     ]
@@ -48,7 +36,7 @@ def main() -> None:
     else:
         sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
         leave_at_once()
-        import_module(COMMANDS[arguments[0]][0]).main()
+        import_module(f"nde_talf.pipelines.{arguments[0]}").main()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,6 @@ chi-square compares its tenths. The order begins with what the draft overrates m
 where a faulty rule shows.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +21,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import settings
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.machine import threads
@@ -50,31 +45,26 @@ class CheckConfig(GenerateConfig):
     """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""
 
 
-register("check_schema", CheckConfig)
-
-
 def check(config: CheckConfig) -> None:
     """Print what agrees. Exits with status 1 where something does not."""
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     check_device(config.model.device)
     quiet()
     import torch
 
-    from nde_talf.data.text.pair import Pair
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.streaming import describe, make_decoder
 
-    if not config.temperature or config.prompt or config.chat or config.compare:
+    if not config.temperature or config.prompt or config.compare:
         raise UserError(
-            "temperature=0, prompt, chat, compare: leave them out. Greedy texts are"
+            "temperature=0, prompt, compare: leave them out. Greedy texts are"
             " always compared, and all texts follow the run's held-out prompts."
         )
     with threads(config.model.threads), torch.inference_mode():
-        pair = Pair(run.stage("pair"))
-        prompts = [prompt.tokens for prompt in pair.every_prompt() if prompt.split == "test"]
+        prompts = [prompt.tokens for prompt in run.pair.every_prompt() if prompt.split == "test"]
         longest = max(map(len, prompts)) + config.new_tokens + MARGIN
         static = StaticShapes(longest) if config.model.static_shapes else None
-        decoder = make_decoder(config, run, pair, static)
+        decoder = make_decoder(config, run, static)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [
             greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),
@@ -92,13 +82,11 @@ def greedy(
 ) -> tuple[bool, str]:
     """Compare greedy texts with plain decoding's; with a sentence."""
     from nde_talf.decoding.fitness import HALF, SAME
-    from nde_talf.decoding.loop import SpeculativeDecoder
-    from nde_talf.decoding.policies.delayed import Autoregressive
     from nde_talf.decoding.sampling import Rng
     from nde_talf.evaluation.lossless import first_difference
+    from nde_talf.pipelines.streaming import plain_of
 
-    target = decoder.target
-    plain = SpeculativeDecoder(target, None, Autoregressive(), "naive", static=decoder.static)
+    target, plain = decoder.target, plain_of(decoder)
     margin, margins = SAME.get(target.dtype, HALF), []
     for prompt in prompts:
         ours, theirs = (
@@ -160,9 +148,5 @@ def sampled(
 
 
 def main() -> None:
-    """The command `python -m pipelines.check`, which is `nde check` too."""
+    """The command `nde check`."""
     launch("check", CheckConfig, check)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
     STANDARD_LIBRARY,
-    Corpus,
+    DataConfig,
     is_hub_name,
 )
 from nde_talf.data.text.shipped import is_shipped
@@ -38,15 +39,8 @@ from nde_talf.pipelines.finished import finished, meant
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
-    parts = (_lengths, _stages, _missing_sources, _ignored, _installed, _folders, _counts)
-    templates = [RowTemplate(text or "", "", key) for key, text in _templates(config)]
-    tables = [lambda name=name: table_file(name, Path()) for name in config.selector.tables]
-    checks = [*(template.check for template in templates), *tables]
-    if faults := [
-        *others,
-        *(fault for part in parts for fault in part(config)),
-        *faults_of(checks),
-    ]:
+    parts = (_lengths, _stages, _missing_sources, _ignored, _installed, _folders, _counts, _texts)
+    if faults := [*others, *(fault for part in parts for fault in part(config))]:
         raise UserError("\n".join(faults))
 
 
@@ -177,11 +171,17 @@ def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
         yield "dialogues", config.dialogues.source, None
 
 
-def _templates(config: Config) -> Iterator[tuple[str, str | None]]:
-    """List the keys of templates, with the templates."""
-    yield from ((f"{key}.template", template) for key, _, template in sources(config))
-    yield "dialogues.user", config.dialogues.user
-    yield "dialogues.assistant", config.dialogues.assistant
+def _texts(config: Config) -> Iterator[str]:
+    """Find templates that are none, and latency tables that are not there."""
+    templates = {f"{key}.template": template for key, _, template in sources(config)}
+    templates["dialogues.user"] = config.dialogues.user
+    templates["dialogues.assistant"] = config.dialogues.assistant
+    yield from faults_of(
+        [
+            *(RowTemplate(text or "", "", key).check for key, text in templates.items()),
+            *(partial(table_file, name, Path()) for name in config.selector.tables),
+        ]
+    )
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
@@ -206,8 +206,11 @@ def _ignored(config: Config) -> Iterator[str]:
     """Find a corpus that would not be read, since text ships with the shipped pair."""
     data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
     usual: Any = OmegaConf.to_container(preset)
-    mix = {name: Corpus(**entry) for name, entry in usual["mix"].items()}
-    other = data.mix != mix if data.mix else data.source not in (STANDARD_LIBRARY, ANSWERS)
+    other = (
+        data.mix != DataConfig(**usual).mix
+        if data.mix
+        else data.source not in (STANDARD_LIBRARY, ANSWERS)
+    )
     if is_shipped(config.model.target) and other and not data.sets:
         key = "data.mix" if data.mix else f"data.source={data.source}"
         yield (

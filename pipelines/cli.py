@@ -12,19 +12,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import (
-    ConfigCompositionException,
-    HydraException,
-    MissingConfigException,
-    OverrideParseException,
-)
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
@@ -33,12 +27,10 @@ from rich.text import Text
 from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import keys, no_such_key, validated
+from nde_talf.decoding.common.settings import keys, shown, validated
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
-_OPEN = ("evaluation.policies", "options", "draft.loss", "data.mix", "data.sets")
-"""Groups whose keys depend on a name in them."""
 _FILES = (
     errno.EROFS,
     errno.EACCES,
@@ -50,24 +42,28 @@ _FILES = (
 )
 """Faults of a name or folder that a user gave."""
 
-_PRINTED = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
-"""Options of Hydra: they print; --multirun and -m run every combination of values."""
+_OPTIONS = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
+_OPTIONS |= {"--multirun", "-m"}
+"""Options of Hydra: they print, but the last two run every combination of values."""
 _TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
 """Keys, by their last part, whose values are texts of many lines."""
 UNREADABLE = 2
 """Exit status of a parser of options."""
-LONGEST, DEEPEST = 10_000, 50
-"""Characters of an argument, and nesting of its brackets."""
+LONGEST = 10_000
+"""Characters of an argument, at most."""
 
 T = TypeVar("T")
 
 
 def register(name: str, schema: type) -> None:
-    """Make the keys of a settings class, with their defaults, known to Hydra under `name`."""
+    """Make the keys of a settings class, with their defaults, known to Hydra.
+
+    name: the file of `configs/` that begins with them.
+    """
     content = asdict(schema())
     if "draft" in content:  # the loss's other keys follow from its name
         content["draft"]["loss"] = {"name": content["draft"]["loss"]["name"]}
-    ConfigStore.instance().store(name=name, node=content)
+    ConfigStore.instance().store(name=f"{name}_schema", node=content)
 
 
 def fail(message: str) -> None:
@@ -151,24 +147,22 @@ def launch(
 
     arguments = sys.argv[1:]
     errors: list[Exception] = []
+    register(name, schema)
     sys.excepthook = _show_traceback
-    asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
         _check_arguments(arguments)
-        sys.argv[1:] = map(marked, completed(sys.argv[1:]))
+        sys.argv[1:] = map(marked, completed(arguments))
         with _folders_of_hydra():
             main()
         if errors:
             answer(errors[0])
-    except (HydraException, OmegaConfBaseException, UserError, MemoryError, OSError) as error:
-        if asked:
-            raise
-        if memory_is_short(error) or not isinstance(
-            error, (HydraException, OmegaConfBaseException, UserError)
-        ):
+    except (HydraException, OmegaConfBaseException) as error:
+        if memory_is_short(error):
             answer(error)
         fail(explained(error, schema))
+    except (UserError, MemoryError, OSError) as error:
+        answer(error)
     except SystemExit as error:
         if error.code == UNREADABLE:
             fail(
@@ -176,10 +170,9 @@ def launch(
             )
         raise
     except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
+        if errors:
+            raise
         fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error).rstrip('.')}).")
-    finally:
-        if not asked:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
 @contextmanager
@@ -203,19 +196,16 @@ def _folders_of_hydra() -> Iterator[None]:
 def _check_arguments(arguments: Sequence[str]) -> None:
     """Raise UserError for an argument that Hydra would end on in a traceback, or not at all."""
     for argument in arguments:
-        key, equals, value = argument.partition("=")
-        depths = accumulate((c in "[{(") - (c in "]})") for c in value)
+        key, equals, _ = argument.partition("=")
         faults = {
             "there is no such option; every argument is key=value, and --help lists the keys": (
-                key.startswith("-") and key not in {*_PRINTED, "--multirun", "-m"}
+                key.startswith("-") and key not in _OPTIONS
             ),
             "there is no key before the equals sign": bool(equals) and not key.strip("+~"),
             "it holds characters that cannot be shown; leave them out": not argument.isprintable(),
             f"it has {len(argument)} characters, and {LONGEST} can be read": (
                 len(argument) > LONGEST
             ),
-            f"its brackets are more than {DEEPEST} deep": max(depths, default=0) > DEEPEST,
-            "it holds a number of a thousand digits": bool(re.search(r"\d{1000}", value)),
         }
         if key.rpartition(".")[2] in _TEXTS:
             faults = {"it is no UTF-8 text": bool(re.search("[\ud800-\udfff]", argument))}
@@ -225,8 +215,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 def _shown(arguments: Sequence[str]) -> str:
     text = masked(" ".join(arguments))
-    plain = "".join(c if c.isprintable() else "?" for c in text)
-    return plain if len(plain) <= 100 else f"{plain[:80]}..."
+    return shown("".join(c if c.isprintable() else "?" for c in text))
 
 
 def _show_traceback(*raised: Any) -> None:
@@ -235,16 +224,23 @@ def _show_traceback(*raised: Any) -> None:
 
 
 def marked(argument: str) -> str:
-    """Mark a key that the defaults need not have by ++, and a run's name as text, for Hydra."""
-    key, _, value = argument.partition("=")
+    """Mark a key by ++, so that `settled` tells of an unknown one, and a run's name as text."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key[:1].isalpha() or key.startswith("hydra") or is_group(key):
+        return argument
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
-        return f"{key}='{value}'"
-    is_open = any(key == group or key.startswith(f"{group}.") for group in _OPEN)
-    return f"++{argument}" if is_open else argument
+        return f"++{key}='{value}'"
+    return f"++{argument}"
+
+
+def is_group(key: str) -> bool:
+    """Return True if presets are chosen by this key."""
+    return (Path(CONFIGS) / key).is_dir()
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
     """Return what a command line gives, for tests and scripts. config: a file of `configs/`."""
+    register(config, schema)
     with initialize_config_dir(CONFIGS, version_base=None):
         return settled(compose(config, [marked(override) for override in overrides]), schema)
 
@@ -266,32 +262,24 @@ def presets(group: str) -> list[str]:
 def explained(error: Exception, schema: type) -> str:
     """Return an error of Hydra or OmegaConf about a command line as one paragraph."""
     text = str(error)
-    if isinstance(error, UserError):
-        return text
     if isinstance(error, OverrideParseException):
         return _unreadable(error, "prompt" in keys(schema))
     if isinstance(error, MissingConfigException):
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
             return _no_such_preset(*missing[1].rsplit("/", 1))
-    if isinstance(error, ConfigCompositionException):
-        key = re.search(r"Could not override '([^'@]+)", text)
-        if key:
-            known = [*keys(schema)]
-            if key[1] in known:
-                return f"{key[1]}: its group is set to something else here; give one of them."
-            return no_such_key(key[1], known)
     return f"{_first_lines(error)} See --help for every key."
 
 
 def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
-    key, equals, value = error.override.partition("=")
+    given = error.override.removeprefix("++")
+    key, equals, value = given.partition("=")
     if not equals:
         such = f'prompt="{key}"' if takes_prompt else "run=mine"
         return f"{key}: this cannot be read; every argument is key=value, such as {such}."
     inner = value.replace('"', '\\"')
     return (
-        f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
+        f"{given}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
         " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
         f" single ones: '{key}=\"{inner}\"'."
     )

@@ -37,7 +37,6 @@ from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig
-from nde_talf.pipelines.cli import register
 from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.settings import SelectorConfig
 
@@ -307,7 +306,9 @@ class Config:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of stage=all in order. The head comes first where the others need it."""
+        """The stages that are asked for, in order. The head is first where others need it."""
+        if self.stage != "all":
+            return (self.stage,)
         if self.traces.drafter == "lm":
             return STAGES
         first = ("pair", "draft")
@@ -345,4 +346,3 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
 OmegaConf.register_new_resolver("shipped", shipped, replace=True)
 OmegaConf.register_new_resolver("with_shipped", with_shipped, replace=True)
 OmegaConf.register_new_resolver("shipped_head", lambda: str(HEAD), replace=True)
-register("schema", Config)

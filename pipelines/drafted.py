@@ -32,19 +32,12 @@ def timed_on(config: Config) -> dict[str, Any]:
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
-    """The target, and the draft or the head."""
-    pair, placed = Pair(folders["pair"]), config.model.placed
-    if config.traces.drafter == "lm":
+    """The target, and the draft or the head; None where there is neither."""
+    pair, placed, head = Pair(folders["pair"]), config.model.placed, config.traces.drafter == "head"
+    if config.drafts and not head:
         return pair.models(*placed)
     target = pair.target(*placed)
-    return target, load_head_draft(folders["draft"] / "export", target)
-
-
-def load_decoded(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
-    """The target, and what drafts for it; None where there is nothing traced."""
-    if config.drafts:
-        return load_drafted(config, folders)
-    return Pair(folders["pair"]).target(*config.model.placed), None
+    return target, load_head_draft(folders["draft"] / "export", target) if head else None
 
 
 def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:

@@ -22,7 +22,8 @@ from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.checks import check_config, faults_of
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
+from nde_talf.pipelines.config import OF_DRAFT_MODEL, STAGES, Config, ModelConfig
+from nde_talf.pipelines.finished import FOLDERS
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -135,28 +136,14 @@ def _print_data(config: Config, whole: bool) -> None:
     )
 
 
-DOES = {
-    "pair": ("models, text and prompts", "prompts.jsonl, rows.safetensors, models trained here"),
-    "latency": ("the pair", "table.json: what each pass costs here"),
-    "traces": ("the pair and its prompts", "labels of trees at every root, as Parquet"),
-    "selector": ("traces and prices", "selectors to load, export/"),
-    "draft": ("the pair's text, or dialogues", "a draft head to load, export/"),
-    "evaluate": ("all of these, and held-out prompts", "index.html, results.md"),
-}
-"""What each stage takes, and what it writes."""
-
-
 def _print_stages(config: Config) -> None:
-    """Print what each stage will do."""
-    table = Table("stage", "takes", "writes", "now")
-    for name in config.stages if config.stage == "all" else (config.stage,):
-        folder = Path(
-            config.paths.checkpoints, config.run, "report" if name == "evaluate" else name
-        )
-        state = "finished" if (folder / "manifest.json").exists() else "to do"
+    """Print which stages are finished and to do, and what would stop them here."""
+    root = Path(config.paths.checkpoints, config.run)
+    for name in config.stages:
+        done = (root / FOLDERS[STAGES.index(name)] / "manifest.json").exists()
         skipped = name in OF_DRAFT_MODEL and not config.drafts
-        table.add_row(name, *DOES[name], "skipped: no draft model" if skipped else state)
-    console.print(table)
+        state = "skipped: no draft model" if skipped else "finished" if done else "to do"
+        console.print(f"stage={name}: {state}")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")

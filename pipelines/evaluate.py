@@ -25,7 +25,7 @@ from nde_talf.evaluation.sample import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
-from nde_talf.pipelines.drafted import load_decoded, load_head_draft, timed_on
+from nde_talf.pipelines.drafted import load_drafted, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.pipelines.selector import roots_of
@@ -60,7 +60,7 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    models = load_decoded(config, folders)
+    models = load_drafted(config, folders)
     asked = evaluation.draft_temperature
     raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
     drawn = read_draft_temperature("raw" if raw else asked)
@@ -258,9 +258,9 @@ def report_data(
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
         _without_labels(config),
     ]
-    head = dict(metrics.get("draft", {}))
-    if head:  # the precision stands first
-        head = {"precision of training": head.pop("trained_in", config.draft.precision), **head}
+    head = {}
+    if "draft" in metrics:
+        head = {"precision of training": config.draft.precision, **metrics["draft"]}
     return ReportData.of(
         config.run,
         records,
@@ -318,8 +318,6 @@ def _sample(
     return {
         "method": name,
         "setting": setting,
-        "prompt": prompt.id,
-        "kind": prompt.kind,
         "tokens": sum(len(block.tokens) for block, _ in blocks),
         "accepted": sum(block.accepted for block, _ in blocks),
         "pieces": coloured(tokenizer, prompt.tokens, blocks),

@@ -3,7 +3,7 @@
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
 from nde_talf.data.traces.settings import SETTINGS
@@ -12,10 +12,13 @@ from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 
+if TYPE_CHECKING:
+    from nde_talf.data.text.pair import Pair
+
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
 FOLDERS = ("pair", "latency", "traces", "selector", "draft", "report")
-"""The folders of a run's stages."""
+"""The folders of a run's stages, in the order of their names in the configuration."""
 
 
 def read_record(run: Path) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Run:
         UserError: there is no finished pair under that name; the message proposes a run.
     """
 
-    def __init__(self, name: str, checkpoints: str, base: str | None = None):
+    def __init__(self, name: str, checkpoints: str):
         self.shipped = name == SMALL
         if self.shipped:
             check_checksums(SHIPPED, again=AGAIN)
@@ -85,11 +88,10 @@ class Run:
             check_name("run", name)
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
-        if base is None:
-            base = read_record(folder).get("base")
+        base = read_record(folder).get("base")
         check_name("base", base)
         self.folders = [folder, *([root / base] if base else [])]
-        if not self.has("pair", "pair.json"):
+        if not (self.stage("pair") / "pair.json").exists():
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
                 " Runs of another folder: paths.checkpoints=FOLDER. To make one: nde run"
@@ -100,9 +102,12 @@ class Run:
         """The folder of a stage: this run's own, or else its base's."""
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
-    def has(self, stage: str, file: str) -> bool:
-        """Return True if the stage's folder holds this file."""
-        return (self.stage(stage) / file).exists()
+    @property
+    def pair(self) -> "Pair":
+        """The run's models, prompts and text."""
+        from nde_talf.data.text.pair import Pair
+
+        return Pair(self.stage("pair"))
 
     def head_action(self, temperature: float) -> Action:
         """Return the static tree that the evaluation found best for the head.
@@ -121,6 +126,5 @@ class Run:
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
-        export = self.stage("selector") / "export"
-        names = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
-        return sorted(names, key=lambda name: name != "traversal")
+        exports = (self.stage("selector") / "export").glob("*/")
+        return sorted((p.name for p in exports), key=lambda name: (name != "traversal", name))

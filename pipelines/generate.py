@@ -4,17 +4,10 @@ Accepted drafts and the target's own tokens are coloured differently; what decod
 follows.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
-import sys
 from dataclasses import field, replace
 from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
-
 
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.decoding.common.device_check import check_device
@@ -34,7 +27,7 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.machine import threads
@@ -49,15 +42,11 @@ class GenerateConfig:
     """A prompt, and how to decode it."""
 
     prompt: LongText = ""
-    """Text to continue; with a chat template, the user's question. Empty: a held-out prompt of the
-    run, another one for another seed.
+    """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
+    held-out prompt of the run, another one for another seed.
     """
     run: Text = SMALL
     """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
-    """
-    base: Text | None = None
-    """Another run, whose stages are used where `run` has none; null: the one that `run` was made
-    with.
     """
     drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
@@ -94,8 +83,6 @@ class GenerateConfig:
     """Maximum number of tokens to generate."""
     seed: Seed = 0
     """Seed of the sampling."""
-    chat: bool | None = None
-    """Put the prompt into the tokenizer's chat template; null: where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))
@@ -120,15 +107,12 @@ class GenerateConfig:
             )
 
 
-register("generate_schema", GenerateConfig)
-
-
 def generate(config: GenerateConfig) -> None:
     """Print the prompt, the generated text as it comes, then the statistics.
 
     Raises UserError for what the user can fix.
     """
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
@@ -144,23 +128,16 @@ def _generate_given(config: GenerateConfig) -> None:
     generate(replace(config, prompt=_prompts[-1]) if _prompts else config)
 
 
-def without_prompt(argument: str) -> str:
+def without_prompt(arguments: list[str]) -> list[str]:
     """Set the text of `prompt=...` aside.
 
     Hydra would interpret brackets, quotes and ${...} in it.
     """
-    key, equals, value = argument.partition("=")
-    if key != "prompt" or not equals:
-        return argument
-    _prompts.append(value)
-    return "prompt=given"
+    kept = [argument for argument in arguments if not argument.startswith("prompt=")]
+    _prompts[:] = (each.partition("=")[2] for each in arguments if each not in kept)
+    return kept
 
 
 def main() -> None:
-    """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    sys.argv = [without_prompt(argument) for argument in sys.argv]
-    launch("generate", GenerateConfig, _generate_given)
-
-
-if __name__ == "__main__":
-    main()
+    """The command `nde generate`."""
+    launch("generate", GenerateConfig, _generate_given, without_prompt)

@@ -15,8 +15,7 @@ from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.manifest import read_manifest
-from nde_talf.pipelines.stage import Stage
+from nde_talf.pipelines.stage import Stage, read_manifest
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE, LatencyTable
 from nde_talf.selector.measure import ROOM, Conditions, measure_latency
@@ -44,8 +43,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = load_drafted(config, folders)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    count = config.evaluation.threads
-    with tracked(config, "latency", folders["latency"]) as tracker, threads(count):
+    timing = threads(config.evaluation.threads)
+    with tracked(config, "latency", folders["latency"]) as tracker, timing:
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
@@ -71,7 +70,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             "disagreement": table.disagreement,
         }
         overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
-        if overlap and config.traces.drafter == "lm":
+        if overlap and traces.drafter == "lm":
             metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", place)

@@ -26,7 +26,7 @@ HELD = "process "
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's folder inside the block; the process that holds it may ask again.
+    """Hold the run's folder inside the block.
 
     Half-written leftovers of killed processes are removed from it first.
 
@@ -38,9 +38,8 @@ def locked(run: Path) -> Iterator[None]:
     path = run.resolve() / LOCK
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, blocking=False, is_singleton=True)
-        nested = lock.is_locked
-        lock.acquire()
+        lock = FileLock(path, blocking=False)
+        held = lock.acquire()
     except Timeout as error:
         raise UserError(
             f"{path.parent} is in use: {_holder(path)} works on this run. Wait until it ends, or"
@@ -51,20 +50,15 @@ def locked(run: Path) -> Iterator[None]:
         raise UserError(
             f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME."
         ) from error
-    try:
-        if not nested:
-            _enter(path)
-    except BaseException:
-        lock.release()
-        raise
-    try:
-        yield
-    finally:
-        if lock.is_locked and not nested and os.listdir(path.parent) == [LOCK]:  # nothing was done
-            with suppress(OSError):  # another process comes in between
-                path.unlink()
-                path.parent.rmdir()
-        lock.release()
+    with held:
+        _enter(path)
+        try:
+            yield
+        finally:
+            if lock.is_locked and os.listdir(path.parent) == [LOCK]:  # nothing was done
+                with suppress(OSError):  # another process comes in between
+                    path.unlink()
+                    path.parent.rmdir()
 
 
 def _enter(path: Path) -> None:

@@ -158,15 +158,10 @@ def _tell(config: Config) -> None:
             f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
             " prompts with the target's answers, but for those held out; no built-in text."
         )
-        if not config.model.target:
+        if not config.model.target or is_shipped(config.model.target):
             console.print(
-                "! model.target is not given: a small target is trained here, on Python's standard"
-                " library; its answers mean nothing. Give yours: model.target=FOLDER_OR_HUB_NAME"
-            )
-        elif is_shipped(config.model.target):
-            console.print(
-                "! model.target is not given: the small shipped target answers, which knows code"
-                " and its manuals. Give yours: model.target=FOLDER_OR_HUB_NAME"
+                "! model.target is not given: a small target answers, which knows code and its"
+                " manuals at best. Give yours: model.target=FOLDER_OR_HUB_NAME"
             )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
@@ -27,7 +27,7 @@ from nde_talf.data.text.pair import (
 )
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
-from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY, DataConfig
+from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
@@ -45,6 +45,7 @@ from nde_talf.pipelines.config import DISTIL, Config, ModelConfig
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
+T = TypeVar("T")
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 ANSWERED, EPOCHS = 256, 16
 """Answers to learn from at least, and times that a draft for a given target sees them all."""
@@ -72,16 +73,17 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, model = folders["pair"], config.data, config.model
     given = [*model.given.values()]
     models = load_models(given, *model.placed) if given else []  # wrong input first
-    text, prompts = _read(config, folder, models)
+    context = shared_context(config, (model.max_context for model in models))
+    text = _read(config, folder, models, context)
     if config.stage == "all" and models:
-        check_prompts(prompts, models[0], config.evaluation.new_tokens, _context(config, models))
-    examples = first_of_each(prompts)
+        check_prompts(text.prompts, models[0], config.evaluation.new_tokens, context)
+    examples = first_of_each(text.prompts)
     for kind, example in examples.items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
     with tracked(config, "pair", folder) as tracker:
         if model.trained:
-            _train(config, folder, text, prompts, models, tracker)
+            _train(config, folder, text, models, tracker)
             models.clear()  # the target is not held twice
             where = [*given, *(str(folder / role) for role in model.trained)]
             models = load_models(where, *model.placed)
@@ -91,7 +93,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             metrics = _figures(models, text)
         named: dict[str, Any] = {role: role for role in model.trained} | model.given
         target, draft = named["target"], named.get("draft")
-        Pair(folder).write(target, draft, prompts, data.test_prompts, text.train, text.held_out)
+        Pair(folder).write(
+            target, draft, text.prompts, data.test_prompts, text.train, text.held_out
+        )
         tracker.log(metrics)
         tracker.sample("first_prompt", examples)
     _print(metrics)
@@ -115,22 +119,22 @@ class _Text:
     prompts: list[Prompt]
 
 
-def _shipped_text(config: Config, models: Sequence[CausalModel]) -> _Text:
+def _shipped_text(config: Config) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
     data, tokenizer, (train, domains) = config.data, shared_tokenizer(config.model), shipped_rows()
-    prompts = (
-        set_prompts(config, tokenizer, _context(config, models))
-        if data.sets
-        else shipped_prompts(data.prompt_count)
-    )
+    prompts = [] if data.sets else shipped_prompts(data.prompt_count)
     return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
 
 
-def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
+def _text(config: Config) -> _Text:
     """Read the corpus and hold documents out of it."""
     data, length, given = config.data, config.model.length, bool(config.model.target)
     with working("reading the text"):
-        documents = _documents(config.data)
+        if data.mix:
+            documents = load_mixture(data.mix)
+        else:  # a target that answers own prompts is trained on the standard library
+            source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
+            documents = load_documents(source, data.column, data.split)
         train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
@@ -139,57 +143,53 @@ def _text(config: Config, models: Sequence[CausalModel]) -> _Text:
             else train_tokenizer(train["text"], config.model.vocab_size)
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
-    if data.sets:
-        prompts = set_prompts(config, tokenizer, _context(config, models))
-    else:
+    prompts: list[Prompt] = []
+    if not data.sets:
         limits = (data.prompt_tokens[0], data.prompt_tokens[1])
         prompts = prompts_from_documents(
             held_out, data.prompt_count, config.seed, tokenizer, limits
         )
-    by_domain = {domain: _of_domain(held_out, domain) for domain in data.mix}
+    by_domain = {domain: _texts_of(held_out, "kind", domain) for domain in data.mix}
     domains = {name: pack(tokenizer, texts, length) for name, texts in by_domain.items() if texts}
-    mixed = data.mix and not given
-    known = pack(tokenizer, _known_to_draft(train), length) if mixed else rows
+    known = rows
+    if data.mix and not given:
+        texts = _texts_of(train, "for_draft", True)
+        if not texts:
+            raise UserError(
+                "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
+            )
+        known = pack(tokenizer, texts, length)
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
 
-def _documents(data: DataConfig) -> Dataset:
-    """Load the corpus; a target that answers own prompts is trained on the standard library."""
-    if data.mix:
-        return load_mixture(data.mix)
-    source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
-    return load_documents(source, data.column, data.split)
+def _texts_of(documents: Dataset, column: str, value: Any) -> list[str]:
+    pairs = zip(documents["text"], documents[column], strict=True)
+    return [text for text, each in pairs if each == value]
 
 
-def _read(
-    config: Config, folder: Path, models: Sequence[CausalModel]
-) -> tuple[_Text, list[Prompt]]:
+def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: int) -> _Text:
     """Read text and prompts; a target that is given writes the text that a draft learns from."""
     given = config.model.target
     own = given is not None and config.data.source == ANSWERS
-    read = _own_text if own else _shipped_text if is_shipped(given) else _text
-    text = read(config, models)
-    prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
+    text = (_own_text if own else _shipped_text if is_shipped(given) else _text)(config)
+    if config.data.sets:
+        text.prompts = set_prompts(config, text.tokenizer, context)
+    text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
-        _answer(config, folder, text, prompts, models[0])
+        _answer(config, folder, text, models[0])
     elif config.model.draft == DISTIL:
         openings = spread(text.train, _answers(config))[:, :OPENING].tolist()
         store, end = TraceStore(folder / "answers", "train"), text.tokenizer.eos_token_id
         written = _sampled(store, models[0], openings, config.seed, (1.0, 0.6))
         own_rows = in_rows(written, end, config.model.length)
         text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
-    return text, prompts
+    return text
 
 
-def _own_text(config: Config, models: Sequence[CausalModel]) -> _Text:
-    """Read own prompts; what the target answers is the text."""
-    tokenizer, none = shared_tokenizer(config.model), torch.zeros(0, config.model.length).long()
-    prompts = set_prompts(config, tokenizer, _context(config, models))
-    return _Text(tokenizer, none, none, {}, none, prompts)
-
-
-def _context(config: Config, models: Sequence[CausalModel]) -> int:
-    return shared_context(config, (model.max_context for model in models))
+def _own_text(config: Config) -> _Text:
+    """Return no text yet: it is what the target answers to own prompts."""
+    none = torch.zeros(0, config.model.length).long()
+    return _Text(shared_tokenizer(config.model), none, none, {}, none, [])
 
 
 def shared_context(config: Config, given: Iterable[int]) -> int:
@@ -213,15 +213,13 @@ def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int
     return load_sets(sets, config.data.prompt_count, config.seed, tokenizer, console.print)
 
 
-def _answer(
-    config: Config, folder: Path, text: _Text, prompts: list[Prompt], target: CausalModel
-) -> None:
-    """Replace the rows of `text` by what the target writes after the prompts.
+def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> None:
+    """Replace the rows of `text` by what the target writes after its prompts.
 
     Prompts of the test split are left out, and the last third of the others is held out.
     """
-    splits = test_splits(prompts, config.data.test_prompts)
-    traced = [p.tokens for p, split in zip(prompts, splits, strict=True) if split != "test"]
+    splits = test_splits(text.prompts, config.data.test_prompts)
+    traced = [p.tokens for p, split in zip(text.prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
     sides = {"train": traced[:first], "held_out": traced[first:]}
     end, length = text.tokenizer.eos_token_id, config.model.length
@@ -249,20 +247,20 @@ def _sampled(
     temperatures: Sequence[float] = (1.0,),
 ) -> list[list[int]]:
     """Sample a text after each prompt, shard by shard; a killed run goes on."""
-    engine = TransformersEngine(target)
-    shards = [prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE)]
-    names = [store.name(i, len(shards)) for i in range(len(shards))]
-    for i, name in track(enumerate(names), f"answers, {store.kind}", len(names), "shard"):
+    engine, shards = TransformersEngine(target), shards_of(store, prompts, AT_ONCE)
+    for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
         if not store.holds(name):
-            new = min(ANSWER, target.max_context - max(map(len, shards[i])))
+            new = min(ANSWER, target.max_context - max(map(len, shards[name])))
             setting = SamplingSetting(temperatures[i % len(temperatures)])
-            store.write(name, {"tokens": engine.sample(shards[i], setting, new, seed * 1_009 + i)})
-    return [tokens for name in names for tokens in store.lists(name)["tokens"]]
+            tokens = engine.sample(shards[name], setting, new, seed * 1_009 + i)
+            store.write(name, {"tokens": tokens})
+    return [tokens for name in shards for tokens in store.lists(name)["tokens"]]
 
 
-def _of_domain(documents: Dataset, domain: str) -> list[str]:
-    kinds = zip(documents["text"], documents["kind"], strict=True)
-    return [text for text, kind in kinds if kind == domain]
+def shards_of(store: TraceStore, asked: list[T], size: int) -> dict[str, list[T]]:
+    """Return what is asked in each shard of answers, by its name in the store."""
+    parts = [asked[start : start + size] for start in range(0, len(asked), size)]
+    return {store.name(i, len(parts)): part for i, part in enumerate(parts)}
 
 
 def shortened(text: str) -> str:
@@ -296,21 +294,10 @@ def check_template(config: Config) -> None:
         ChatEncoder(shared_tokenizer(config.model), own.chat_template, own.template_options)
 
 
-def _known_to_draft(train: Dataset) -> list[str]:
-    """The texts of a mixture that the draft learns from. Raises UserError if there are none."""
-    texts = [text for text, known in zip(train["text"], train["for_draft"], strict=True) if known]
-    if not texts:
-        raise UserError(
-            "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
-        )
-    return texts
-
-
 def _train(
     config: Config,
     folder: Path,
     text: _Text,
-    prompts: list[Prompt],
     models: Sequence[CausalModel],
     tracker: Tracker,
 ) -> None:
@@ -331,30 +318,32 @@ def _train(
         out = folder / role
         if role == "draft" and "target" in trained and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            _answer(config, folder, text, prompts, target)
+            _answer(config, folder, text, target)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")
             teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-            continue
-        distilled = "" if teacher is None else ", distilled from the target"
-        console.print(f"training the {role}{distilled}")
-        built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
-        module = LanguageModel(built, lm, teacher)
-        module.gpu = torch.device(config.model.device).index
-        model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
-        write_export(out, save)
-    for role in trained:
-        tracker.artifact(f"{config.run}-{role}", "model", folder / role)
+        else:
+            distilled = "" if teacher is None else ", distilled from the target"
+            console.print(f"training the {role}{distilled}")
+            built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
+            module = LanguageModel(built, lm, teacher)
+            module.gpu = torch.device(config.model.device).index
+            model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
+            write_export(out, save)
+        tracker.artifact(f"{config.run}-{role}", "model", out)
 
 
 def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:
     """Measure the models on held-out rows, all of them and by domain."""
     draft = models[1] if len(models) > 1 else None
-    domains = {name: spread(rows, HELD_OUT_ROWS // 4) for name, rows in text.domains.items()}
     metrics = held_out_report(models[0], draft, spread(text.held_out, HELD_OUT_ROWS))
-    by_domain = {name: held_out_report(models[0], draft, rows) for name, rows in domains.items()}
-    return metrics | ({"domains": by_domain} if by_domain else {})
+    if text.domains:
+        metrics["domains"] = {
+            name: held_out_report(models[0], draft, spread(rows, HELD_OUT_ROWS // 4))
+            for name, rows in text.domains.items()
+        }
+    return metrics
 
 
 def _print(metrics: dict[str, Any]) -> None:

@@ -25,8 +25,9 @@ def quiet() -> None:
         "does not have many workers",
         "number of training batches",
         "You defined a `validation_step`",
+        "Checkpoint directory .* exists and is not empty",
     )
-    for text in (*routine, "Checkpoint directory .* exists and is not empty"):
+    for text in routine:
         warnings.filterwarnings("ignore", message=f".*{text}")
     # Short of memory, torch would go on with a kernel that rounds otherwise, and the result would
     # be another one.

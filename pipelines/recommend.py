@@ -6,11 +6,6 @@ It prints a table, and writes the configurations of vLLM and SGLang into the run
 `recommend`. With `acceptance` it reads no run: it prints what a draft of such numbers would win.
 """
 
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, field
@@ -30,10 +25,10 @@ from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.before_training import Prices
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
+from nde_talf.pipelines.stage import MANIFEST, check_files, identity, read_manifest
 
 if TYPE_CHECKING:
     from nde_talf.data.engines.vllm_speculation import Method
@@ -51,10 +46,6 @@ class RecommendConfig:
 
     run: Text = "default"
     """Name of a run with traces and a latency table, which is its folder under paths.checkpoints.
-    """
-    base: Text | None = None
-    """Another run, whose stages are used where `run` has none; null: the one that `run` was made
-    with.
     """
     setting: Annotated[str, one_of(SETTINGS)] | None = None
     """Sampling setting of the requests, one that was traced; null: all traced ones, equally often.
@@ -78,9 +69,6 @@ class RecommendConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
 
-register("recommend_schema", RecommendConfig)
-
-
 def recommend(config: RecommendConfig) -> None:
     """Print and write what is recommended.
 
@@ -90,9 +78,8 @@ def recommend(config: RecommendConfig) -> None:
         prices = Prices(config.acceptance, config.draft_price, config.free_rows)
         console.print(_before_training(prices))
         return
-    run = Run(config.run, config.paths.checkpoints, config.base)
+    run = Run(config.run, config.paths.checkpoints)
     quiet()
-    from nde_talf.data.text.pair import Pair
     from nde_talf.evaluation import recommend as choices
     from nde_talf.pipelines.selector import roots_of
 
@@ -108,11 +95,11 @@ def recommend(config: RecommendConfig) -> None:
             "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
             " like the target"
         )
-    table, pair = _table(config, run), Pair(run.stage("pair"))
+    table = _table(config, run)
     splits = roots_of(run.stage("traces"), made["verifiers"], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
-    method = _method(run, made["drafter"], pair.where("draft"))
+    method = _method(run, made["drafter"])
     choice = (method, best.lengths, rule, [SETTINGS[name] for name in names])
     vllm, sglang = choices.vllm_config(*choice), choices.sglang_options(*choice)
     figures = {
@@ -134,7 +121,7 @@ def recommend(config: RecommendConfig) -> None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
         write_json(out / "vllm.json", vllm)
-        serve, file = map(shlex.quote, (pair.where("target"), str(out / "vllm.json")))
+        serve, file = map(shlex.quote, (run.pair.where("target"), str(out / "vllm.json")))
         lines = [
             f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
             f"SGLang: {' '.join(sglang)}",
@@ -160,12 +147,13 @@ def end_of_drafting(lengths: Sequence[int]) -> str:
     return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 
 
-def _method(run: Run, drafter: str, draft: str) -> "Method":
+def _method(run: Run, drafter: str) -> "Method":
     """Return how an engine drafts one token with the run's draft."""
     from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 
     if drafter == "head":
         return head_method(str((run.stage("draft") / "export").resolve()), 1)
+    draft = run.pair.where("draft")
     return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 
@@ -255,9 +243,5 @@ def _before_training(prices: Prices) -> Table:
 
 
 def main() -> None:
-    """The command `python -m pipelines.recommend`, which is `nde recommend` too."""
+    """The command `nde recommend`."""
     launch("recommend", RecommendConfig, recommend)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,18 +4,17 @@ Imports no torch.
 """
 
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
+from nde_talf.decoding.common.errors import masked
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
-from nde_talf.pipelines.cli import CONFIGS
+from nde_talf.pipelines.cli import is_group
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
 from nde_talf.pipelines.own_data import argument, in_full
 
@@ -41,10 +40,8 @@ def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
 
     changes: keys that follow from the user's data.
     """
-    hydra = HydraConfig.get() if HydraConfig.initialized() else None
-    swept = hydra is not None and hydra.mode == RunMode.MULTIRUN
-    given = hydra.overrides.task if hydra and swept else sys.argv[1:]
-    arguments = [each.removeprefix("++") for each in given if not each.startswith(("hydra.", "-"))]
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    arguments = [masked(each.removeprefix("++")) for each in given]
     known = [argument(key, value) for key, value in changes.items()]
     command = shlex.join(["nde", "run", *arguments])
     recorded = merged(lasting(arguments), known)
@@ -90,14 +87,10 @@ def merged(recorded: Iterable[str], asked: Sequence[str]) -> list[str]:
     """
     keys = {key_of(each) for each in asked}
     recorded = list(recorded)
-    new = {key_of(each) for each in asked if each not in recorded and _is_group(key_of(each))}
+    new = {key_of(each) for each in asked if each not in recorded and is_group(key_of(each))}
     kept = [
         each
         for each in recorded
         if (key := key_of(each)) not in keys and key.partition(".")[0] not in new
     ]
     return [*kept, *asked]
-
-
-def _is_group(key: str) -> bool:
-    return (Path(CONFIGS) / key).is_dir()

@@ -54,7 +54,7 @@ def run(config: Config) -> None:
     from nde_talf.draft_training.families import NoHeadError
     from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
-    from nde_talf.pipelines.stage import run_stage
+    from nde_talf.pipelines.stage import Attempt
 
     stages = {
         module.STAGE.name: module.STAGE
@@ -66,12 +66,12 @@ def run(config: Config) -> None:
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base, changes)
-        for name in config.stages if config.stage == "all" else (config.stage,):
+        for name in config.stages:
             try:
                 if name in OF_DRAFT_MODEL and not config.drafts:
                     console.print(f"· {name}: {SKIPPED}")
                 else:
-                    run_stage(stages[name], config, stages, config.force)
+                    Attempt(stages[name], config, stages).run(config.force)
             except NoHeadError as error:
                 _without_head(config, error)
             raise_swallowed()

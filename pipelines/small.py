@@ -14,31 +14,54 @@ import os
 import shutil
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
+import torch
 from pydantic import Field
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from transformers import AutoModelForCausalLM
 
+from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.pair import spread
+from nde_talf.data.text.recipe import Text as Rows
+from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, TARGET
+from nde_talf.data.text.sources import documents, read_frozen
+from nde_talf.decoding.common.checkpoint import CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
-from nde_talf.pipelines.cli import launch, register
+from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
+from nde_talf.draft_training.export import save_head, write_head_card
+from nde_talf.draft_training.recipe import (
+    PAUSE,
+    Leg,
+    RecipeConfig,
+    RecipeModel,
+    reached,
+    samples,
+)
+from nde_talf.draft_training.settings import HeadConfig
+from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.trainer import train_rows
+from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
-
-if TYPE_CHECKING:
-    from pytorch_lightning.loggers import Logger
-
-    from nde_talf.data.text.recipe import Text as Rows
-    from nde_talf.draft_training.recipe import RecipeConfig, RecipeModel
 
 TEXT_ROWS = 12_288
 """Rows of text that draft and head learn."""
 HELD_OUT_ROWS = 32
 """Held-out rows that a head is evaluated on."""
 STEPS = ("train", "anneal", "draft", "head")
+DRAFT_HIDDEN = 192
+"""Numbers of a hidden state of the draft, 64 to a head."""
+DRAFT_STEPS = 1500
+"""Steps of the distillation; the last two fifths decay."""
+HEAD_STEPS = 1500
+"""Steps of the head."""
 
 
 @settings()
@@ -61,12 +84,6 @@ class SmallConfig:
     """A leg ends after so many hours; the state is written every ten minutes."""
     decay_steps: Count = 1000
     """Steps of an anneal."""
-    draft_hidden: Annotated[int, Field(ge=64, le=4096, multiple_of=64)] = 192
-    """Numbers of a hidden state of the draft, 64 to a head."""
-    draft_steps: Count = 1500
-    """Steps of the distillation; the last two fifths decay."""
-    head_steps: Count = 1500
-    """Steps of the head."""
     samples: Natural = 768
     """Texts that the target writes for draft and head: a quarter of what they learn, repeated; 0:
     they learn text alone.
@@ -91,42 +108,29 @@ class SmallConfig:
         """The folders of anneals, the oldest first."""
         return sorted(self.folder.glob("anneal-*"), key=lambda f: int(f.name.partition("-")[2]))
 
-    def recipe(self, **changed: Any) -> "RecipeConfig":
+    def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
         from nde_talf.draft_training.recipe import RecipeConfig
 
         return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
 
 
-register("small_schema", SmallConfig)
-
-
 def run(config: SmallConfig) -> None:
     """Run one step."""
     quiet()
-    import torch
-
-    from nde_talf.data.text.recipe import prepared
-    from nde_talf.data.text.sources import documents, read_frozen
-
     torch.set_num_threads(config.threads)
     text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
     {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}[config.step](config, text)
 
 
-def _train(config: SmallConfig, text: "Rows") -> None:
-    from nde_talf.draft_training.recipe import RecipeModel
-
+def _train(config: SmallConfig, text: Rows) -> None:
     module = RecipeModel(config.recipe(), len(text.tokenizer))
     _begin_with(config.weights, module)
     _leg(config, text, module, config.folder / TARGET)
 
 
-def _anneal(config: SmallConfig, text: "Rows") -> None:
+def _anneal(config: SmallConfig, text: Rows) -> None:
     """Decay from the stable phase's last state, or finish an anneal that was begun."""
-    from nde_talf.decoding.common.checkpoint import CHECKPOINT
-    from nde_talf.draft_training.recipe import RecipeModel, reached
-
     stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
     if not stable.exists():
         raise UserError(f"There is no {stable} yet: run step=train first.")
@@ -140,25 +144,19 @@ def _anneal(config: SmallConfig, text: "Rows") -> None:
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
 
 
-def _begin_with(weights: str | None, module: "RecipeModel") -> None:
+def _begin_with(weights: str | None, module: RecipeModel) -> None:
     """Load the weights of the model in a folder."""
-    from transformers import AutoModelForCausalLM
-
     if weights:
         begun = AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
         module.model.load_state_dict(begun.state_dict())
 
 
-def _annealed(config: SmallConfig, text: "Rows") -> "tuple[Path, Rows]":
+def _annealed(config: SmallConfig, text: Rows) -> tuple[Path, Rows]:
     """Return the folder of the newest annealed target, and rows of text and of its own samples.
 
     Raises:
         UserError: no anneal is finished.
     """
-    import torch
-
-    from nde_talf.draft_training.recipe import samples
-
     finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
     if not finished:
         raise UserError("There is no finished anneal yet: run step=anneal first.")
@@ -171,50 +169,40 @@ def _annealed(config: SmallConfig, text: "Rows") -> "tuple[Path, Rows]":
     return folder, replace(text, train=torch.cat([written] * times + [read]))
 
 
-def _draft(config: SmallConfig, text: "Rows") -> None:
+def _draft(config: SmallConfig, text: Rows) -> None:
     """Distil a draft from the newest annealed target, on its own samples and on text."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from nde_talf.draft_training.recipe import RecipeModel
-
     folder, text = _annealed(config, text)
     teacher: Any = AutoModelForCausalLM.from_pretrained(
         folder / TARGET, dtype=torch.float32, trust_remote_code=False
     )
-    hidden, steps = config.draft_hidden, config.draft_steps
-    shape = {"hidden": hidden, "layers": 1, "heads": hidden // 64, "intermediate": 2 * hidden}
-    settings = config.recipe(**shape, warm_up=50, steps=steps, decay_from=steps * 3 // 5)
+    settings = config.recipe(
+        hidden=DRAFT_HIDDEN,
+        layers=1,
+        heads=DRAFT_HIDDEN // 64,
+        intermediate=2 * DRAFT_HIDDEN,
+        warm_up=50,
+        steps=DRAFT_STEPS,
+        decay_from=DRAFT_STEPS * 3 // 5,
+    )
     module = RecipeModel(settings, len(text.tokenizer), teacher)
     _begin_with(config.weights, module)
-    _leg(config, text, module, folder / f"draft-{hidden}", DRAFT, 180)
+    _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT, 180)
 
 
-def _head(config: SmallConfig, text: "Rows") -> None:
+def _head(config: SmallConfig, text: Rows) -> None:
     """Train a TALF head of the newest annealed target on the rows of its draft."""
-    import torch
-
-    from nde_talf.data.dialogues.token_rows import TokenRows
-    from nde_talf.data.text.pair import spread
-    from nde_talf.decoding.model import CausalModel
-    from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-    from nde_talf.draft_training.export import save_head, write_head_card
-    from nde_talf.draft_training.recipe import PAUSE, Leg
-    from nde_talf.draft_training.settings import HeadConfig
-    from nde_talf.draft_training.train_head import fit_head
-
     above, text = _annealed(config, text)
     folder, target = above / "head", CausalModel.load(str(above / TARGET))
     folder.mkdir(exist_ok=True)
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())
     held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]).long())
-    some, steps = spread(held_out.cut(length), HELD_OUT_ROWS), config.head_steps
+    some = spread(held_out.cut(length), HELD_OUT_ROWS)
     settings = HeadConfig(
-        steps=steps,
+        steps=HEAD_STEPS,
         batch=config.batch,
         warm_up=50,
-        evaluate_every=max(1, steps // 12),
+        evaluate_every=max(1, HEAD_STEPS // 12),
         warm_start=config.weights,
         seed=config.seed,
     )
@@ -226,30 +214,22 @@ def _head(config: SmallConfig, text: "Rows") -> None:
             "text": ", ".join(text.held_out),
             "rows": f"{len(rows)} of {length} tokens",
             "loss": asdict(settings.loss),
-            "steps": f"{steps} of {config.batch} rows",
+            "steps": f"{HEAD_STEPS} of {config.batch} rows",
             "seed": config.seed,
         }
-
-        def save(path: Path) -> None:
-            save_head(head, path)
-            write_head_card(path, head, facts, report)
-
-        write_atomically(folder / "export", save)
+        write_head_card(save_head(head, folder / "export"), head, facts, report)
         console.print_json(data=report)
 
 
 def _leg(
     config: SmallConfig,
-    text: "Rows",
-    module: "RecipeModel",
+    text: Rows,
+    module: RecipeModel,
     folder: Path,
     name: str = TARGET,
     every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
-    from nde_talf.draft_training.recipe import PAUSE, Leg
-    from nde_talf.draft_training.trainer import train_rows
-
     folder.mkdir(parents=True, exist_ok=True)
     rows, settings = text.train, module.config
     millions = sum(p.numel() for p in module.model.parameters()) / 1e6
@@ -268,10 +248,8 @@ def _leg(
         write_atomically(folder / name, module.model.eval().cpu().save_pretrained)
 
 
-def _loggers(config: SmallConfig, folder: Path) -> "list[Logger]":
+def _loggers(config: SmallConfig, folder: Path) -> list[Logger]:
     """Return W&B's logger and one of a file, `curves`, in the folder."""
-    from pytorch_lightning.loggers import CSVLogger, WandbLogger
-
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_MODE", config.tracking.mode)
     project, title = config.tracking.project, f"small/{folder.name}"

@@ -11,7 +11,6 @@ import torch
 from rich.text import Text as Styled
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.templates import load_tokenizer, render
 from nde_talf.decoding.actions import TREES
@@ -67,25 +66,23 @@ def open_run(
         UserError: there is no such run, or it lacks what is asked for.
     """
     config = GenerateConfig(run=run, **settings)
-    finished = Run(config.run, config.paths.checkpoints, config.base)
-    pair = Pair(finished.stage("pair"))
-    tokenizer = load_tokenizer(pair.where("target"))
-    return make_decoder(config, finished, pair, None), tokenizer
+    finished = Run(config.run, config.paths.checkpoints)
+    tokenizer = load_tokenizer(finished.pair.where("target"))
+    return make_decoder(config, finished, None), tokenizer
 
 
 @torch.inference_mode()
 def stream(config: GenerateConfig, run: Run) -> None:
     """Decode, and print the text as it comes, then the figures."""
-    pair = Pair(run.stage("pair"))
-    tokenizer = load_tokenizer(pair.where("target"))
+    tokenizer = load_tokenizer(run.pair.where("target"))
     new_tokens, setting = config.new_tokens, config.setting
-    held_out = [prompt.text for prompt in pair.every_prompt() if prompt.split == "test"]
+    held_out = [prompt.text for prompt in run.pair.every_prompt() if prompt.split == "test"]
     text = config.prompt or held_out[config.seed % len(held_out)]
-    prompt = tokens = encoded(text, config.chat, tokenizer)
+    prompt = tokens = encoded(text, tokenizer)
     static = None
     if config.model.static_shapes:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
-    decoder = make_decoder(config, run, pair, static)
+    decoder = make_decoder(config, run, static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     # Warmed up, so that times are true.
     decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
@@ -108,11 +105,9 @@ def stream(config: GenerateConfig, run: Run) -> None:
         console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
 
 
-def encoded(text: str, chat: bool | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids, in the chat template where there is one and `chat` allows."""
-    if chat and not tokenizer.chat_template:
-        raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
-    if tokenizer.chat_template and chat is not False:
+def encoded(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids, in the chat template where there is one."""
+    if tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -120,7 +115,7 @@ def encoded(text: str, chat: bool | None, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def make_decoder(
-    config: GenerateConfig, run: Run, pair: Pair, static: StaticShapes | None
+    config: GenerateConfig, run: Run, static: StaticShapes | None
 ) -> SpeculativeDecoder:
     """Load what the configuration asks for: models, policy, rule and drafter.
 
@@ -128,6 +123,7 @@ def make_decoder(
         UserError: the run has none of these, or they do not go together.
     """
     policy, rule = choose_policy(config, run)
+    pair = run.pair
     console.quiet = True  # the text is all that is printed before the figures
     try:
         placed = config.model.placed
@@ -261,9 +257,7 @@ def compared(
     Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
     not stop either, so that both decode as many tokens.
     """
-    plain = SpeculativeDecoder(
-        decoder.target, None, Autoregressive(), VERIFIERS["naive"], static=decoder.static
-    )
+    plain = plain_of(decoder)
     _, *pairs = (
         [
             each.generate(prompt, new_tokens, setting, Rng.seeded(number))
@@ -285,6 +279,13 @@ def compared(
     if pairs[-1][0].tokens == pairs[-1][1].tokens:
         return f"{text} The two texts are equal."
     return f"{text} The two texts differ: see docs/decoding.md."
+
+
+def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
+    """Return the autoregressive decoder of the same target."""
+    return SpeculativeDecoder(
+        decoder.target, None, Autoregressive(), "naive", static=decoder.static
+    )
 
 
 def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
@@ -313,9 +314,7 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     )
 
 
-def statistics(
-    generation: Generation, drafter: Drafter | None = None, compared: bool = False
-) -> str:
+def statistics(generation: Generation, drafter: Drafter | None, compared: bool) -> str:
     """Format one line of figures of a generation.
 
     They are speed (unless it is `compared` after), tokens a target pass, tree size, fractions of

@@ -7,6 +7,7 @@ import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,14 +16,16 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.manifest import flat, plain
+from nde_talf.pipelines.stage import flat, plain
 
 
+@dataclass
 class Tracker:
     """Reports of a stage: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
-    def __init__(self, run: Any, folder: Path, samples: bool = True):
-        self.run, self.folder, self.samples = run, folder, samples
+    run: Any
+    folder: Path
+    samples: bool = True
 
     def loggers(self, name: str) -> list[Logger]:
         """Make the loggers of training `name`.
@@ -105,14 +108,12 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         reinit="finish_previous",
         settings=options,
     )
+    status = 1
     try:
         yield Tracker(run, folder, samples)
-    except BaseException:
-        run.finish(exit_code=1)
-        raise
-    else:
-        run.finish()
+        status = 0
     finally:
+        run.finish(exit_code=status)
         for key in chosen:
             del os.environ[key]
 

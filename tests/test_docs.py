@@ -159,7 +159,7 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    words = [without_prompt(word) for word in shlex.split(rest + line)]
+    words = without_prompt(shlex.split(rest + line))
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
         (key, values.split("|"))

@@ -13,12 +13,13 @@ import pytest
 
 from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import fail
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.manifest import plain
+from nde_talf.pipelines.finished import COMMAND, Run
+from nde_talf.pipelines.stage import plain
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 ROOT = Path(__file__).parents[1]
@@ -79,10 +80,12 @@ def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
     config.run, config.paths.checkpoints = name, str(tmp_path / "default")
     with pytest.raises(UserError, match="run="):
         check_config(config)
-    for given, key in ((name,), "run="), (("default", name), "base="):
-        if given[-1] or key == "run=":
-            with pytest.raises(UserError, match=key):
-                Run(given[0], str(tmp_path), *given[1:])
+    with pytest.raises(UserError, match="run="):
+        Run(name, str(tmp_path))
+    write_json(tmp_path / "default" / COMMAND, {"base": name, "arguments": []})
+    if name:
+        with pytest.raises(UserError, match="base="):
+            Run("default", str(tmp_path))
 
 
 def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path, monkeypatch):

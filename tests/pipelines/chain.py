@@ -5,8 +5,8 @@ from pathlib import Path
 
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.manifest import MANIFEST
-from nde_talf.pipelines.stage import Stage, run_stage
+from nde_talf.pipelines.lock import locked
+from nde_talf.pipelines.stage import MANIFEST, Attempt, Stage
 
 
 @dataclass
@@ -44,8 +44,9 @@ class Chain:
         """The stages that worked."""
         self.done.clear()
         config = replace(self.config, stage=stage, force=force, **changes)
-        for name in self.stages if stage == "all" else (stage,):
-            run_stage(self.stages[name], config, self.stages, force)
+        with locked(self.folder / config.run):
+            for name in self.stages if stage == "all" else (stage,):
+                Attempt(self.stages[name], config, self.stages).run(force)
         return list(self.done)
 
     def path(self, *parts: str) -> Path:

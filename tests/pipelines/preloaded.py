@@ -21,3 +21,4 @@ import wandb.sdk.launch.inputs.internal
 import nde_talf.pipelines.checks
 import nde_talf.pipelines.cli
 import nde_talf.pipelines.evaluate
+import nde_talf.pipelines.generate

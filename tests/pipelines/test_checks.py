@@ -13,10 +13,12 @@ from nde_talf.pipelines.traces import nothing_to_choose
 def test_a_head_that_drafts_is_trained_before_it_is_traced():
     config = Config()
     assert config.stages == ("pair", "latency", "traces", "selector", "draft", "evaluate")
-    config.traces.drafter, config.stage = "head", "traces"
+    config.traces.drafter = "head"
     config.model.target = "somewhere"  # and no draft model
     assert config.drafts
     assert config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate")
+    config.stage = "traces"
+    assert config.stages == ("traces",)
     config.evaluation.settings = ["t0", "t0.6"]  # greedy decoding need not be traced
     check_config(config)
 

@@ -130,7 +130,7 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     asked = [f"data={source}", *pair, *short, "dry_run=true"]
     run(composed(Config, "model=tiny3", *in_full(asked)))
     printed = " ".join(capsys.readouterr().out.split())
-    for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "to do", "table.json"):
+    for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "latency: to do"):
         assert part in printed, printed
     chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
     faulty = [*asked, "selector.tables=[nowhere]", "traces.settings=[t0.2]", f"dialogues={chats}"]

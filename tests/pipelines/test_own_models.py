@@ -62,7 +62,7 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
         ("lm", "this run has no draft model"),
         ("ngram", "tokens a target pass"),
     ):
-        done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
+        done = finish("nde_talf.cli", ["generate", *streamed, f"drafter={drafter}"])
         assert told in " ".join(done.stdout.replace("│", " ").split())
 
 

@@ -129,7 +129,7 @@ def test_a_selector_for_the_head(finished):
     assert (
         "tokens a target pass"
         in finish(
-            "nde_talf.pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]
+            "nde_talf.cli", [*asked, "new_tokens=8", f"paths.checkpoints={folder}/checkpoints"]
         ).stdout
     )
 

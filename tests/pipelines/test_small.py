@@ -38,7 +38,7 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
 )
 def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
     """Without a state there is nothing to decay, and without a target nothing to distil."""
-    monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: None)
+    monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: None)
     with pytest.raises(UserError, match=f"run {first} first"):
         run(SmallConfig(step=step, state=str(tmp_path)))
 
@@ -49,14 +49,16 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     build_llama(target, 40).save_pretrained(tmp_path / "anneal-1" / "target")
     rows = (torch.arange(144).view(12, 12) * 7 % 40).to(torch.int16)
     text = Text(None, rows, {"code": rows[:4]}, {"code": 3.0})
-    monkeypatch.setattr("nde_talf.data.text.recipe.prepared", lambda *_: text)
-    config = SmallConfig(step="head", state=str(tmp_path), samples=0, head_steps=2, batch=2)
+    monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: text)
+    monkeypatch.setattr("nde_talf.pipelines.small.HEAD_STEPS", 2)
+    config = SmallConfig(step="head", state=str(tmp_path), samples=0, batch=2)
     run(config)
     export = tmp_path / "anneal-1" / "head" / "export"
     model = CausalModel.load(str(tmp_path / "anneal-1" / "target"))
     first = load_head(export, model)
     (tmp_path / "anneal-1" / "head").rename(tmp_path / "before")
-    run(replace(config, weights=str(tmp_path / "before" / "export"), head_steps=1))
+    monkeypatch.setattr("nde_talf.pipelines.small.HEAD_STEPS", 1)
+    run(replace(config, weights=str(tmp_path / "before" / "export")))
     second = load_head(export, model)
     assert not torch.equal(first.fc.weight, second.fc.weight)
 
