@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 
 from nde_talf.decoding.actions import L2_MAX, Action
-from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, rows_run
+from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, level_widths, rows_run
 
 PROBES = tuple(
     Action(*action)
@@ -134,16 +135,7 @@ def rising(values: np.ndarray) -> np.ndarray:
     Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
     Rows that rise on their own still do afterwards.
     """
-    if values.ndim > 1:
-        return np.stack([rising(column) for column in values.T], -1)
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = float(value), 1
-        while blocks and blocks[-1][0] > mean:
-            before, count = blocks.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        blocks.append((mean, size))
-    return np.concatenate([np.full(size, mean) for mean, size in blocks])
+    return np.apply_along_axis(lambda column: isotonic_regression(column).x, 0, values)
 
 
 def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
@@ -162,9 +154,7 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
 
     Those between two widths are shared out.
     """
-    trunk = min(action.l1, action.depth - 1)
-    below = action.depth - 1 - trunk
-    levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
+    levels = level_widths(action, branches)[:-1]
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
 
 
