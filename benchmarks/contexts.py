@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figures.append([temperature, kind, int(here.sum()), title, *cells, spread])
         for verifier, samples in roots.samples.items():
             costs = StepCosts(table, verifier, int(roots.context.max()))
-            own = ceiling(samples, costs.at(roots.context)[0], roots)
+            own = ceiling(samples, costs.at(roots.context), roots)
             ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
             tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
             ceilings.append([temperature, verifier, tree, tokens, *ratios])

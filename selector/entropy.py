@@ -42,7 +42,7 @@ class EntropyRule(TreePolicy):
         best = []
         for b in range(bins):
             roots = here[index == b] if (index == b).any() else here
-            action = best_static(training.efficiency[roots], training.priced(table, roots)[1])
+            action = best_static(training.efficiency[roots], training.seconds(table, roots))
             best.append(TREES[action])
         return cls(edges.tolist(), best)
 

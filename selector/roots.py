@@ -75,18 +75,10 @@ class Roots:
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        return Roots(
-            self.h_p_previous[index],
-            self.h_q_previous[index],
-            self.h_q_root[index],
-            self.scalars[index],
-            self.context[index],
-            self.setting[index],
-            self.prompt[index],
-            {name: labels[index] for name, labels in self.samples.items()},
-            self.settings,
-            [self.kind[i] for i in index.tolist()],
-        )
+        tensors = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        samples = {name: labels[index] for name, labels in self.samples.items()}
+        kind = [self.kind[i] for i in index.tolist()]
+        return replace(self, **tensors, samples=samples, kind=kind)
 
 
 @dataclass
@@ -111,11 +103,7 @@ class PricedRoots:
     ) -> "PricedRoots":
         """Price `roots` under latency tables; rule: see `StepCosts`."""
         longest = int(roots.context.max())
-        return cls(
-            roots,
-            verifier,
-            [StepCosts(table, verifier, longest, rule) for table in tables],
-        )
+        return cls(roots, verifier, [StepCosts(t, verifier, longest, rule) for t in tables])
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -135,9 +123,9 @@ class PricedRoots:
         costs, roots = self.costs[table], self.roots
         return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
-    def priced(self, table: int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """`inputs` [B, 11] and seconds [B, C] of the roots `index` under one latency table."""
-        return self.inputs(table, index), self.costs[table].at(self.roots.context[index])[0]
+    def seconds(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
+        """[B, C]: seconds of a step at the roots `index` under one latency table."""
+        return self.costs[table].at(self.roots.context[index])
 
     def logits(
         self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
@@ -145,32 +133,27 @@ class PricedRoots:
         """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
         index = torch.arange(len(self)) if index is None else index
         parts = [
-            selector(*(h[i].float() for h in self.roots.states), *self.priced(table, i))
+            selector(
+                *(h[i].float() for h in self.roots.states),
+                self.inputs(table, i),
+                self.seconds(table, i),
+            )
             for i in index.split(PART)
         ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
-        """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
-        parts = [
-            (taken(self.efficiency[i], action[i]), taken(self.priced(table, i)[1], action[i]))
-            for i in torch.arange(len(self)).split(PART)
-        ]
-        tokens, seconds = zip(*parts, strict=True)
-        return torch.cat(tokens), torch.cat(seconds)
+        return torch.cat(parts)
 
     def pace(self, action: Tensor, table: int) -> Tensor:
         """[R]: seconds per token at every root with its `action` [R].
 
         The mean over roots is that over a text: see `nde_talf.selector.objective.best_static`.
         """
-        tokens, seconds = self.steps(action, table)
-        return seconds / tokens
+        costs = self.costs[table]
+        seconds = costs.seconds[costs.row(self.roots.context), action]
+        return seconds / taken(self.efficiency, action)
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        sums = [(1 / self.efficiency[i].double()).sum(0) for i in index.split(PART)]
-        return len(index) / torch.stack(sums).sum(0)
+        return len(index) / (1 / self.efficiency[index].double()).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
         """[M, C]: seconds per token over the texts of the roots `index`, by table."""

@@ -132,11 +132,20 @@ def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share
     selector, epochs = fit_selector(seen, unseen, config)
     for table in range(len(training.costs)):
         with torch.inference_mode():
-            chosen = unseen.logits(selector, table).argmax(-1)
-        actions = chosen, static[table, unseen.roots.setting]
-        both = torch.stack([unseen.pace(action, table) for action in actions])
+            both = pace_beside_static(selector, unseen, static, table)
         paces.append((both / both[1].mean()).tolist())
     return {"epochs": epochs, "paces": paces}
+
+
+def pace_beside_static(
+    selector: Selector, roots: PricedRoots, static: Tensor, table: int
+) -> Tensor:
+    """[2, R]: seconds per token of the most probable actions, and of the static ones.
+
+    static: [tables, settings], as `PricedRoots.static` gives it.
+    """
+    actions = roots.logits(selector, table).argmax(-1), static[table, roots.roots.setting]
+    return torch.stack([roots.pace(action, table) for action in actions])
 
 
 def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
@@ -188,7 +197,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     if config.initialisation == "static":
         start = training.mean_tokens(torch.arange(len(training))).log()
         if not config.sharpness:
-            prices = torch.stack([training.priced(table)[1].mean(0).log() for table in tables])
+            prices = torch.stack([training.seconds(table).mean(0).log() for table in tables])
             start = UNPRICED_SHARPNESS * (start - prices.mean(0))
         with torch.no_grad():
             *_, weight, bias = selector.network.mlp.parameters()
@@ -219,14 +228,13 @@ def fit_selector(
     pl.seed_everything(config.seed, verbose=False)
     selector = new_selector(training, config)
     module = SelectorModule(selector, config, training, validation)
-    best = BestEpoch()
-    stopping: list[pl.Callback] = [best, EarlyStopping(GAIN, mode="max", patience=PATIENCE)]
+    best = BestEpoch(GAIN, mode="max", patience=PATIENCE)
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,
         max_epochs=config.epochs,
         logger=logger or False,
-        callbacks=[RichProgressBar(), Counted()] if final else stopping,
+        callbacks=[RichProgressBar(), Counted()] if final else [best],
         enable_progress_bar=final,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -257,18 +265,12 @@ class SelectorModule(pl.LightningModule):
         self.selector, self.config = selector, config
         self.training_roots, self.validation_roots = training, validation
         self._static = training.static()  # [tables, settings]
-        self._weights: list[Tensor] = []  # by table, of the training roots; empty: all 1
+        self._weights = torch.ones(len(self._static), len(training))
         if config.weighting == "visits":
-            actions = enumerate(self._static[:, training.roots.setting])
-            self._weights = [visits(training.steps(action, table)[0]) for table, action in actions]
-
-    def _policy(
-        self, roots: PricedRoots, index: Tensor, table: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
-        seconds = roots.priced(table, index)[1]
-        static = self._static[table, roots.roots.setting[index]]
-        return roots.logits(self.selector, table, index), roots.efficiency[index], seconds, static
+            for weights, actions in zip(
+                self._weights, self._static[:, training.roots.setting], strict=True
+            ):
+                weights.copy_(visits(taken(training.efficiency, actions)))
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
         """Seed the dropout of this step, so that a resumed training draws the same."""
@@ -288,16 +290,14 @@ class SelectorModule(pl.LightningModule):
 
     def _loss(self, index: Tensor, table: int) -> Tensor:
         """Eq. 12 and the deviance on the roots `index`, under one latency table."""
-        config = self.config
-        logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
-        weights: Tensor | float = 1.0
-        if self._weights:
-            weights = self._weights[table][index]
+        config, roots = self.config, self.training_roots
+        logits, efficiency = roots.logits(self.selector, table, index), roots.efficiency[index]
+        seconds, weights = roots.seconds(table, index), self._weights[table, index]
         loss = selector_loss(
             logits,
             efficiency,
             seconds,
-            base,
+            self._static[table, roots.roots.setting[index]],
             config.tail_weight,
             config.tail_fraction,
             config.entropy_weight,
@@ -311,43 +311,34 @@ class SelectorModule(pl.LightningModule):
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         """Log throughput of the argmax over that of the best static actions."""
-        roots, index = self.validation_roots, batch[0]
-        setting = roots.roots.setting[index]
-        gains: list[Tensor] = []
+        roots, gains = self.validation_roots, []
+        setting = roots.roots.setting
         for table in range(len(roots.costs)):
-            logits, efficiency, seconds, base = self._policy(roots, index, table)
+            paces = pace_beside_static(self.selector, roots, self._static, table)
             for here in (setting == s for s in setting.unique()):
-                # Seconds per token add up over the texts.
-                chosen, static = (
-                    1 / (1 / (taken(efficiency, action) / taken(seconds, action))[here]).mean()
-                    for action in (logits.argmax(-1), base)
-                )
-                gains.append((chosen / static).log())
+                chosen, static = paces[:, here].mean(-1)  # seconds per token add up over the texts
+                gains.append((static / chosen).log())
         self.log(GAIN, torch.stack(gains).mean(), prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """AdamW; the learning rate falls to zero at the last step."""
         config, steps = self.config, int(self.trainer.estimated_stepping_batches)
         optimizer = torch.optim.AdamW(self.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def cosine(step: int, steps: int) -> float:
-    """Fraction of the peak learning rate at a step: a cosine from 1 at the first to 0."""
-    return (1 + math.cos(math.pi * step / steps)) / 2
+class BestEpoch(EarlyStopping):
+    """Stops a training, and keeps its best epoch on held-out roots, with the weights."""
 
-
-class BestEpoch(pl.Callback):
-    """Keeps the weights of the epoch with the highest held-out throughput."""
-
-    def __init__(self) -> None:
-        self.score, self.epoch = -math.inf, -1
-        self.weights: dict[str, Tensor] = {}
+    epoch: int
+    weights: dict[str, Tensor]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare scores after validation."""
-        score = float(trainer.callback_metrics[GAIN])
-        if score > self.score:
-            self.score, self.epoch = score, trainer.current_epoch
+        super().on_train_epoch_end(trainer, pl_module)
+        if not self.wait_count:
+            self.epoch = trainer.current_epoch
             self.weights = {name: x.clone() for name, x in pl_module.state_dict().items()}

@@ -133,12 +133,11 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     verify = {"traversal": [2.0, 2.0]}
     sloped = LatencyTable([0, 1000], [1, 41], [1, 4], target, [[1.0, 1.0]] * 2, verify)
     context = torch.tensor([3, 100, 507, 9999])
-    (specinfer, passes), (traversal, _) = (
-        StepCosts(sloped, rule, 500).at(context) for rule in ("specinfer", "traversal")
-    )
+    costs = StepCosts(sloped, "specinfer", 500)
+    specinfer, traversal = costs.at(context), StepCosts(sloped, "traversal", 500).at(context)
     assert specinfer.shape == (4, len(TREES)) and torch.allclose(traversal, specinfer + 2)
     assert (specinfer[:3] - sloped.steps(context[:3])).abs().max() <= SPACING / 2 + 1
-    assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
+    assert costs.passes[costs.row(context), 1].tolist() == [11.0, 106.0, 522.0, 538.0]
 
 
 def test_deviance_is_least_at_the_mean_of_noisy_labels_where_a_logarithm_is_not():

@@ -154,8 +154,9 @@ def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(target_hidden
         logits = 3 * torch.randn(3, 30 + 250 * seed)
         rows = warp(logits, SamplingSetting(1.0, top_p)).unbind()
         inputs = states, rows, 20 + 40 * seed, 0.5 + 0.1 * seed, top_p
-        seconds, passes = costs.at(torch.tensor([inputs[2]]))
-        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes[0]])
+        row = costs.row(inputs[2])
+        seconds, passes = costs.seconds[row, None], costs.passes[row]
+        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes])
         seen = [states[0][:target_hidden], *states[1:]]
         with torch.inference_mode():
             expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
