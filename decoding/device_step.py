@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState
@@ -28,6 +29,8 @@ def possible(decoder: SpeculativeDecoder) -> bool:
 
 def synchronised(clock: Callable[[], float], device: torch.device) -> Callable[[], float]:
     """Return a clock that waits until the device has done what was asked."""
+    if not asynchronous(device):
+        return clock
 
     def tick() -> float:
         torch.cuda.synchronize(device)

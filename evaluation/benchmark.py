@@ -77,7 +77,7 @@ class Record:
         record: Record = typed(
             {"pass_" if key == "pass" else key: value for key, value in content.items()}, cls
         )
-        if bool(record.steps) != bool(record.tokens) or bool(record.steps) != bool(record.seconds):
+        if len({bool(n) for n in (record.steps, record.tokens, record.seconds)}) > 1:
             raise ValueError("steps, tokens and seconds are not 0 together")
         return record
 

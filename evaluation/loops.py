@@ -19,6 +19,7 @@ import torch
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.device_step import synchronised
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -64,16 +65,13 @@ class Speculative:
 
     def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
         """Generate after a prompt."""
-        policy, stream = self.decoder.policy, self.blocks(prompt, seed)
+        stream = self.blocks(prompt, seed)
         self.chosen.clear()
         next(iter(stream))  # the prefill
         started = time.process_time()
         for _ in stream:
             pass
         cpu, steps = time.process_time() - started, stream.generation.steps
-        actions = {}
-        if isinstance(policy, NeuralPolicy):
-            actions = {str(tuple(TREES[index])): n for index, n in policy.counts.items()}
         return Record(
             setting=str(self.setting),
             method=self.name,
@@ -84,7 +82,7 @@ class Speculative:
             nodes=sum(step.nodes for step in steps),
             seconds=stream.generation.decode_seconds,
             phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-            actions=actions,
+            actions={str(tuple(TREES[index])): n for index, n in self.chosen.items()},
             cpu_seconds=cpu,
             accepted=_counted(step.tau for step in steps),
         )
@@ -185,7 +183,7 @@ class PassClock:
     """Watches the target's passes: when the first one ended, and what every later one held."""
 
     def __init__(self, target: CausalModel):
-        self.target = target
+        self.target, self.now = target, synchronised(time.perf_counter, target.device)
         self.seconds = self.cpu = 0.0  # clocks when the first pass ended
         self.cached: list[int] = []  # tokens in the cache before every pass
         self.given: list[int] = []  # tokens given to every pass
@@ -201,12 +199,6 @@ class PassClock:
         finally:
             before.remove()
             after.remove()
-
-    def now(self) -> float:
-        """Read the wall clock when the device is done."""
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
 
     def _before(self, module: Any, args: tuple, kwargs: dict) -> None:
         cache = kwargs.get("past_key_values")

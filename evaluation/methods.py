@@ -267,17 +267,14 @@ def selectors(bench: Bench) -> Iterator[Method]:
     for rule in bench.rules if bench.labels and not bench.greedy else bench.rules[:1]:
         yield bench.best_static(rule)
     for name, selector in bench.selectors.items():
-        role, policy = selector_title(name), _chooser(bench, selector)
+        table = bench.labels.table if bench.labels else None
+        role, policy = selector_title(name), NeuralPolicy(selector, table)
         action = policy.static(bench.setting)
         if action is None:
             yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
         yield Method(role, {title: bench.static(name, TREES[action])})
-
-
-def _chooser(bench: Bench, selector: Selector) -> NeuralPolicy:
-    return NeuralPolicy(selector, bench.labels.table if bench.labels else None)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:

@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -97,22 +98,18 @@ def svg(figure: Figure, name: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', lambda match: match[1] + f"{name}-", text)
 
 
-def whiskers(values: list[list[float]]) -> list[list[float]]:
-    """Lengths of error bars down and up, of [value, low, high]."""
-    return [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
-
-
 def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     """Speed-ups of methods; the band is the A/A control's interval. part: rows, learned methods."""
     rows, learned = part
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
     known = dict.fromkeys((BASELINE, CONTROL), PLAIN) | dict.fromkeys(learned, OURS)
-    names, speeds = [row.method for row in rows], [row.speedup for row in rows]
+    names = [row.method for row in rows]
     colours = [known.get(name, OTHERS) for name in names]
-    values, high = [speed[0] for speed in speeds], [speed[2] for speed in speeds]
+    values, low, high = np.array([row.speedup for row in rows]).T
+    whiskers = np.maximum(0, [values - low, high - values])
     error = {"ecolor": INK, "lw": 1}
-    axis.barh(names, values, 0.62, xerr=whiskers(speeds), color=colours, error_kw=error)
+    axis.barh(names, values, 0.62, xerr=whiskers, color=colours, error_kw=error)
     furthest = max(high)
     for i, (value, end) in enumerate(zip(values, high, strict=True)):
         axis.text(end + 0.015 * furthest, i, f"{value:.2f}×", va="center")
