@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
@@ -211,6 +212,26 @@ class PassClock:
             self.seconds, self.cpu = self.now(), time.process_time()
 
 
+def generated(
+    target: CausalModel,
+    prompt: list[int],
+    setting: SamplingSetting,
+    new_tokens: int,
+    **options: Any,
+) -> Tensor:
+    """[1, n]: a prompt and what transformers' `generate(**options)` writes after it."""
+    ids = torch.tensor([prompt], device=target.device)
+    return target.module.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        **sampling_options(setting),
+        **options,
+    )
+
+
 def transformers_loop(
     name: str,
     target: CausalModel,
@@ -231,19 +252,11 @@ def transformers_loop(
         around, options["assistant_model"] = partial(scheduled, draft, schedule), draft.module
 
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
-        ids, passes = torch.tensor([prompt], device=target.device), PassClock(target)
+        passes = PassClock(target)
         isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
         with passes.watching(), torch.inference_mode(), isolated, around():
             torch.manual_seed(seed)
-            out = target.module.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-                **sampling_options(setting),
-                **options,
-            )
+            out = generated(target, prompt, setting, new_tokens, **options)
             seconds = passes.now() - passes.seconds
             cpu = time.process_time() - passes.cpu
         # All committed tokens but the last are in the cache when a pass begins.

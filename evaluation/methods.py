@@ -16,14 +16,10 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import TreePolicy
-from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
@@ -355,10 +351,12 @@ def parametrised(bench: Bench) -> Iterator[Method]:
     trees: dict[str, Candidate] = {}
     for nodes in (4, 8, 16):
         trees |= {
-            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(Beam(3, 4, nodes), picked),
-            f"SALF ({nodes} nodes)": bench.ours(Salf(nodes, batch=4), picked),
-            f"DynaTree ({nodes} nodes)": bench.ours(DynaTree(DynaTreeConfig(nodes=nodes)), picked),
-            f"DySpec ({nodes} nodes)": bench.ours(DySpec(nodes), drawn),
+            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(
+                POLICIES["beam"](3, 4, nodes), picked
+            ),
+            f"SALF ({nodes} nodes)": bench.ours(POLICIES["salf"](nodes, batch=4), picked),
+            f"DynaTree ({nodes} nodes)": bench.ours(POLICIES["dynatree"](nodes=nodes), picked),
+            f"DySpec ({nodes} nodes)": bench.ours(POLICIES["dyspec"](nodes), drawn),
         }
     yield Method("draft trees", trees)
 

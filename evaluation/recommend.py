@@ -20,7 +20,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, PATHS, traced_index
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.objective import mean_step
+from nde_talf.selector.objective import mean_tokens
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)
@@ -94,7 +94,7 @@ def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -
     tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]
     return Choice(
         tree,
-        mean_step(tokens, one)[0],
+        mean_tokens(tokens),
         throughput_gain(pace / sequences, one, prompt),
         float(sequences / plain.mean()),
         throughput_gain(pace, plain, prompt),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from nde_talf.decoding.actions import TREES, Action
@@ -72,6 +73,5 @@ class StaticTrees:
 
 def traced_index(settings: Sequence[tuple[float, float]], setting: SamplingSetting) -> int | None:
     """Place of a setting among traced ones, (temperature, top-p) each; None if it is not there."""
-    pair = torch.tensor([setting.temperature, setting.top_p])
-    near = (at for at, traced in enumerate(settings) if torch.allclose(torch.tensor(traced), pair))
-    return next(near, None)
+    near = np.isclose(settings, (setting.temperature, setting.top_p)).all(-1)
+    return int(near.argmax()) if near.any() else None

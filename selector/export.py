@@ -43,7 +43,6 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 
 def save_selector(selector: Selector, folder: Path) -> None:
     """Write weights, configuration, latency table, checksums and card, all or nothing."""
-    selectable(selector.schema.verifier, "selector")
 
     def write(temporary: Path) -> None:
         weights = {name: value.contiguous() for name, value in selector.state_dict().items()}

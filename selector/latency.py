@@ -28,7 +28,6 @@ from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.selector.fingerprint import sizes
 
-FORMAT = Format("latency table", "measure it again (stage=latency force=true)")
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
@@ -118,18 +117,10 @@ class LatencyTable:
         Raises:
             UserError: `path` holds no complete table, or not what `save` wrote there.
         """
-        content = FORMAT.load(Path(path))
-        content.pop("format")
-        try:
-            table: LatencyTable = typed(content, cls)
-            table._check()
-        except ValueError as error:
-            raise UserError(
-                f"{path}: it is no complete latency table ({error}): {FORMAT.again}."
-            ) from error
+        table: LatencyTable = typed(FORMAT.load(Path(path)), cls)
         return table
 
-    def _check(self) -> None:
+    def _check(self) -> "LatencyTable":
         """Raise ValueError, naming it, for a grid of another size than its axes."""
         for k, line in enumerate(self.branches, 1):
             if not 1 <= min(line) <= max(line) <= k:
@@ -152,6 +143,7 @@ class LatencyTable:
                 _check_grid(name, getattr(self, name), *shape)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
+        return self
 
     def check_quiet(self, path: str | Path) -> None:
         """Raise UserError, naming `path`, if two repeats of the measurement disagreed."""
@@ -278,6 +270,13 @@ class LatencyTable:
 
     def _draft(self, context: Tensor, width: Tensor | int) -> Tensor:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
+
+
+FORMAT = Format(
+    "latency table",
+    "measure it again (stage=latency force=true)",
+    Annotated[LatencyTable, AfterValidator(LatencyTable._check)],
+)
 
 
 class StepCosts:

@@ -12,10 +12,10 @@ in batches. Two batches have to give the same prices up to `AGREE`; until two do
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.device_step import synchronised
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import RuleOfTree
@@ -37,7 +36,7 @@ from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.tree import DraftTree, Tree
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
@@ -173,7 +172,7 @@ class _Probe(TreePolicy):
         self.action, self.rule, self.context = PROBES[0], rule, 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
         self.context, (k, l1, l2) = state.context, self.action
         tree = draft_delayed(self.action, state, drafter, rng)
         tree.rule = self.rule
@@ -232,11 +231,10 @@ class _Bench:
             ]
             yield from self._stream(context, self.random.sample(probes, len(probes)), number)
 
-    def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Generator:
+    def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Any:
         prompt = [self.text[i % len(self.text)] for i in range(start)]
         setting = self.settings[number % len(self.settings)]
-        steps = decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
-        return cast("Generator", steps)
+        return decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
 
     def _plain_stream(self, context: int, number: int) -> None:
         steps = self._steps(self.alone, max(1, context - PLAIN_STEPS // 2), number)

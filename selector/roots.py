@@ -192,8 +192,7 @@ def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[floa
         baseline: the same of the baseline.
         prompt: [R], resampled as units.
     """
-    one = torch.ones_like(pace)
-    columns = torch.stack([one, pace, one, baseline], -1).double()
+    columns = torch.stack([baseline, pace], -1).double()
     return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt.numpy()))
 
 
