@@ -405,32 +405,18 @@ def mixed(bench: Bench) -> Iterator[Method]:
 
     That is a static tree of the draft model, or the head's static tree.
     """
-    if bench.draft is not None:
-        method = bench.best_static(bench.main)
+    for head, draft in ((None, bench.draft), (bench.head, bench.head)):
+        if draft is None:
+            continue
+        method = bench.best_static(bench.main, head)
         title, tree = bench.fastest(method)
-        yield _mixed(bench, title, method.role, Delayed(tree))
-    if bench.head:
-        title, tree = bench.fastest(bench.best_static(bench.main, bench.head))
-        yield _mixed(bench, title, title, Delayed(tree), bench.head)
-
-
-def _mixed(
-    bench: Bench,
-    title: str,
-    role: str,
-    elsewhere: TreePolicy,
-    drafter: Drafter | None = None,
-) -> Method:
-    tuned = bench.tuned and drafter is None
-    grid = {}
-    for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
-        policy = Mixed(elsewhere, VERIFIERS[bench.main], NgramTree(config))
-        both = MixedDrafter(
-            NgramDrafter(bench.target.vocab_size, config),
-            drafter or drafter_of(bench.draft, bench.fixed),
-        )
-        grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
-    return Method(f"{NGRAM} + {role}", grid)
+        grid, tuned = {}, bench.tuned and head is None
+        for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
+            policy = Mixed(Delayed(tree), VERIFIERS[bench.main], NgramTree(config))
+            ngram = NgramDrafter(bench.target.vocab_size, config)
+            both = MixedDrafter(ngram, head or drafter_of(draft, bench.fixed))
+            grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
+        yield Method(f"{NGRAM} + {title if head else method.role}", grid)
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {

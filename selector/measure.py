@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import cycle, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,7 +232,7 @@ class _Bench:
             yield from self._stream(context, self.random.sample(probes, len(probes)), number)
 
     def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Any:
-        prompt = [self.text[i % len(self.text)] for i in range(start)]
+        prompt = [*islice(cycle(self.text), start)]
         setting = self.settings[number % len(self.settings)]
         return decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
 
@@ -284,7 +284,7 @@ def _batched(
     clock = synchronised(clock, model.device)
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])
-    prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)
+    prompt = torch.tensor([[*islice(cycle(text), context)]], device=model.device)
     positions = torch.arange(context, device=model.device)
     caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]
     for cache, count in zip(caches, SEQUENCES, strict=True):

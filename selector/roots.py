@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
@@ -31,6 +32,7 @@ at its context.
 OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
 """Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
+EVERY_TREE = torch.ones(len(TREES), dtype=torch.bool)
 PART = 8192
 """Roots whose hidden states are in memory at once."""
 
@@ -66,11 +68,6 @@ class Roots:
 
     def __len__(self) -> int:
         return len(self.scalars)
-
-    @property
-    def states(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The network's three hidden states."""
-        return self.h_p_previous, self.h_q_previous, self.h_q_root
 
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
@@ -132,9 +129,11 @@ class PricedRoots:
     ) -> Tensor:
         """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
         index = torch.arange(len(self)) if index is None else index
+        roots = self.roots
+        states = roots.h_p_previous, roots.h_q_previous, roots.h_q_root
         parts = [
             selector(
-                *(h[i].float() for h in self.roots.states),
+                *(h[i].float() for h in states),
                 self.inputs(table, i),
                 self.seconds(table, i),
             )
@@ -164,24 +163,21 @@ class PricedRoots:
         """Those of the roots with `chosen` [R] True, or at these indices."""
         return replace(self, roots=self.roots.where(chosen))
 
-    def static(self, allowed: Tensor | None = None) -> Tensor:
+    def static(self, allowed: Tensor = EVERY_TREE) -> Tensor:
         """[M, settings]: the action that is best used throughout, by table and sampling setting.
 
         Raises UserError for a setting without roots.
 
         Args:
-            allowed: [C], the actions to choose from; None: all.
+            allowed: [C], the actions to choose from.
         """
-        best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
+        best = []
         for setting, pair in enumerate(self.roots.settings):
             index = (self.roots.setting == setting).nonzero()[:, 0]
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
-            for table, pace in enumerate(self.mean_paces(index)):
-                if allowed is not None:
-                    pace = pace.masked_fill(~allowed, float("inf"))
-                best[table, setting] = pace.argmin()
-        return best
+            best.append(self.mean_paces(index).masked_fill(~allowed, torch.inf).argmin(-1))
+        return torch.stack(best, -1)
 
 
 def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[float]:

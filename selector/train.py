@@ -88,7 +88,7 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
     Finished folds are read from `folder`.
     """
     roots, fold_of = training.roots, prompt_folds(training.roots.prompt, config.folds)
-    order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
+    order = fold_of.argsort(stable=True)
     prompt, curve = roots.prompt[order], []
     fits = [(share, fold) for share in (*SHARES, 1) for fold in range(config.folds)]
     count, results = len(roots.prompt.unique()), dict[int, list[dict]]()
