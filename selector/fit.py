@@ -98,7 +98,8 @@ def _rest(
         for size, of_probe in zip(nodes, probed, strict=True)
         if (took := [step.seconds[2] for step in of_probe if step.verifier == verifier])
     ]
-    return _at(*zip(*points, strict=True), knots)
+    sizes, seconds = zip(*points, strict=True)
+    return _at(sizes, seconds, knots)
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:

@@ -8,6 +8,7 @@ action. Pure tensors.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ class Roots:
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        tensors = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        tensors: Any = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
         samples = {name: labels[index] for name, labels in self.samples.items()}
         kind = [self.kind[i] for i in index.tolist()]
         return replace(self, **tensors, samples=samples, kind=kind)
