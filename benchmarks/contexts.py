@@ -35,7 +35,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config import MEASURED, table_file
 from nde_talf.selector.latency import LatencyTable, StepCosts
-from nde_talf.selector.objective import best_static, mean_step, split_half_choice, taken
+from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken
 
 DEPTHS, ALL = 8, "all"
 SAMPLES = 8  # super-trees at a root: one half chooses, one values
@@ -126,7 +126,7 @@ def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:
     tokens, times = split_half_choice(samples, seconds)
     return {
         "static": static,
-        "block_efficiency": mean_step(efficiency[:, static], seconds[:, static])[0],
+        "block_efficiency": mean_tokens(efficiency[:, static]),
         "by_domain": ratio(taken(seconds, by_domain) / taken(efficiency, by_domain)),
         "by_root": ratio((times / tokens).view(2, -1).mean(0)),
     }
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 figures.append([temperature, kind, int(here.sum()), title, *cells, spread])
         for verifier, samples in roots.samples.items():
             costs = StepCosts(table, verifier, int(roots.context.max()))
-            own = ceiling(samples, costs.at(roots.context)[0], roots)
+            own = ceiling(samples, costs.at(roots.context), roots)
             ratios = [shown(own[key], 3) for key in ("by_domain", "by_root")]
             tree, tokens = str(tuple(TREES[own["static"]])), f"{own['block_efficiency']:.2f}"
             ceilings.append([temperature, verifier, tree, tokens, *ratios])

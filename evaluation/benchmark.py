@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -55,7 +55,7 @@ class Record:
     seconds: Seconds
     phases: dict[str, Seconds] = field(default_factory=dict)
     actions: dict[str, Count] = field(default_factory=dict)
-    pass_: Count = 0
+    pass_: Annotated[Count, Field(alias="pass")] = 0
     cpu_seconds: Seconds = 0.0
     accepted: dict[Length, Count] = field(default_factory=dict)
 
@@ -73,11 +73,8 @@ class Record:
     @classmethod
     def of_line(cls, line: str) -> "Record":
         """Raises ValueError for a line that holds no record."""
-        content = typed(json.loads(line), dict[str, Any])
-        record: Record = typed(
-            {"pass_" if key == "pass" else key: value for key, value in content.items()}, cls
-        )
-        if bool(record.steps) != bool(record.tokens) or bool(record.steps) != bool(record.seconds):
+        record: Record = typed(json.loads(line), cls)
+        if len({bool(n) for n in (record.steps, record.tokens, record.seconds)}) > 1:
             raise ValueError("steps, tokens and seconds are not 0 together")
         return record
 

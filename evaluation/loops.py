@@ -16,9 +16,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -64,16 +66,13 @@ class Speculative:
 
     def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
         """Generate after a prompt."""
-        policy, stream = self.decoder.policy, self.blocks(prompt, seed)
+        stream = self.blocks(prompt, seed)
         self.chosen.clear()
         next(iter(stream))  # the prefill
         started = time.process_time()
         for _ in stream:
             pass
         cpu, steps = time.process_time() - started, stream.generation.steps
-        actions = {}
-        if isinstance(policy, NeuralPolicy):
-            actions = {str(tuple(TREES[index])): n for index, n in policy.counts.items()}
         return Record(
             setting=str(self.setting),
             method=self.name,
@@ -84,7 +83,7 @@ class Speculative:
             nodes=sum(step.nodes for step in steps),
             seconds=stream.generation.decode_seconds,
             phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-            actions=actions,
+            actions={str(tuple(TREES[index])): n for index, n in self.chosen.items()},
             cpu_seconds=cpu,
             accepted=_counted(step.tau for step in steps),
         )
@@ -185,7 +184,7 @@ class PassClock:
     """Watches the target's passes: when the first one ended, and what every later one held."""
 
     def __init__(self, target: CausalModel):
-        self.target = target
+        self.target, self.now = target, synchronised(time.perf_counter, target.device)
         self.seconds = self.cpu = 0.0  # clocks when the first pass ended
         self.cached: list[int] = []  # tokens in the cache before every pass
         self.given: list[int] = []  # tokens given to every pass
@@ -202,12 +201,6 @@ class PassClock:
             before.remove()
             after.remove()
 
-    def now(self) -> float:
-        """Read the wall clock when the device is done."""
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
-
     def _before(self, module: Any, args: tuple, kwargs: dict) -> None:
         cache = kwargs.get("past_key_values")
         rows = kwargs.get("input_ids", args[0] if args else None)
@@ -217,6 +210,26 @@ class PassClock:
     def _after(self, *_: Any) -> None:
         if len(self.cached) == 1:
             self.seconds, self.cpu = self.now(), time.process_time()
+
+
+def generated(
+    target: CausalModel,
+    prompt: list[int],
+    setting: SamplingSetting,
+    new_tokens: int,
+    **options: Any,
+) -> Tensor:
+    """[1, n]: a prompt and what transformers' `generate(**options)` writes after it."""
+    ids = torch.tensor([prompt], device=target.device)
+    return target.module.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        **sampling_options(setting),
+        **options,
+    )
 
 
 def transformers_loop(
@@ -239,19 +252,11 @@ def transformers_loop(
         around, options["assistant_model"] = partial(scheduled, draft, schedule), draft.module
 
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
-        ids, passes = torch.tensor([prompt], device=target.device), PassClock(target)
+        passes = PassClock(target)
         isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
         with passes.watching(), torch.inference_mode(), isolated, around():
             torch.manual_seed(seed)
-            out = target.module.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new_tokens,
-                eos_token_id=None,
-                pad_token_id=0,
-                **sampling_options(setting),
-                **options,
-            )
+            out = generated(target, prompt, setting, new_tokens, **options)
             seconds = passes.now() - passes.seconds
             cpu = time.process_time() - passes.cpu
         # All committed tokens but the last are in the cache when a pass begins.

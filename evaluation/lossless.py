@@ -20,9 +20,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
-from importlib import import_module
 from itertools import product
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -31,7 +31,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
-from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -42,6 +41,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+from nde_talf.evaluation.loops import generated
 
 Texts = list[list[int]]
 Sample = Callable[[Texts, int, SamplingSetting, int], Texts]
@@ -143,7 +143,7 @@ def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
 
 def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
     """Open assisted generation, with a draft model or prompt lookup, one prompt at a time."""
-    model, assistant = CausalModel.load(target).module, CausalModel.load(draft).module
+    model, assistant = CausalModel.load(target), CausalModel.load(draft).module
     assistant.generation_config.num_assistant_tokens = config.speculate
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     drafts: dict[str, Any] = {"assistant_model": assistant}
@@ -152,14 +152,10 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
 
     def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         torch.manual_seed(seed)
-        options = sampling_options(setting) | drafts | {"eos_token_id": None, "pad_token_id": 0}
-        texts = []
-        for prompt in prompts:
-            ids = torch.tensor([prompt])
-            mask = torch.ones_like(ids)
-            text = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **options)
-            texts.append(text[0, len(prompt) :].tolist())
-        return texts
+        texts = (generated(model, prompt, setting, new_tokens, **drafts) for prompt in prompts)
+        return [
+            text[0, len(prompt) :].tolist() for prompt, text in zip(prompts, texts, strict=True)
+        ]
 
     return sample
 
@@ -205,11 +201,10 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
     """
     if config.engine in ENGINES:
         return ENGINES[config.engine](target, draft, config)
-    module, _, name = config.engine.partition(":")
     sys.path.insert(0, "")
     try:
-        function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        function = resolve_name(config.engine)
+    except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
     return function(target, draft)
 

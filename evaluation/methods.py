@@ -16,14 +16,10 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import TreePolicy
-from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
-from nde_talf.decoding.policies.dyspec import DySpec
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
@@ -267,17 +263,14 @@ def selectors(bench: Bench) -> Iterator[Method]:
     for rule in bench.rules if bench.labels and not bench.greedy else bench.rules[:1]:
         yield bench.best_static(rule)
     for name, selector in bench.selectors.items():
-        role, policy = selector_title(name), _chooser(bench, selector)
+        table = bench.labels.table if bench.labels else None
+        role, policy = selector_title(name), NeuralPolicy(selector, table)
         action = policy.static(bench.setting)
         if action is None:
             yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
         yield Method(role, {title: bench.static(name, TREES[action])})
-
-
-def _chooser(bench: Bench, selector: Selector) -> NeuralPolicy:
-    return NeuralPolicy(selector, bench.labels.table if bench.labels else None)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
@@ -358,10 +351,12 @@ def parametrised(bench: Bench) -> Iterator[Method]:
     trees: dict[str, Candidate] = {}
     for nodes in (4, 8, 16):
         trees |= {
-            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(Beam(3, 4, nodes), picked),
-            f"SALF ({nodes} nodes)": bench.ours(Salf(nodes, batch=4), picked),
-            f"DynaTree ({nodes} nodes)": bench.ours(DynaTree(DynaTreeConfig(nodes=nodes)), picked),
-            f"DySpec ({nodes} nodes)": bench.ours(DySpec(nodes), drawn),
+            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(
+                POLICIES["beam"](3, 4, nodes), picked
+            ),
+            f"SALF ({nodes} nodes)": bench.ours(POLICIES["salf"](nodes, batch=4), picked),
+            f"DynaTree ({nodes} nodes)": bench.ours(POLICIES["dynatree"](nodes=nodes), picked),
+            f"DySpec ({nodes} nodes)": bench.ours(POLICIES["dyspec"](nodes), drawn),
         }
     yield Method("draft trees", trees)
 
@@ -410,32 +405,18 @@ def mixed(bench: Bench) -> Iterator[Method]:
 
     That is a static tree of the draft model, or the head's static tree.
     """
-    if bench.draft is not None:
-        method = bench.best_static(bench.main)
+    for head, draft in ((None, bench.draft), (bench.head, bench.head)):
+        if draft is None:
+            continue
+        method = bench.best_static(bench.main, head)
         title, tree = bench.fastest(method)
-        yield _mixed(bench, title, method.role, Delayed(tree))
-    if bench.head:
-        title, tree = bench.fastest(bench.best_static(bench.main, bench.head))
-        yield _mixed(bench, title, title, Delayed(tree), bench.head)
-
-
-def _mixed(
-    bench: Bench,
-    title: str,
-    role: str,
-    elsewhere: TreePolicy,
-    drafter: Drafter | None = None,
-) -> Method:
-    tuned = bench.tuned and drafter is None
-    grid = {}
-    for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
-        policy = Mixed(elsewhere, VERIFIERS[bench.main], NgramTree(config))
-        both = MixedDrafter(
-            NgramDrafter(bench.target.vocab_size, config),
-            drafter or drafter_of(bench.draft, bench.fixed),
-        )
-        grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
-    return Method(f"{NGRAM} + {role}", grid)
+        grid, tuned = {}, bench.tuned and head is None
+        for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
+            policy = Mixed(Delayed(tree), VERIFIERS[bench.main], NgramTree(config))
+            ngram = NgramDrafter(bench.target.vocab_size, config)
+            both = MixedDrafter(ngram, head or drafter_of(draft, bench.fixed))
+            grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
+        yield Method(f"{NGRAM} + {title if head else method.role}", grid)
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {

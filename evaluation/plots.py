@@ -6,11 +6,11 @@ A picture has parts, each a panel: a sampling setting, say.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,46 +42,38 @@ styled = rc_context(
 """Decorates a function that draws a figure of the report."""
 
 
-@dataclass
-class Picture:
+@styled
+def figure_of(
+    parts: dict[str, Any],
+    draw: Callable[[Axes, Any], None],
+    heights: list[float],
+    x: str,
+    y: str = "",
+) -> Figure:
     """One picture of the report: a panel for every part, one below the other.
 
-    Attributes:
-        name: of its PNG; the template has its caption.
-        section: id of a section of the template.
+    Args:
         parts: what each panel shows, by title.
         draw: draws a part into its panel.
-        height: inches of a part's panel.
-        x, y: labels of the axes.
+        heights: of the panels, in inches.
+        x: label of the lowest axis.
+        y: label of the other axes.
     """
-
-    name: str
-    section: str
-    parts: dict[str, Any]
-    draw: Callable[[Axes, Any], None]
-    height: Callable[[Any], float]
-    x: str
-    y: str = ""
-
-    @styled
-    def figure(self) -> Figure:
-        """Draw all parts."""
-        heights = [self.height(part) for part in self.parts.values()]
-        figure = Figure(figsize=(WIDTH, sum(heights) + 0.4))
-        axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights).ravel()
-        handles: dict[str, Any] = {}
-        for axis, (title, part) in zip(axes, self.parts.items(), strict=True):
-            axis.tick_params(colors=INK, labelsize=8, grid_color=GRID)
-            axis.set_title(title)
-            axis.set_ylabel(self.y)
-            self.draw(axis, part)
-            lines, labels = axis.get_legend_handles_labels()
-            handles |= dict(zip(labels, lines, strict=True))
-        axes[-1].set_xlabel(self.x)
-        if handles:  # one legend, in which a label of several panels stands once
-            columns = max(1, int(WIDTH / (0.5 + 0.075 * max(map(len, handles)))))
-            figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
-        return figure
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.4))
+    axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights).ravel()
+    handles: dict[str, Any] = {}
+    for axis, (title, part) in zip(axes, parts.items(), strict=True):
+        axis.tick_params(colors=INK, labelsize=8, grid_color=GRID)
+        axis.set_title(title)
+        axis.set_ylabel(y)
+        draw(axis, part)
+        lines, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines, strict=True))
+    axes[-1].set_xlabel(x)
+    if handles:  # one legend, in which a label of several panels stands once
+        columns = max(1, int(WIDTH / (0.5 + 0.075 * max(map(len, handles)))))
+        figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
+    return figure
 
 
 def svg(figure: Figure, name: str) -> str:
@@ -97,22 +89,18 @@ def svg(figure: Figure, name: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', lambda match: match[1] + f"{name}-", text)
 
 
-def whiskers(values: list[list[float]]) -> list[list[float]]:
-    """Lengths of error bars down and up, of [value, low, high]."""
-    return [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
-
-
 def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     """Speed-ups of methods; the band is the A/A control's interval. part: rows, learned methods."""
     rows, learned = part
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
     known = dict.fromkeys((BASELINE, CONTROL), PLAIN) | dict.fromkeys(learned, OURS)
-    names, speeds = [row.method for row in rows], [row.speedup for row in rows]
+    names = [row.method for row in rows]
     colours = [known.get(name, OTHERS) for name in names]
-    values, high = [speed[0] for speed in speeds], [speed[2] for speed in speeds]
+    values, low, high = np.array([row.speedup for row in rows]).T
+    whiskers = np.maximum(0, [values - low, high - values])
     error = {"ecolor": INK, "lw": 1}
-    axis.barh(names, values, 0.62, xerr=whiskers(speeds), color=colours, error_kw=error)
+    axis.barh(names, values, 0.62, xerr=whiskers, color=colours, error_kw=error)
     furthest = max(high)
     for i, (value, end) in enumerate(zip(values, high, strict=True)):
         axis.text(end + 0.015 * furthest, i, f"{value:.2f}×", va="center")
@@ -151,8 +139,11 @@ def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[i
     return by_token or whole
 
 
-def pictures(data: "ReportData") -> Iterator[Picture]:
-    """Every picture that has something to show, in order."""
+def pictures(data: "ReportData") -> Iterator[tuple[str, str, Figure]]:
+    """Every picture that has something to show: its section of the template, name and figure.
+
+    The template has a caption for each name.
+    """
     speeds = {s: (rows, set(data.learned.get(s, ()))) for s, rows in data.tables.items()}
     positions = {
         setting: {name: list(enumerate(rates, 1)) for name, rates in methods.items()}
@@ -164,34 +155,19 @@ def pictures(data: "ReportData") -> Iterator[Picture]:
         for name, counts in methods.items()
     }
     curves = {name: shown for name, series in data.curves.items() if (shown := losses(series))}
-    for picture in (
-        Picture(
-            "speedup",
-            "speed",
-            speeds,
-            speed_bars,
-            lambda part: 0.5 + 0.28 * len(part[0]),
-            "tokens/s over plain decoding's",
-        ),
-        Picture(
-            "positions",
+    if speeds:
+        heights = [0.5 + 0.28 * len(rows) for rows, _ in speeds.values()]
+        bars = figure_of(speeds, speed_bars, heights, "tokens/s over plain decoding's")
+        yield "speed", "speedup", bars
+    if positions:
+        labels = "position in the draft", "fraction of steps that accept it"
+        yield (
             "acceptance",
-            positions,
-            lines,
-            lambda part: 3.4,
-            "position in the draft",
-            "fraction of steps that accept it",
-        ),
-        Picture(
-            "actions",
-            "selector",
-            chosen,
-            tree_bars,
-            lambda part: 2.9,
-            "tree (K, L1, L2); a single path is (1, 0, L)",
-            "fraction of steps, %",
-        ),
-        Picture("curves", "training", curves, lines, lambda part: 3.0, "step", "loss"),
-    ):
-        if picture.parts:
-            yield picture
+            "positions",
+            figure_of(positions, lines, [3.4] * len(positions), *labels),
+        )
+    if chosen:
+        labels = "tree (K, L1, L2); a single path is (1, 0, L)", "fraction of steps, %"
+        yield "selector", "actions", figure_of(chosen, tree_bars, [2.9] * len(chosen), *labels)
+    if curves:
+        yield "training", "curves", figure_of(curves, lines, [3.0] * len(curves), "step", "loss")

@@ -18,14 +18,13 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.evaluation.static_trees import DRAFTING, SINGLE_PATH, traced_index
+from nde_talf.evaluation.static_trees import DRAFTING, PATHS, traced_index
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.objective import mean_step
+from nde_talf.selector.objective import mean_tokens
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)
 """The choice to draft nothing."""
-PATHS = SINGLE_PATH & DRAFTING
 CHAIN_LABELS = {"standard": ("naivetree", "specinfer"), "block": ("traversal", "gbv")}
 """By vLLM's name of a rule on paths, whose labels of single paths are that rule's: Naive's, or
 block verification's.
@@ -52,20 +51,9 @@ class Choice:
 
 
 def one_traffic(roots: Roots, names: Sequence[str]) -> Roots:
-    """The roots under some traced sampling settings, as those of one mixture of requests.
-
-    Raises UserError for a setting that was not traced.
-    """
-    chosen = torch.zeros(len(roots), dtype=torch.bool)
-    for name in names:
-        index = traced_index(roots.settings, SETTINGS[name])
-        if index is None:
-            raise UserError(
-                f"setting={name}: it was not traced, so nothing is known of it; add it to"
-                " traces.settings."
-            )
-        chosen |= roots.setting == index
-    merged = roots.where(chosen)
+    """The roots under some traced sampling settings, as those of one mixture of requests."""
+    traced = [traced_index(roots.settings, SETTINGS[name]) for name in names]
+    merged = roots.where(torch.tensor([index in traced for index in roots.setting.tolist()]))
     return replace(merged, setting=torch.zeros_like(merged.setting), settings=merged.settings[:1])
 
 
@@ -106,7 +94,7 @@ def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -
     tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]
     return Choice(
         tree,
-        mean_step(tokens, one)[0],
+        mean_tokens(tokens),
         throughput_gain(pace / sequences, one, prompt),
         float(sequences / plain.mean()),
         throughput_gain(pace, plain, prompt),

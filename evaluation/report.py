@@ -257,11 +257,9 @@ def in_markdown(data: ReportData) -> str:
 def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html`; returns the page's path."""
     drawn: dict[str, dict[str, Markup]] = {}  # by section and name
-    for picture in pictures(data):
-        figure = picture.figure()
-        file = folder / f"{picture.name}.png"
-        write_atomically(file, partial(figure.savefig, format="png"))
-        drawn.setdefault(picture.section, {})[picture.name] = Markup(svg(figure, picture.name))
+    for section, name, figure in pictures(data):
+        write_atomically(folder / f"{name}.png", partial(figure.savefig, format="png"))
+        drawn.setdefault(section, {})[name] = Markup(svg(figure, name))
     write_json(folder / "results.json", results(data))
     write_atomically(
         folder / "results.md", lambda path: path.write_text(in_markdown(data), "utf-8")

@@ -3,6 +3,8 @@
 The one place where a speed-up is computed; see `nde_talf.evaluation.protocol` for what it means.
 """
 
+from collections import defaultdict
+
 import numpy as np
 
 from nde_talf.decoding.common.bootstrap import ratio_of_totals
@@ -29,9 +31,8 @@ def sums_by_prompt(
         {r.block: (r.tokens, getattr(r, clock)) for r in records if r.seconds > 0}
         for records in (ours, theirs)
     )
-    sums: dict[str, np.ndarray] = {}
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4))
     for block in sorted(left.keys() & right.keys()):
-        both = np.array([*left[block], *right[block]], dtype=float)
-        sums[block[0]] = sums.get(block[0], 0.0) + both
+        sums[block[0]] += [*left[block], *right[block]]
     timed = sum(sums.values(), np.zeros(4))
     return sums if timed[1] > 0 and timed[3] > 0 else {}

@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.names import LABELLED
+from nde_talf.decoding.names import LABELLED, ON_PATHS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.selector.entropy import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
 
-SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
+PATHS = torch.tensor([tree.k == 1 and tree.depth > 0 for tree in TREES])
 STATIC = {
     **{rule: (rule, DRAFTING) for rule in ("specinfer", "traversal", *LABELLED)},
-    "naive": ("naivetree", SINGLE_PATH),
-    "bv": ("traversal", SINGLE_PATH),
+    **{rule: (labels, PATHS) for rule, labels in ON_PATHS.items()},
 }
 """The labels that give a rule its static tree, and the trees allowed. Rules on trees come first: of
 equal methods the first one is decoded.
@@ -52,8 +52,7 @@ class StaticTrees:
     def ranked(self, rule: str, count: int, kind: str | None = None) -> list[Action]:
         """The `count` trees with the most tokens per second, best first.
 
-        kind: on the roots of one domain alone, where drafting nothing is a choice as well; none
-        where that has too few roots.
+        kind: on the roots of one domain alone; none where that has too few roots.
         """
         labels, allowed = STATIC[rule]
         priced, here = self.priced(labels), (self.roots.setting == self.index).nonzero()[:, 0]
@@ -61,8 +60,7 @@ class StaticTrees:
             here = here[torch.tensor([self.roots.kind[i] == kind for i in here.tolist()])]
             if len(here) < MIN_ROOTS:
                 return []
-        usable = allowed if kind is not None else allowed & DRAFTING
-        pace = priced.mean_paces(here)[0].masked_fill(~usable, float("inf"))
+        pace = priced.mean_paces(here)[0].masked_fill(~allowed, float("inf"))
         best = pace.topk(count, largest=False).indices
         return [TREES[i] for i in best.tolist()]
 
@@ -75,6 +73,5 @@ class StaticTrees:
 
 def traced_index(settings: Sequence[tuple[float, float]], setting: SamplingSetting) -> int | None:
     """Place of a setting among traced ones, (temperature, top-p) each; None if it is not there."""
-    pair = torch.tensor([setting.temperature, setting.top_p])
-    near = (at for at, traced in enumerate(settings) if torch.allclose(torch.tensor(traced), pair))
-    return next(near, None)
+    near = np.isclose(settings, (setting.temperature, setting.top_p)).all(-1)
+    return int(near.argmax()) if near.any() else None

@@ -80,25 +80,21 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     return tables
 
 
-def tokens_a_pass(records: Sequence[Record]) -> list[float]:
-    """[block efficiency, low, high] of one method's records under one setting."""
-    counts = np.array([[record.tokens, record.steps] for record in records], dtype=float)
-    return ratio_of_totals(sums_by_prompt(counts, np.array([r.prompt for r in records])))
-
-
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
     """The row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]
-    tokens = sum(r.tokens for r in records)
+    counts = np.array([[r.tokens, r.steps, r.nodes, r.seconds] for r in records])
+    tokens, steps, nodes, seconds = counts.sum(0).tolist()
+    by_prompt = sums_by_prompt(counts[:, :2], np.array([r.prompt for r in records]))
     phases = {phase: sum(r.phases.get(phase, 0.0) for r in records) for phase in records[0].phases}
     total = sum(phases.values())
     return Row(
         method=method,
-        block_efficiency=tokens_a_pass(records),
-        tokens_per_second=tokens / sum(r.seconds for r in records),
+        block_efficiency=ratio_of_totals(by_prompt),
+        tokens_per_second=tokens / seconds,
         speedup=speed_ratio(records, baseline) or [float("nan")] * 3,
-        nodes=sum(r.nodes for r in records) / sum(r.steps for r in records),
-        shares={phase: seconds / total for phase, seconds in phases.items()} if total else {},
+        nodes=nodes / steps,
+        shares={phase: part / total for phase, part in phases.items()} if total else {},
         cpu_speedup=speed_ratio(records, baseline, CPU),
     )
 

@@ -75,23 +75,25 @@ def verdict(
     )
     decoded = by_setting(records).get(setting, {})
     if best and decoded:
-        _compare(conclusion, [row.method for row in methods if row is not best], decoded)
+        others = [row.method for row in methods if row is not best]
+        _compare(conclusion, best.method, others, decoded)
     conclusion.sentence += _few_blocks({r.block for own in decoded.values() for r in own})
     return conclusion
 
 
-def _compare(conclusion: Verdict, others: list[str], decoded: dict[str, list[Record]]) -> None:
+def _compare(
+    conclusion: Verdict, best: str, others: list[str], decoded: dict[str, list[Record]]
+) -> None:
     """Hold the best method against the next one, and against the fastest of transformers' loops."""
-    best = decoded[conclusion.best or ""]
-    if others and (behind := speed_ratio(decoded[others[0]], best)):
+    if others and (behind := speed_ratio(decoded[others[0]], decoded[best])):
         conclusion.runner_up, conclusion.behind = others[0], behind
         words = f"is slower: {shown(behind)} of that."
         if behind[2] >= 1:
             words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
         conclusion.sentence += f" The runner-up, {others[0]}, {words}"
     outside = next(filter(is_outside, others), None)
-    if outside not in (None, conclusion.runner_up) and not is_outside(conclusion.best or ""):
-        ratio = speed_ratio(best, decoded[outside or ""])
+    if outside and outside != conclusion.runner_up and not is_outside(best):
+        ratio = speed_ratio(decoded[best], decoded[outside])
         conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
 
 

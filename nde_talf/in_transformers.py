@@ -16,12 +16,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -379,20 +379,16 @@ def _vocabulary(where: str | None) -> dict[str, int] | None:
 
 def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
     """[B, m + longest]: shorter texts are filled up with the padding token."""
-    rows = [text.tokens for text in texts]
+    rows = [input_ids.new_tensor(text.tokens) for text in texts]
     if pad is None and len({*map(len, rows)}) > 1:
         raise UserError(
             "speculate: the rows have other lengths, and there is no padding token. Give generate()"
             " pad_token_id."
         )
     filler = 0 if pad is None else int(pad)
-    columns = list(zip_longest(*rows, fillvalue=filler))
-    return torch.cat([input_ids, input_ids.new_tensor(columns).view(-1, len(rows)).T], -1)
+    return torch.cat([input_ids, pad_sequence(rows, batch_first=True, padding_value=filler)], -1)
 
 
 def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:
     """By step the rows' [B, V]; None where nothing was recorded. After its end a row has zeros."""
-    if not rows[0]:
-        return None
-    blank = torch.zeros_like(rows[0][0])
-    return tuple(torch.stack(step) for step in zip_longest(*rows, fillvalue=blank))
+    return tuple(pad_sequence([torch.stack(row) for row in rows])) if rows[0] else None

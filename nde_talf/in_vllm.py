@@ -36,7 +36,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
-from nde_talf.proposals import Fixed, Lengths, Proposals
+from nde_talf.proposals import Lengths, Proposals
 from nde_talf.selector.chains import PathLengths
 from nde_talf.selector.network import Selector
 
@@ -154,7 +154,7 @@ class Proposer:
         model, options, most = self.config.model_config, self.options, self.max_tokens
         rows = model.get_vocab_size()
         if options.draft == NGRAM:
-            self.proposals = Proposals(NgramDrafter(rows), Fixed(most), most)
+            self.proposals = Proposals(NgramDrafter(rows), None, most)
             return
         folder, key = options.draft, "for_vllm(draft=)"
         check_vocabularies(model.tokenizer or model.model, folder, folder, key=key)
@@ -188,14 +188,14 @@ class Proposer:
         ]
         return self.proposals.propose(texts, self.config.model_config.max_model_len)
 
-    def _lengths(self, draft: CausalModel) -> Lengths:
+    def _lengths(self, draft: CausalModel) -> Lengths | None:
         options = self.options
         if options.selector is None:
-            return Fixed(self.max_tokens)
+            return None
         setting = SamplingSetting(options.temperature, options.top_p)
         selector = Selector.from_pretrained(options.selector)
         late = options.overhead_ms / 1000
-        return PathLengths(selector, draft, self.max_tokens, setting, overhead=late)
+        return PathLengths(selector, draft, self.max_tokens, setting, overhead=late).choose
 
 
 def check_version(version: str) -> None:

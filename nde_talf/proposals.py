@@ -7,9 +7,8 @@ step before: rows move, and requests are preempted and resume. So a row takes th
 read the beginning of its text, and its cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,35 +23,18 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 GREEDY = SamplingSetting(0.0)
-IDLE = 8
-"""Texts outside the batch whose caches are kept: a preempted request may come back."""
 """How paths are drawn: always the draft's most probable token.
 
 An engine that is not given q verifies a drafted token as one that the draft was certain of, at any
 temperature of the target.
 """
+IDLE = 8
+"""Texts outside the batch whose caches are kept: a preempted request may come back."""
 
-
-class Lengths(Protocol):
-    """Chooses how many tokens are drafted."""
-
-    def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
-        """Choose for each request of the batch.
-
-        drafters: by request, at its root. contexts: its committed tokens.
-        """
-        ...
-
-
-@dataclass
-class Fixed:
-    """The same number for all."""
-
-    tokens: int
-
-    def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
-        """See `Lengths.choose`."""
-        return [self.tokens] * len(drafters)
+Lengths = Callable[[Sequence[Drafter], Sequence[int]], list[int]]
+"""Chooses how many tokens to draft for each request, by its drafter at the root and its number of
+committed tokens.
+"""
 
 
 @dataclass
@@ -74,11 +56,7 @@ class Followed:
     def begins(self, text: np.ndarray) -> bool:
         """Whether `text` goes on from this one."""
         read = len(self.text)
-        return (
-            read < len(text)
-            and bool(self.text[-1] == text[read - 1])
-            and np.array_equal(self.text, text[:read])
-        )
+        return read < len(text) and np.array_equal(self.text, text[:read])
 
     def advance(self, text: np.ndarray, features: torch.Tensor) -> None:
         """Read on to the end of `text`.
@@ -104,15 +82,14 @@ class Proposals:
 
     Args:
         drafter: of which every text gets a fork.
-        lengths: chooses how many tokens to draft.
+        lengths: chooses how many tokens to draft; None: always `max_tokens`.
         max_tokens: drafted at a time.
     """
 
-    def __init__(self, drafter: Drafter, lengths: Lengths, max_tokens: int):
+    def __init__(self, drafter: Drafter, lengths: Lengths | None, max_tokens: int):
         self.drafter, self.lengths, self.max_tokens = drafter, lengths, max_tokens
-        self.followed: list[
-            Followed
-        ] = []  # by row of the last batch, then those that left it, the latest first
+        # By row of the last batch, then those that left it, the latest first.
+        self.followed: list[Followed] = []
         self._rng, self._none = Rng.seeded(0), torch.empty(0)
 
     @torch.inference_mode()
@@ -128,7 +105,9 @@ class Proposals:
         limit = min(max_length, self.drafter.max_context)
         asked = {i: np.asarray(text) for i, text in enumerate(texts) if 2 <= len(text) < limit}
         now, sizes = self._found([*asked.values()]), [len(text) for text in asked.values()]
-        chosen = self.lengths.choose([one.drafter for one in now], sizes) if now else []
+        chosen = [self.max_tokens] * len(now)
+        if self.lengths and now:
+            chosen = self.lengths([one.drafter for one in now], sizes)
         drafted: list[list[int]] = [[] for _ in texts]
         for row, one, length, size in zip(asked, now, chosen, sizes, strict=True):
             one.tree = self._path(one, min(length, self.max_tokens, limit - size))

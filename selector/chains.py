@@ -8,8 +8,8 @@ the best static path is taken.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES, Action, tree_index
 from nde_talf.decoding.common.errors import UserError
@@ -18,14 +18,7 @@ from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import SamplingSetting, feature_setting
-from nde_talf.selector.latency import (
-    LONGEST,
-    SHAPES,
-    SPACING,
-    LatencyTable,
-    StepCosts,
-    grid_context,
-)
+from nde_talf.selector.latency import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
 from nde_talf.selector.network import Selector
 
 LONGEST_PATH = L1_MAX + L2_MAX
@@ -72,8 +65,9 @@ class PathLengths:
                 f"max_tokens={max_tokens}: selectors know paths of 1 to {LONGEST_PATH}."
             )
         self.selector, self.model, self.setting, self.table = selector.eval(), model, setting, table
-        self.max_tokens, self.overhead = max_tokens, overhead
-        self._prices: dict[int, tuple[PathCosts, int | None]] = {}
+        self.overhead = overhead
+        self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
+        self._prices: dict[int, tuple[StepCosts, int | None]] = {}
         # Inputs of the network as in training: of one sequence, whatever the engine takes beside.
         self._passes = table.passes(grid_context(torch.arange(LONGEST // SPACING + 2))).float()
         if schema.target_hidden and self._priced(1)[1] is None:
@@ -105,33 +99,19 @@ class PathLengths:
         inputs = torch.cat([scalars, context[:, None].float(), settings, self._passes[row]], -1)
         previous, root = previous.float().cpu(), root.float().cpu()
         logits = self.selector(previous[:, :0], previous, root, inputs, costs.seconds[row])
-        return logits[:, costs.paths].argmax(-1).tolist()
+        return logits[:, self.paths].argmax(-1).tolist()
 
-    def _priced(self, sequences: int) -> tuple["PathCosts", int | None]:
+    def _priced(self, sequences: int) -> tuple[StepCosts, int | None]:
         """Price a batch of so many, and find the one length of a selector that does not choose."""
         sequences = min(sequences, max(self.table.sequences, default=1))
         if sequences not in self._prices:
             table, setting = at_batch(self.table, sequences, self.overhead), self.setting
-            costs = PathCosts(table, self.selector.schema.verifier, self.max_tokens)
+            verifier = self.selector.schema.verifier
+            costs = StepCosts(table, verifier, LONGEST, trees=self.paths)
             static = self.selector.static_action(setting.temperature, setting.top_p, costs)
             length = None if static is None else TREES[static].depth
             self._prices[sequences] = costs, length
         return self._prices[sequences]
-
-
-class PathCosts(StepCosts):
-    """Prices of the paths of up to `max_tokens` tokens; no other action has one (infinity)."""
-
-    def __init__(self, table: LatencyTable, verifier: str, max_tokens: int):
-        self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
-        super().__init__(table, verifier, LONGEST)
-
-    def _price(self, contexts: Tensor) -> Tensor:
-        size = len(contexts), len(TREES)
-        seconds = torch.full(size, torch.inf, dtype=torch.float64)
-        shapes = SHAPES[self.paths]
-        seconds[:, self.paths] = self.table.steps(contexts, self.verifier, shapes)
-        return seconds
 
 
 def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> LatencyTable:
@@ -142,10 +122,7 @@ def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> Late
     """
     count = sequences if table.sequences else 1
     together = table.batched(count)
-    return replace(
-        together,
-        target=[[overhead + seconds for seconds in row] for row in together.target],
-        draft=[[count * seconds for seconds in row] for row in table.draft],
-        first=[count * seconds for seconds in table.first],
-        second=[count * seconds for seconds in table.second],
-    )
+    parts = ("draft", "first", "second")
+    in_turn = {name: (count * np.array(getattr(table, name))).tolist() for name in parts}
+    target = (overhead + np.array(together.target)).tolist()
+    return replace(together, target=target, **in_turn)

@@ -51,7 +51,7 @@ def evaluate_offline(
         table: index of the latency table.
     """
     roots, static = validation.roots, training.static()[table]
-    efficiency, seconds = validation.efficiency, validation.priced(table)[1]
+    efficiency, seconds = validation.efficiency, validation.seconds(table)
     actions = {
         "static": static[roots.setting],
         "selector": chosen_actions(selector, validation, table),

@@ -22,6 +22,8 @@ from nde_talf.selector.network import Selector, SelectorSchema, selectable
 from nde_talf.selector.roots import INPUT_SCALARS
 
 FORMAT = Format("selector", "train it again with stage=selector force=true")
+INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
+"""What every export says of its inputs and choices, in order."""
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
 ABOUT = (
@@ -43,13 +45,11 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 
 def save_selector(selector: Selector, folder: Path) -> None:
     """Write weights, configuration, latency table, checksums and card, all or nothing."""
-    selectable(selector.schema.verifier, "selector")
 
     def write(temporary: Path) -> None:
         weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
         save_file(weights, temporary / "model.safetensors")
-        inputs = {"scalars": INPUT_SCALARS, "trees": TREES}
-        config = {"format": FORMAT.number, **asdict(selector.schema), **inputs}
+        config = {"format": FORMAT.number, **asdict(selector.schema), **INPUTS}
         write_json(temporary / "config.json", config)
         if selector.table is not None:
             selector.table.save(temporary / TABLE)
@@ -101,8 +101,7 @@ def load_selector(folder: Path) -> Selector:
             f"{folder}: it holds no selector (config.json is missing); run stage=selector first."
         )
     config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
-    inputs = {"scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
-    for key, value in inputs.items():
+    for key, value in INPUTS.items():
         if config.get(key) != value:
             raise UserError(
                 f"{folder}: its selector was exported with other {key} than this version reads:"

@@ -10,15 +10,15 @@ target phase                                      ->  target: a pass over n node
 all else                                          ->  verify: warping, the rule, commits
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression, lsq_linear
 
 from nde_talf.decoding.actions import L2_MAX, Action
-from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, rows_run
+from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, level_widths, rows_run
 
 PROBES = tuple(
     Action(*action)
@@ -60,45 +60,46 @@ def fit_table(
             branches; empty where equal draws are not merged.
         by_branches: see `LatencyTable`.
     """
-    cells: dict[tuple[int, Action], list] = defaultdict(list)
-    sizes: dict[Action, list[int]] = defaultdict(list)
-    for step in steps:
-        cells[step.context, step.action].append(step.seconds)
-        sizes[step.action].append(step.nodes)
-    nodes = {action: float(np.mean(sizes[action])) for action in PROBES}
+    probed = [[step for step in steps if step.action == action] for action in PROBES]
+    nodes = [float(np.mean([step.nodes for step in of_probe])) for of_probe in probed]
     branches = _branches(levels)
-    run, knots = [*nodes.values()], [*NODES]
+    run, knots = nodes, [*NODES]
     if by_branches:
         run = rows_run(torch.tensor(PROBES)).tolist()
         knots.append(int(max(run)))
     rows = []  # by context
     for index in range(len(contexts)):
-        middles = np.array([_middle(cells[index, action]) for action in PROBES])
-        target = _at(run, middles[:, 1].tolist(), knots)
-        rows.append((*_draft_passes(middles[:, 0], branches), target))
+        draft, target, _ = np.array([_phases(of_probe, index) for of_probe in probed]).T
+        rows.append((*_draft_passes(draft, branches), _at(run, target, knots)))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     return LatencyTable(
         contexts,
         knots,
         list(WIDTHS),
-        verify={name: _rest(steps, name, nodes, knots).tolist() for name in verifiers},
+        verify={name: _rest(probed, name, nodes, knots).tolist() for name in verifiers},
         branches=branches if levels else [],
         by_branches=by_branches,
         **{name: np.maximum(rising(part), 1e-9).tolist() for name, part in parts.items()},
     )
 
 
+def _phases(of_probe: list[Probed], context: int) -> np.ndarray:
+    """[3]: seconds of the phases of a probe's step at a context."""
+    return _middle([step.seconds for step in of_probe if step.context == context])
+
+
 def _rest(
-    steps: Sequence[Probed], verifier: str, nodes: dict[Action, float], knots: Sequence[int]
+    probed: list[list[Probed]], verifier: str, nodes: list[float], knots: Sequence[int]
 ) -> np.ndarray:
     """Seconds of all else in a step under a verifier, by number of nodes."""
-    took: dict[Action, list[float]] = defaultdict(list)
-    for step in steps:
-        if step.verifier == verifier:
-            took[step.action].append(step.seconds[2])
-    seconds = [float(_middle(times)) for times in took.values()]
-    return _at([nodes[action] for action in took], seconds, knots)
+    points = [
+        (size, _middle(took))
+        for size, of_probe in zip(nodes, probed, strict=True)
+        if (took := [step.seconds[2] for step in of_probe if step.verifier == verifier])
+    ]
+    sizes, seconds = zip(*points, strict=True)
+    return _at(sizes, seconds, knots)
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:
@@ -122,10 +123,9 @@ def _draft_passes(
     first = float(np.mean(seconds[~deep]))
     rest = seconds[deep] - first
     scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
-    passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
-    if passes[0] < 0:
-        passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
-    return first, max(0.0, float(passes[0])), rising(passes[1:])
+    least = [0.0] + [-np.inf] * len(WIDTHS)
+    fit = lsq_linear(rows * scale[:, None], rest * scale, (least, np.inf), method="bvls")
+    return first, fit.x[0], rising(fit.x[1:])
 
 
 def rising(values: np.ndarray) -> np.ndarray:
@@ -134,19 +134,10 @@ def rising(values: np.ndarray) -> np.ndarray:
     Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
     Rows that rise on their own still do afterwards.
     """
-    if values.ndim > 1:
-        return np.stack([rising(column) for column in values.T], -1)
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = float(value), 1
-        while blocks and blocks[-1][0] > mean:
-            before, count = blocks.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        blocks.append((mean, size))
-    return np.concatenate([np.full(size, mean) for mean, size in blocks])
+    return np.apply_along_axis(lambda column: isotonic_regression(column).x, 0, values)
 
 
-def _at(nodes: list[float], seconds: list[float], knots: Sequence[int]) -> np.ndarray:
+def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
     """Seconds at `knots`, from an isotonic fit to the points.
 
     Beyond the largest point they go on along the fit's overall slope.
@@ -162,9 +153,7 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
 
     Those between two widths are shared out.
     """
-    trunk = min(action.l1, action.depth - 1)
-    below = action.depth - 1 - trunk
-    levels = [1.0] * trunk + ([1.0] * below if action.k == 1 else branches[action.k - 1][:below])
+    levels = level_widths(action, branches)[:-1]
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
 
 

@@ -6,15 +6,18 @@ seconds, bilinearly interpolated. The first draft pass of a step has a time of i
 ran before it, so the draft's weights are not in the caches.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from scipy.ndimage import map_coordinates
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from nde_talf.decoding.actions import K_MAX, L2_MAX, TREES
 from nde_talf.decoding.common.arguments import Positive, checked
@@ -25,7 +28,6 @@ from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
 from nde_talf.selector.fingerprint import sizes
 
-FORMAT = Format("latency table", "measure it again (stage=latency force=true)")
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
@@ -35,8 +37,18 @@ SPACING = 16  # tokens between the contexts at which steps are priced
 LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
+EVERY_TREE = range(len(TREES))
+
+
+def _rising(axis: list[int]) -> list[int]:
+    if axis != sorted(set(axis)):
+        raise ValueError(f"the axis {axis} does not rise")
+    return axis
+
+
 Context = TypeVar("Context", Tensor, int)
-Axis = list[Annotated[int, Field(ge=0, le=1 << 30)]]
+Axis = Annotated[list[Annotated[int, Field(ge=1, le=1 << 30)]], AfterValidator(_rising)]
+Knots = Annotated[Axis, Field(min_length=1)]
 Line = list[Annotated[float, Field(gt=0, le=1e6)]]
 Grid = list[Line]
 
@@ -75,9 +87,9 @@ class LatencyTable:
             K (1 + L1 + L2) nodes.
     """
 
-    contexts: Axis
-    nodes: Axis
-    widths: Axis
+    contexts: Knots
+    nodes: Knots
+    widths: Knots
     target: Grid
     draft: Grid
     verify: dict[str, Line] = field(default_factory=dict)
@@ -105,31 +117,16 @@ class LatencyTable:
         Raises:
             UserError: `path` holds no complete table, or not what `save` wrote there.
         """
-        content = FORMAT.load(Path(path))
-        content.pop("format")
-        try:
-            table: LatencyTable = typed(content, cls)
-            table._check()
-        except ValueError as error:
-            raise UserError(
-                f"{path}: it is no complete latency table ({error}): {FORMAT.again}."
-            ) from error
+        table: LatencyTable = typed(FORMAT.load(Path(path)), cls)
         return table
 
-    def _check(self) -> None:
-        """Raise ValueError, naming it, for an axis that does not rise or a grid of another size."""
-        axes = (self.sequences, self.contexts, self.nodes, self.widths)
-        for axis in axes:
-            if axis != sorted(set(axis)):
-                raise ValueError(f"the axis {axis} does not rise")
+    def _check(self) -> "LatencyTable":
+        """Raise ValueError, naming it, for a grid of another size than its axes."""
         for k, line in enumerate(self.branches, 1):
             if not 1 <= min(line) <= max(line) <= k:
                 raise ValueError(f"'branches' of {k} are not 1 to {k} nodes wide")
-        if 0 in self.widths or 0 in self.nodes:
-            raise ValueError("one of 'nodes' and 'widths' holds 0")
+        axes = self.sequences, self.contexts, self.nodes, self.widths
         sequences, contexts, nodes, widths = map(len, axes)
-        if not contexts or not nodes or not widths:
-            raise ValueError("one of 'contexts', 'nodes' and 'widths' is empty")
         grids: dict[str, tuple[int, ...]] = {
             "target": (contexts, nodes),
             "draft": (contexts, widths),
@@ -146,6 +143,7 @@ class LatencyTable:
                 _check_grid(name, getattr(self, name), *shape)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
+        return self
 
     def check_quiet(self, path: str | Path) -> None:
         """Raise UserError, naming `path`, if two repeats of the measurement disagreed."""
@@ -172,8 +170,7 @@ class LatencyTable:
 
         They are features of the selector.
         """
-        one = torch.ones_like(context)
-        return torch.stack([self._draft(context, one), self._target(context, one)], -1)
+        return torch.stack([self._draft(context, 1), self._target(context, 1)], -1)
 
     def steps(
         self, context: Tensor, verifier: str | None = None, shapes: Tensor = SHAPES
@@ -187,44 +184,31 @@ class LatencyTable:
         a target pass over 12 nodes.
         """
         context = context.double()[:, None]
-        l1, l2 = shapes[:, 1:].to(context).unbind(-1)
-        merged = torch.tensor(
-            self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype
-        )
-        deepest = int((l1 + l2).max())
-        wide_by_k = F.pad(merged, (0, deepest - L2_MAX), value=1.0)  # a path is 1 wide
-        width = wide_by_k[shapes[:, 0] - 1]  # [A, depth after the trunk]
-        rows = F.pad(width.cumsum(-1), (1, 0))
-        one = torch.ones_like(context)
-        first = self._line(self.first, context) if self.first else self._draft(context, one)
-        second = self._line(self.second, context) if self.second else 0.0
-        draft = first + (l1 + l2 > 1) * second
-        for step in range(1, deepest):
-            # Pass number `step` runs a trunk token (up to L1), or a level of branches.
-            below = (step - l1).clamp(min=0).long()[:, None]
-            wide = torch.where(step > l1, width.gather(1, (below - 1).clamp(min=0))[:, 0], 1.0)
-            there = l1.clamp(max=step) + rows.gather(1, below)[:, 0]
-            draft += torch.where(
-                step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0
-            )
-        nodes = (1 + l1 + rows.gather(1, shapes[:, 2:])[:, 0]).expand_as(draft)
-        run = rows_run(shapes).expand_as(draft) if self.by_branches else nodes
-        seconds = draft + self._target(context.expand_as(draft), run)
+        branches = self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)]
+        widths = [level_widths(tree, branches) for tree in shapes.tolist()]
+        tensors = [torch.tensor(levels, dtype=torch.float64) for levels in widths]
+        levels = pad_sequence(tensors, batch_first=True)  # [A, deepest]
+        drafted, depth = levels.cumsum(-1), shapes[:, 1:].sum(-1)
+        seconds = self._line(self.first, context) if self.first else self._draft(context, 1)
+        if self.second:
+            seconds = seconds + (depth > 1) * self._line(self.second, context)
+        for level in range(levels.shape[1] - 1):
+            later = self._draft(context + drafted[:, level], levels[:, level])
+            seconds = seconds + torch.where(depth > level + 1, later, 0.0)
+        nodes = 1 + levels.sum(-1)
+        seconds = seconds + self._target(context, rows_run(shapes) if self.by_branches else nodes)
         if verifier in self.verify:
-            seconds = seconds + bilinear(
-                [0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes
-            )
+            seconds = seconds + linear(self.nodes, self.verify[verifier], nodes)
         return seconds
 
     def steps_eq11(self, context: Tensor) -> Tensor:
         """[R, 233] seconds by Eq. 11 (NDE paper): each pass as one token at a longer context."""
         context = context.double()[:, None]
-        k, l1, l2 = SHAPES.to(context).unbind(-1)
-        one = torch.ones(len(context), len(TREES))
-        seconds = self._target(context + l1 + k * l2, one)
-        for j in range(int(max(l1.max(), l2.max()))):
-            for rows, length in ((torch.full_like(l1, float(j)), l1), (l1 + j * k, l2)):
-                seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
+        k, l1, l2 = SHAPES.double().unbind(-1)
+        seconds = self._target(context + l1 + k * l2, 1)
+        for j in range(int(SHAPES[:, 1:].max())):
+            for rows, length in ((j, l1), (l1 + j * k, l2)):
+                seconds = seconds + torch.where(j < length, self._draft(context + rows, 1), 0.0)
         return seconds
 
     def plain(self, context: Tensor) -> Tensor:
@@ -233,9 +217,9 @@ class LatencyTable:
         Without a measurement, the target's pass over the root, and verification as cheap as any.
         """
         if self.autoregressive:
-            return self._line(self.autoregressive, context.double())
+            return self._line(self.autoregressive, context)
         verify = min((times[0] for times in self.verify.values()), default=0.0)
-        return self._target(context.double(), torch.ones_like(context)) + verify
+        return self._target(context, 1) + verify
 
     def batched(self, sequences: int) -> "LatencyTable":
         """Prices of a step in which so many sequences draft and verify together, as in an engine.
@@ -256,14 +240,10 @@ class LatencyTable:
             )
         if sequences == 1:
             return self
-        at = float(np.interp(sequences, measured, range(len(measured))))
-        low, high = int(at), min(int(at) + 1, len(measured) - 1)
-
-        def between(batches: list[Grid]) -> np.ndarray:
-            grid = np.array(batches)
-            return grid[low] + (at - low) * (grid[high] - grid[low])
-
-        target, draft = between(self.target_batch), between(self.draft_batch)
+        target, draft = (
+            np.apply_along_axis(partial(np.interp, sequences, measured), 0, batches)
+            for batches in (self.target_batch, self.draft_batch)
+        )
         growth_of_target = target[:, 0] / np.array(self.target)[:, 0]
         growth_of_draft = draft[:, 0] / np.array(self.draft)[:, 0]
         return replace(
@@ -282,27 +262,40 @@ class LatencyTable:
             draft_batch=[],
         )
 
-    def _line(self, values: list[float], context: Tensor) -> Tensor:
-        return bilinear(
-            self.contexts, [1], [[x] for x in values], context, torch.ones_like(context)
-        )
+    def _line(self, values: Line, context: Tensor) -> Tensor:
+        return linear(self.contexts, values, context)
 
-    def _target(self, context: Tensor, nodes: Tensor) -> Tensor:
+    def _target(self, context: Tensor, nodes: Tensor | int) -> Tensor:
         return bilinear(self.contexts, self.nodes, self.target, context, nodes)
 
-    def _draft(self, context: Tensor, width: Tensor) -> Tensor:
+    def _draft(self, context: Tensor, width: Tensor | int) -> Tensor:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
+
+
+FORMAT = Format(
+    "latency table",
+    "measure it again (stage=latency force=true)",
+    Annotated[LatencyTable, AfterValidator(LatencyTable._check)],
+)
 
 
 class StepCosts:
     """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
 
     seconds: [G, C] float32, up to `longest` tokens; passes: [G, 2], see
-    `LatencyTable.passes`. `rule` is "table", or "eq11" for the NDE paper's.
+    `LatencyTable.passes`. `rule` is "table", or "eq11" for the NDE paper's. trees: indices of those
+    that are priced by the table; no other tree has a price (infinity).
     """
 
-    def __init__(self, table: LatencyTable, verifier: str, longest: int, rule: str = "table"):
-        self.table, self.verifier, self.rule = table, verifier, rule
+    def __init__(
+        self,
+        table: LatencyTable,
+        verifier: str,
+        longest: int,
+        rule: str = "table",
+        trees: Sequence[int] = EVERY_TREE,
+    ):
+        self.table, self.verifier, self.rule, self.trees = table, verifier, rule, [*trees]
         contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
         self.seconds = self._price(contexts).float()
         self.passes = table.passes(contexts).float()
@@ -310,15 +303,13 @@ class StepCosts:
     def _price(self, contexts: Tensor) -> Tensor:
         if self.rule == "eq11":
             return self.table.steps_eq11(contexts)
-        return self.table.steps(contexts, self.verifier)
+        seconds = torch.full((len(contexts), len(TREES)), torch.inf, dtype=torch.float64)
+        seconds[:, self.trees] = self.table.steps(contexts, self.verifier, SHAPES[self.trees])
+        return seconds
 
-    def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds [R, C] and one-token passes [R, 2] at `context` [R].
-
-        Beyond `longest` the last ones count.
-        """
-        row = self.row(context)
-        return self.seconds[row], self.passes[row]
+    def at(self, context: Tensor) -> Tensor:
+        """Seconds [R, C] at `context` [R]; beyond `longest` the last ones count."""
+        return self.seconds[self.row(context)]
 
     def row(self, context: Context) -> Context:
         """Index of the nearest context of the grid."""
@@ -342,6 +333,12 @@ def context_counts(context: Tensor) -> Tensor:
     return ((context + SPACING // 2) // SPACING).bincount()
 
 
+def level_widths(shape: Sequence[int], branches: Sequence[Sequence[float]]) -> list[float]:
+    """Mean numbers of nodes at depth 1, 2, ... of a tree, by `LatencyTable.branches`."""
+    k, l1, l2 = shape
+    return [1.0] * l1 + ([1.0] * l2 if k == 1 else [*branches[k - 1][:l2]])
+
+
 def rows_run(shapes: Tensor) -> Tensor:
     """Count the rows of trees `shapes` [A, 3] whose paths each run from the root on."""
     k, l1, l2 = shapes.double().unbind(-1)
@@ -362,26 +359,18 @@ def _scaled(seconds: Line, factor: np.ndarray) -> Line:
     return (factor * np.array(seconds)).tolist() if seconds else []
 
 
+def linear(knots: list[int], values: list[float], x: Tensor) -> Tensor:
+    """Interpolate values [knots] linearly at x. Outside the knots, the last one counts."""
+    return torch.from_numpy(np.interp(x, knots, values))
+
+
 def bilinear(
-    rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor
+    rows: list[int], columns: list[int], values: Grid, x: Tensor, y: Tensor | int
 ) -> Tensor:
-    """Interpolate values [rows][columns] bilinearly at (x, y), both of one shape.
+    """Interpolate values [rows][columns] bilinearly at (x, y), which are broadcast.
 
     Outside the grid, its edge counts.
     """
-    table = torch.tensor(values, dtype=torch.float64)
-
-    def locate(grid: list[int], at: Tensor) -> tuple[Tensor, Tensor]:
-        knots = torch.tensor(grid, dtype=torch.float64)
-        if len(grid) == 1:
-            return torch.zeros_like(at, dtype=torch.long), torch.zeros_like(at, dtype=torch.float64)
-        low = (torch.searchsorted(knots, at.double().contiguous(), right=True) - 1).clamp(
-            0, len(grid) - 2
-        )
-        return low, ((at - knots[low]) / (knots[low + 1] - knots[low])).clamp(0, 1)
-
-    (i, u), (j, v) = locate(rows, x), locate(columns, y)
-    i_next, j_next = (i + 1).clamp(max=len(rows) - 1), (j + 1).clamp(max=len(columns) - 1)
-    near = table[i, j] * (1 - v) + table[i, j_next] * v
-    far = table[i_next, j] * (1 - v) + table[i_next, j_next] * v
-    return near * (1 - u) + far * u
+    places = (np.interp(at, axis, range(len(axis))) for at, axis in ((x, rows), (y, columns)))
+    grid, at = np.array(values, float), np.broadcast_arrays(*places)
+    return torch.from_numpy(map_coordinates(grid, at, order=1, mode="nearest"))

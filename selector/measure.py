@@ -12,10 +12,10 @@ in batches. Two batches have to give the same prices up to `AGREE`; until two do
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
-from typing import Any, NamedTuple, cast
+from itertools import cycle, islice, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.processor import cpu_model
-from nde_talf.decoding.device import asynchronous
-from nde_talf.decoding.device_tree import DeviceTree
+from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.mixed import RuleOfTree
@@ -36,7 +35,7 @@ from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.tree import DraftTree, Tree
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
@@ -75,7 +74,7 @@ def measure_latency(
     contexts: Sequence[int],
     verifiers: Sequence[str],
     repeats: int = 9,
-    conditions: Conditions | None = None,
+    conditions: Conditions = Conditions(),
 ) -> LatencyTable:
     """Measure the latency table of a pair on this machine.
 
@@ -91,7 +90,6 @@ def measure_latency(
         repeats: rounds in a batch.
         conditions: settings and shapes.
     """
-    conditions = conditions or Conditions()
     static = conditions.static
     longest = min(target.max_context, draft.max_context, *([static.context] if static else []))
     if longest <= ROOM:
@@ -154,11 +152,11 @@ def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
 def disagreement_of(one: LatencyTable, other: LatencyTable) -> float:
     """Largest relative difference between two tables' prices of a tree, means over contexts."""
     contexts = torch.tensor(one.contexts)
-    worst = 0.0
-    for rule in one.verify:
-        first, second = (table.steps(contexts, rule).mean(0) for table in (one, other))
-        worst = max(worst, float(((first - second).abs() / torch.minimum(first, second)).max()))
-    return worst
+    first, second = (
+        torch.stack([table.steps(contexts, rule).mean(0) for rule in one.verify])
+        for table in (one, other)
+    )
+    return float(((first - second).abs() / torch.minimum(first, second)).max())
 
 
 class _Probe(TreePolicy):
@@ -173,17 +171,12 @@ class _Probe(TreePolicy):
         self.action, self.rule, self.context = PROBES[0], rule, 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        self.context = state.context
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+        self.context, (k, l1, l2) = state.context, self.action
         tree = draft_delayed(self.action, state, drafter, rng)
         tree.rule = self.rule
-        if isinstance(tree, DraftTree) and self.action.l2:
-            depth: list[int] = []
-            for parent in tree.topology:
-                depth.append(depth[parent] + 1 if parent >= 0 else 0)
-            self.levels[self.action.k].append(
-                [depth.count(self.action.l1 + d) for d in range(1, self.action.l2 + 1)]
-            )
+        if isinstance(tree, DraftTree) and l2:
+            self.levels[k].append([tree.depth.count(l1 + below) for below in range(1, l2 + 1)])
         return tree
 
 
@@ -238,11 +231,10 @@ class _Bench:
             ]
             yield from self._stream(context, self.random.sample(probes, len(probes)), number)
 
-    def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Generator:
-        prompt = [self.text[i % len(self.text)] for i in range(start)]
+    def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Any:
+        prompt = [*islice(cycle(self.text), start)]
         setting = self.settings[number % len(self.settings)]
-        steps = decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
-        return cast("Generator", steps)
+        return decoder.stream(prompt, setting, Rng.seeded(number), start + ROOM)
 
     def _plain_stream(self, context: int, number: int) -> None:
         steps = self._steps(self.alone, max(1, context - PLAIN_STEPS // 2), number)
@@ -289,9 +281,10 @@ def _batched(
     """
     if model.form != "masks":  # sequences are run one after the other
         return (np.array(SEQUENCES)[:, None, None] * np.array(single)).tolist()
+    clock = synchronised(clock, model.device)
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])
-    prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)
+    prompt = torch.tensor([[*islice(cycle(text), context)]], device=model.device)
     positions = torch.arange(context, device=model.device)
     caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]
     for cache, count in zip(caches, SEQUENCES, strict=True):
@@ -302,21 +295,14 @@ def _batched(
     ):
         tokens = prompt[:, :1].expand(count, size)
         mask = torch.zeros(count, 1, size, context + size, dtype=model.dtype, device=model.device)
-        _wait(model)
         started = clock()
         model.logits(model.hidden(tokens, torch.full_like(tokens, context), mask, caches[b]))
-        _wait(model)
         seconds[number, b, r] = clock() - started
         caches[b].commit(context)
     medians = np.median(seconds[1:], 0)  # the first round warms up
     factors = np.maximum(1, rising(medians / medians[0]))
     factors[0] = 1
     return (factors[:, None] * np.array(single)).tolist()
-
-
-def _wait(model: CausalModel) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
 
 
 def drafter_of(draft: Any, static: Shapes | None = None) -> Any:

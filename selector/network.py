@@ -106,33 +106,23 @@ class SelectorNetwork(nn.Module):
     0 is left out.
 
     Args:
-        states: sizes of the hidden states.
-        scalars: how many there are.
-        width: of the projections.
-        hidden: widths of the two hidden layers.
-        dropout: in training, after each of them.
+        schema: sizes of the states and layers, and dropout.
     """
 
-    def __init__(
-        self,
-        states: Sequence[int],
-        scalars: int,
-        width: int,
-        hidden: tuple[int, int],
-        dropout: float,
-    ):
+    def __init__(self, schema: SelectorSchema):
         super().__init__()
-        sizes, (first, second) = [size for size in states if size], hidden
+        width, (first, second) = schema.width, schema.hidden
+        states = schema.target_hidden, schema.draft_hidden, schema.draft_hidden
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes
+            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in states if size
         )
         self.mlp = nn.Sequential(
-            nn.Linear(len(sizes) * width + scalars, first),
+            nn.Linear(len(self.projections) * width + len(INPUT_SCALARS), first),
             nn.GELU(),
-            nn.Dropout(dropout),
+            nn.Dropout(schema.dropout),
             nn.Linear(first, second),
             nn.GELU(),
-            nn.Dropout(dropout),
+            nn.Dropout(schema.dropout),
             nn.Linear(second, len(TREES)),
         )
 
@@ -170,9 +160,7 @@ class Selector(nn.Module):
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         self.schema = schema
-        states = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
-        scalars, sizes = len(INPUT_SCALARS), (schema.width, schema.hidden)
-        self.network = SelectorNetwork(states, scalars, *sizes, schema.dropout)
+        self.network = SelectorNetwork(schema)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
         self.register_buffer(

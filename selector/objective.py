@@ -105,14 +105,13 @@ def best_static(efficiency: Tensor, seconds: Tensor) -> int:
     return int((seconds.double() / efficiency.double()).mean(0).argmin())
 
 
-def mean_step(tokens: Tensor, seconds: Tensor) -> tuple[float, float]:
-    """Mean tokens and mean seconds of a decoder's steps over a text.
+def mean_tokens(tokens: Tensor) -> float:
+    """Mean tokens of a decoder's steps over a text.
 
-    Its steps would commit `tokens` [R] in `seconds` [R] at roots of equal distances: a root counts
-    1 / tokens, as often as a step starts near it.
+    Its steps would commit `tokens` [R] at roots of equal distances: a root counts 1 / tokens, as
+    often as a step starts near it.
     """
-    mean = 1 / (1 / tokens.double()).mean()
-    return float(mean), float(mean * (seconds.double() / tokens.double()).mean())
+    return float(1 / (1 / tokens.double()).mean())
 
 
 def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:

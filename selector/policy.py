@@ -12,17 +12,17 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import asynchronous, upload
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.tree import DraftTree
+from nde_talf.decoding.tree import Tree
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
-from nde_talf.selector.network import Selector, selectable
+from nde_talf.selector.network import Selector
 
 Inputs = tuple[tuple[Tensor, ...], tuple[Tensor, ...], int, float, float]
 
@@ -60,7 +60,7 @@ class NeuralPolicy(TreePolicy):
         if any(schema.learned) and not asynchronous(selector.mean.device):
             self._fast = FastSelector(selector, self._costs)
         self._openings: dict[tuple, Opening] = {}
-        self.verifier = selectable(schema.verifier, "selector")
+        self.verifier = VERIFIERS[schema.verifier]
 
     @property
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
@@ -98,7 +98,7 @@ class NeuralPolicy(TreePolicy):
                 stacklevel=3,
             )
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
         """Draft the chosen tree."""
         started = time.perf_counter()
         index = self.choose(state, drafter)
@@ -137,19 +137,17 @@ class NeuralPolicy(TreePolicy):
     def _open(self, state: DecodingState, drafter: Drafter) -> "Opening":
         """Look once for a sampling setting and a device whether the models are the selector's."""
         device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
-        key = (state.setting, device, sizes)
-        if key in self._openings:
-            return self._openings[key]
-        schema = self.selector.schema
+        key, schema = (state.setting, device), self.selector.schema
         if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and"
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"
                 " load the selector of this pair."
             )
-        self.selector.to(device)
-        prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
-        self._openings[key] = Opening(self.static(state.setting), *prices)
+        if key not in self._openings:
+            self.selector.to(device)
+            prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
+            self._openings[key] = Opening(self.static(state.setting), *prices)
         return self._openings[key]
 
 

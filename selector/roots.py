@@ -8,11 +8,13 @@ action. Pure tensors.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.features import SCALARS
@@ -31,6 +33,7 @@ at its context.
 OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
 """Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
+EVERY_TREE = torch.ones(len(TREES), dtype=torch.bool)
 PART = 8192
 """Roots whose hidden states are in memory at once."""
 
@@ -67,26 +70,13 @@ class Roots:
     def __len__(self) -> int:
         return len(self.scalars)
 
-    @property
-    def states(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The network's three hidden states."""
-        return self.h_p_previous, self.h_q_previous, self.h_q_root
-
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        return Roots(
-            self.h_p_previous[index],
-            self.h_q_previous[index],
-            self.h_q_root[index],
-            self.scalars[index],
-            self.context[index],
-            self.setting[index],
-            self.prompt[index],
-            {name: labels[index] for name, labels in self.samples.items()},
-            self.settings,
-            [self.kind[i] for i in index.tolist()],
-        )
+        tensors: Any = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
+        samples = {name: labels[index] for name, labels in self.samples.items()}
+        kind = [self.kind[i] for i in index.tolist()]
+        return replace(self, **tensors, samples=samples, kind=kind)
 
 
 @dataclass
@@ -111,11 +101,7 @@ class PricedRoots:
     ) -> "PricedRoots":
         """Price `roots` under latency tables; rule: see `StepCosts`."""
         longest = int(roots.context.max())
-        return cls(
-            roots,
-            verifier,
-            [StepCosts(table, verifier, longest, rule) for table in tables],
-        )
+        return cls(roots, verifier, [StepCosts(t, verifier, longest, rule) for t in tables])
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -135,42 +121,39 @@ class PricedRoots:
         costs, roots = self.costs[table], self.roots
         return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
-    def priced(self, table: int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """`inputs` [B, 11] and seconds [B, C] of the roots `index` under one latency table."""
-        return self.inputs(table, index), self.costs[table].at(self.roots.context[index])[0]
+    def seconds(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
+        """[B, C]: seconds of a step at the roots `index` under one latency table."""
+        return self.costs[table].at(self.roots.context[index])
 
     def logits(
         self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
     ) -> Tensor:
         """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
         index = torch.arange(len(self)) if index is None else index
+        roots = self.roots
+        states = roots.h_p_previous, roots.h_q_previous, roots.h_q_root
         parts = [
-            selector(*(h[i].float() for h in self.roots.states), *self.priced(table, i))
+            selector(
+                *(h[i].float() for h in states),
+                self.inputs(table, i),
+                self.seconds(table, i),
+            )
             for i in index.split(PART)
         ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
-        """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
-        parts = [
-            (taken(self.efficiency[i], action[i]), taken(self.priced(table, i)[1], action[i]))
-            for i in torch.arange(len(self)).split(PART)
-        ]
-        tokens, seconds = zip(*parts, strict=True)
-        return torch.cat(tokens), torch.cat(seconds)
+        return torch.cat(parts)
 
     def pace(self, action: Tensor, table: int) -> Tensor:
         """[R]: seconds per token at every root with its `action` [R].
 
         The mean over roots is that over a text: see `nde_talf.selector.objective.best_static`.
         """
-        tokens, seconds = self.steps(action, table)
-        return seconds / tokens
+        costs = self.costs[table]
+        seconds = costs.seconds[costs.row(self.roots.context), action]
+        return seconds / taken(self.efficiency, action)
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        sums = [(1 / self.efficiency[i].double()).sum(0) for i in index.split(PART)]
-        return len(index) / torch.stack(sums).sum(0)
+        return len(index) / (1 / self.efficiency[index].double()).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
         """[M, C]: seconds per token over the texts of the roots `index`, by table."""
@@ -181,24 +164,21 @@ class PricedRoots:
         """Those of the roots with `chosen` [R] True, or at these indices."""
         return replace(self, roots=self.roots.where(chosen))
 
-    def static(self, allowed: Tensor | None = None) -> Tensor:
+    def static(self, allowed: Tensor = EVERY_TREE) -> Tensor:
         """[M, settings]: the action that is best used throughout, by table and sampling setting.
 
         Raises UserError for a setting without roots.
 
         Args:
-            allowed: [C], the actions to choose from; None: all.
+            allowed: [C], the actions to choose from.
         """
-        best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
+        best = []
         for setting, pair in enumerate(self.roots.settings):
             index = (self.roots.setting == setting).nonzero()[:, 0]
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
-            for table, pace in enumerate(self.mean_paces(index)):
-                if allowed is not None:
-                    pace = pace.masked_fill(~allowed, float("inf"))
-                best[table, setting] = pace.argmin()
-        return best
+            best.append(self.mean_paces(index).masked_fill(~allowed, torch.inf).argmin(-1))
+        return torch.stack(best, -1)
 
 
 def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[float]:
@@ -209,8 +189,7 @@ def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[floa
         baseline: the same of the baseline.
         prompt: [R], resampled as units.
     """
-    one = torch.ones_like(pace)
-    columns = torch.stack([one, pace, one, baseline], -1).double()
+    columns = torch.stack([baseline, pace], -1).double()
     return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt.numpy()))
 
 

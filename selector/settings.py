@@ -23,11 +23,6 @@ from nde_talf.decoding.common.settings import (
 )
 from nde_talf.decoding.names import ON_PATHS
 
-PRICING = ("table", "eq11")
-INITIALISATIONS = ("static", "random")
-WEIGHTINGS = ("visits", "roots")
-FEATURES = ("both", "draft")
-
 
 @settings("selector")
 class SelectorConfig:
@@ -42,11 +37,11 @@ class SelectorConfig:
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
     configs/latency, or files.
     """
-    pricing: Annotated[str, one_of(PRICING)] = "table"
+    pricing: Annotated[str, one_of(("table", "eq11"))] = "table"
     """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11",
     Eq. 11 of the NDE paper.
     """
-    features: Annotated[str, one_of(FEATURES)] = "both"
+    features: Annotated[str, one_of(("both", "draft"))] = "both"
     """Whose hidden states and distributions the network sees: "both" models', or "draft", the
     draft's alone, for engines that do not hand out the target's, such as vLLM.
     """
@@ -60,7 +55,7 @@ class SelectorConfig:
     """
     dropout: Proper = 0.1
     """Dropout after each hidden layer, in training."""
-    initialisation: Annotated[str, one_of(INITIALISATIONS)] = "static"
+    initialisation: Annotated[str, one_of(("static", "random"))] = "static"
     """Which policy training starts from: "static", the trees that are best over all training roots,
     or "random", torch's own initial weights, as in the NDE paper.
     """
@@ -81,7 +76,7 @@ class SelectorConfig:
     """
     entropy_weight: Amount = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
-    weighting: Annotated[str, one_of(WEIGHTINGS)] = "visits"
+    weighting: Annotated[str, one_of(("visits", "roots"))] = "visits"
     """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best
     static tree starts a step there, or "roots", all the same, as in the NDE paper.
     """

@@ -20,7 +20,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
 from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
-from nde_talf.proposals import Fixed, Proposals
+from nde_talf.proposals import Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
@@ -82,7 +82,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
     """
     dice, steps, hits = np.random.default_rng(0), 0, 0
     monkeypatch.setattr("nde_talf.proposals.IDLE", 2)
-    proposals = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED)
+    proposals = Proposals(drafters()[kind], None, DRAFTED)
     read = [len(prompt) + 1 for prompt in PROMPTS]
     Counted.started.clear()
     while left := [i for i, text in enumerate(texts) if read[i] < len(text)]:
@@ -91,7 +91,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
         within = [texts[i][: read[i]] if dice.random() < 0.9 else [] for i in running]
         drafts = proposals.propose(within, NEW + 20)
         for i, text, draft in zip(running, within, drafts, strict=True):
-            alone = Proposals(drafters()[kind], Fixed(DRAFTED), DRAFTED)
+            alone = Proposals(drafters()[kind], None, DRAFTED)
             assert [draft] == alone.propose([text], NEW + 20) and len(draft) <= DRAFTED * bool(text)
             if text:
                 cut = dice.integers(len(draft) + 1) if dice.random() < 0.3 else None  # by an engine
@@ -104,7 +104,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
 
 def test_steps_are_those_of_our_loop(texts):
     """Greedily as many tokens are drafted and accepted as by `Delayed` with the same path."""
-    proposals, policy = Proposals(LMDrafter(DRAFT), Fixed(DRAFTED), DRAFTED), Delayed(PATH)
+    proposals, policy = Proposals(LMDrafter(DRAFT), None, DRAFTED), Delayed(PATH)
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "traversal")
     for prompt, text in zip(PROMPTS, texts, strict=True):
         steps = decoder.generate(prompt, NEW, GREEDY, Rng.seeded(0)).steps
@@ -159,7 +159,9 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
 
 
 def test_a_length_is_cut_to_the_room_and_chosen_row_by_row(selector):
-    proposals = Proposals(LMDrafter(DRAFT), PathLengths(selector, DRAFT, 8, GREEDY, TABLE), 8)
+    proposals = Proposals(
+        LMDrafter(DRAFT), PathLengths(selector, DRAFT, 8, GREEDY, TABLE).choose, 8
+    )
     drafted = proposals.propose([[1, 2, row, 3] for row in range(6)], 7)
     assert len({len(draft) for draft in drafted}) > 1 and max(map(len, drafted)) <= 3
 

@@ -21,8 +21,8 @@ from nde_talf.selector.policy import NeuralPolicy, Opening
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.train import (
     CrossFit,
-    SelectorModule,
     fit_selector,
+    held_out_gain,
     prompt_folds,
     train_selector,
 )
@@ -69,18 +69,19 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
 
     started = 0
 
-    def kill(module: SelectorModule) -> None:
+    def kill(*arguments) -> float:
         nonlocal started
         started += 1
         if started == 9:  # in the third fold
             raise Killed
+        return held_out_gain(*arguments)
 
     def train(folder: str) -> tuple[Selector, CrossFit]:
         config = replace(CONFIG, epochs=4, folds=3)
         return train_selector(training, validation, config, tmp_path / folder)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(SelectorModule, "on_train_epoch_start", kill)
+        patch.setattr("nde_talf.selector.train.held_out_gain", kill)
         train("killed")
     assert len(list((tmp_path / "killed").iterdir())) == 2
     (resumed, crossed), (undisturbed, expected) = train("killed"), train("undisturbed")
@@ -154,8 +155,9 @@ def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(target_hidden
         logits = 3 * torch.randn(3, 30 + 250 * seed)
         rows = warp(logits, SamplingSetting(1.0, top_p)).unbind()
         inputs = states, rows, 20 + 40 * seed, 0.5 + 0.1 * seed, top_p
-        seconds, passes = costs.at(torch.tensor([inputs[2]]))
-        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes[0]])
+        row = costs.row(inputs[2])
+        seconds, passes = costs.seconds[row, None], costs.passes[row]
+        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes])
         seen = [states[0][:target_hidden], *states[1:]]
         with torch.inference_mode():
             expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
