@@ -1,21 +1,25 @@
-"""Training a selector: Eq. 12 on labelled roots, cross-validated on the prompts.
+"""Training a selector with Lightning: Eq. 12 on labelled roots, cross-validated on the prompts.
 
 The prompts that the selector is evaluated on take no part: how long to train, and under which
 sampling settings choosing beats the static tree, comes from folds of the training prompts.
 """
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping, RichProgressBar
 from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
@@ -31,8 +35,7 @@ UNPRICED_SHARPNESS = 20.0
 """How strongly a network that has to learn prices prefers, at first, what is best throughout."""
 SHARES = (8, 4, 2)
 """The learning curve is fitted on an eighth, a quarter and half of the prompts before all."""
-GAIN = "held_out_log_tps_argmax"
-"""Name in logs of `held_out_gain`, which stops a training."""
+GAIN = "held_out_log_tps_argmax"  # of the actions that decoding takes; what stops a training
 
 
 class CrossFit(NamedTuple):
@@ -63,7 +66,7 @@ def train_selector(
     validation: PricedRoots,
     config: SelectorConfig,
     folder: Path,
-    loggers: Sequence[Logger] = (),
+    logger: Logger | list[Logger] | None = None,
     title: str = "selector",
 ) -> tuple[Selector, CrossFit]:
     """Cross-fit, then train on all `training` roots for as many epochs as the folds needed.
@@ -73,7 +76,7 @@ def train_selector(
     """
     crossed = cross_fit(training, config, folder, title)
     all_roots = replace(config, epochs=crossed.epochs)
-    selector, _ = fit_selector(training, validation, all_roots, loggers, final=True)
+    selector, _ = fit_selector(training, validation, all_roots, logger, final=True)
     learned = tuple(not config.fallback or low > 1 + config.min_gain for _, low, _ in crossed.gains)
     selector.schema = replace(selector.schema, learned=learned)
     return selector, crossed
@@ -214,82 +217,87 @@ def fit_selector(
     training: PricedRoots,
     validation: PricedRoots,
     config: SelectorConfig,
-    loggers: Sequence[Logger] = (),
+    logger: Logger | list[Logger] | None = None,
     final: bool = False,
 ) -> tuple[Selector, int]:
     """Train on `training`; return the selector and the epochs it has seen.
 
     It stops early, at the epoch with the best throughput on `validation`; `final`: it sees all
     epochs, and shows its progress. Equal arguments give equal weights.
-
-    Raises:
-        UserError: the loss is no number any more.
     """
-    torch.manual_seed(config.seed)
-    selector, objective = new_selector(training, config), Objective(training, config)
-    optimizer = torch.optim.AdamW(selector.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY)
-    steps, step = config.epochs * -(-len(training) // config.batch), 0
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+    pl.seed_everything(config.seed, verbose=False)
+    selector = new_selector(training, config)
+    module = SelectorModule(selector, config, training, validation)
+    best = BestEpoch(GAIN, mode="max", patience=PATIENCE)
+    trainer = pl.Trainer(
+        accelerator="cpu",  # a small network on tensors that lie on the CPU
+        devices=1,
+        max_epochs=config.epochs,
+        logger=logger or False,
+        callbacks=[RichProgressBar(), Counted()] if final else [best],
+        enable_progress_bar=final,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
     )
-    best, best_epoch, weights = -math.inf, -1, selector.state_dict()
-    epochs: Iterable[int] = range(config.epochs)
-    for epoch in track(epochs, "training", config.epochs, "epoch") if final else epochs:
-        total, generator = 0.0, torch.Generator().manual_seed(config.seed + epoch)
-        for index in torch.randperm(len(training), generator=generator).split(config.batch):
-            torch.manual_seed(config.seed * 1_000_003 + step)  # of this step's dropout
-            loss = objective(selector.train(), index)
-            if not torch.isfinite(loss):
-                raise UserError(
-                    f"selector: the loss became {loss.item()} at step {step}; lower selector.lr."
-                )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            total, step = total + loss.item() * len(index), step + 1
-        gain = held_out_gain(selector.eval(), validation, objective.static)
-        figures = {"loss": total / len(training), GAIN: gain, "epoch": epoch}
-        for logger in loggers:
-            logger.log_metrics(figures, step - 1)
-            logger.save()
-        if gain > best:
-            best, best_epoch = gain, epoch
-            weights = {name: x.clone() for name, x in selector.state_dict().items()}
-        elif epoch == best_epoch + PATIENCE and not final:
-            break
-    if final:
-        return selector, config.epochs
-    selector.load_state_dict(weights)
-    return selector, best_epoch + 1
+    seen, unseen = (TensorDataset(torch.arange(len(split))) for split in (training, validation))
+    # With one replica this sampler's order is a pure function of (seed, epoch).
+    order: DistributedSampler = DistributedSampler(seen, 1, 0, seed=config.seed)
+    loader = DataLoader(seen, config.batch, sampler=order)
+    trainer.fit(module, loader, DataLoader(unseen, len(validation)))
+    if not final:
+        module.load_state_dict(best.weights)
+    return selector.cpu().eval(), config.epochs if final else best.epoch + 1
 
 
-class Objective:
-    """The loss of a selector on roots that it is trained on, a mean over the latency tables."""
+class SelectorModule(pl.LightningModule):
+    """Lightning's view of a training: batches are (index,) into the roots, which it holds."""
 
-    def __init__(self, roots: PricedRoots, config: SelectorConfig):
-        self.roots, self.config = roots, config
-        self.static = roots.static()  # [tables, settings]
-        actions = self.static[:, roots.roots.setting]
-        self.weights = torch.ones(actions.shape)
+    def __init__(
+        self,
+        selector: Selector,
+        config: SelectorConfig,
+        training: PricedRoots,
+        validation: PricedRoots,
+    ):
+        super().__init__()
+        self.selector, self.config = selector, config
+        self.training_roots, self.validation_roots = training, validation
+        self._static = training.static()  # [tables, settings]
+        self._weights = torch.ones(len(self._static), len(training))
         if config.weighting == "visits":
-            tokens = [taken(roots.efficiency, chosen) for chosen in actions]
-            self.weights = torch.stack([visits(each) for each in tokens])
+            for weights, actions in zip(
+                self._weights, self._static[:, training.roots.setting], strict=True
+            ):
+                weights.copy_(visits(taken(training.efficiency, actions)))
 
-    def __call__(self, selector: Selector, index: Tensor) -> Tensor:
-        """Eq. 12 and the deviance on the roots `index`."""
-        tables = range(len(self.static))
-        return torch.stack([self._under(table, selector, index) for table in tables]).mean()
+    def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Seed the dropout of this step, so that a resumed training draws the same."""
+        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)
 
-    def _under(self, table: int, selector: Selector, index: Tensor) -> Tensor:
-        config, roots = self.config, self.roots
-        logits, efficiency = roots.logits(selector, table, index), roots.efficiency[index]
-        seconds, weights = roots.seconds(table, index), self.weights[table, index]
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """Mean loss over the latency tables."""
+        tables = range(len(self.training_roots.costs))
+        loss = torch.stack([self._loss(batch[0], table) for table in tables]).mean()
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"selector: the loss became {float(loss)} at step {self.global_step}; lower"
+                " selector.lr."
+            )
+        self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        return loss
+
+    def _loss(self, index: Tensor, table: int) -> Tensor:
+        """Eq. 12 and the deviance on the roots `index`, under one latency table."""
+        config, roots = self.config, self.training_roots
+        logits, efficiency = roots.logits(self.selector, table, index), roots.efficiency[index]
+        seconds, weights = roots.seconds(table, index), self._weights[table, index]
         loss = selector_loss(
             logits,
             efficiency,
             seconds,
-            self.static[table, roots.roots.setting[index]],
+            self._static[table, roots.roots.setting[index]],
             config.tail_weight,
             config.tail_fraction,
             config.entropy_weight,
@@ -301,14 +309,36 @@ class Objective:
             )
         return loss
 
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        """Log throughput of the argmax over that of the best static actions."""
+        roots, gains = self.validation_roots, []
+        setting = roots.roots.setting
+        for table in range(len(roots.costs)):
+            paces = pace_beside_static(self.selector, roots, self._static, table)
+            for here in (setting == s for s in setting.unique()):
+                chosen, static = paces[:, here].mean(-1)  # seconds per token add up over the texts
+                gains.append((static / chosen).log())
+        self.log(GAIN, torch.stack(gains).mean(), prog_bar=True)
 
-@torch.inference_mode()
-def held_out_gain(selector: Selector, roots: PricedRoots, static: Tensor) -> float:
-    """Log throughput of the most probable actions over the static ones, by table and setting."""
-    gains, setting = [], roots.roots.setting
-    for table in range(len(roots.costs)):
-        paces = pace_beside_static(selector, roots, static, table)
-        for here in (setting == s for s in setting.unique()):
-            chosen, best = paces[:, here].mean(-1)  # seconds per token add up over the texts
-            gains.append((best / chosen).log())
-    return float(torch.stack(gains).mean())
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW; the learning rate falls to zero at the last step."""
+        config, steps = self.config, int(self.trainer.estimated_stepping_batches)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class BestEpoch(EarlyStopping):
+    """Stops a training, and keeps its best epoch on held-out roots, with the weights."""
+
+    epoch: int
+    weights: dict[str, Tensor]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare scores after validation."""
+        super().on_train_epoch_end(trainer, pl_module)
+        if not self.wait_count:
+            self.epoch = trainer.current_epoch
+            self.weights = {name: x.clone() for name, x in pl_module.state_dict().items()}

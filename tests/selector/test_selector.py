@@ -21,8 +21,8 @@ from nde_talf.selector.policy import NeuralPolicy, Opening
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.train import (
     CrossFit,
+    SelectorModule,
     fit_selector,
-    held_out_gain,
     prompt_folds,
     train_selector,
 )
@@ -69,19 +69,18 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
 
     started = 0
 
-    def kill(*arguments) -> float:
+    def kill(module: SelectorModule) -> None:
         nonlocal started
         started += 1
         if started == 9:  # in the third fold
             raise Killed
-        return held_out_gain(*arguments)
 
     def train(folder: str) -> tuple[Selector, CrossFit]:
         config = replace(CONFIG, epochs=4, folds=3)
         return train_selector(training, validation, config, tmp_path / folder)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("nde_talf.selector.train.held_out_gain", kill)
+        patch.setattr(SelectorModule, "on_train_epoch_start", kill)
         train("killed")
     assert len(list((tmp_path / "killed").iterdir())) == 2
     (resumed, crossed), (undisturbed, expected) = train("killed"), train("undisturbed")
