@@ -148,5 +148,9 @@ def sampled(
 
 
 def main() -> None:
-    """The command `nde check`."""
+    """The command `nde check`, and `python -m pipelines.check`."""
     launch("check", CheckConfig, check)
+
+
+if __name__ == "__main__":
+    main()

@@ -139,5 +139,9 @@ def without_prompt(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """The command `nde generate`."""
+    """The command `nde generate`, and `python -m pipelines.generate`."""
     launch("generate", GenerateConfig, _generate_given, without_prompt)
+
+
+if __name__ == "__main__":
+    main()

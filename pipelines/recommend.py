@@ -243,5 +243,9 @@ def _before_training(prices: Prices) -> Table:
 
 
 def main() -> None:
-    """The command `nde recommend`."""
+    """The command `nde recommend`, and `python -m pipelines.recommend`."""
     launch("recommend", RecommendConfig, recommend)
+
+
+if __name__ == "__main__":
+    main()
