@@ -9,10 +9,10 @@ TORCH_INDEX ?=
 # Named after what the environment is made from, so that nothing is done again while that stays the same.
 STAMP := $(VENV)/.installed-$(shell (cat pyproject.toml constraints.txt; echo '$(EXTRAS)') | cksum | cut -d' ' -f1)
 
-FAST := not (slow or pipeline or law or nightly or vllm or ray or cuda)
+FAST := not (slow or long or law or nightly or vllm or ray or cuda)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: run check test test-vllm test-transformers nightly setup lint types docs constraints check-constraints clean
+.PHONY: run check test long test-vllm test-transformers nightly setup lint types docs constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -22,6 +22,10 @@ check: lint types
 
 test: lint types
 	$(PYTEST) $(ARGS)
+
+# Whole pipelines, pages from top to bottom, sampled laws, kills of several processes: what CI runs besides.
+long: setup
+	$(PYTEST) -m long $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -64,7 +68,7 @@ test-transformers: setup
 # What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
 # planted faults, flipped bits, kills, everything else that goes wrong. Hours.
 nightly: test-transformers
-	$(BIN)/python -m pytest -m "law or nightly" -n 2
+	$(BIN)/python -m pytest -m "long or law or nightly" -n 2
 
 # constraints.txt: one resolution for dev, ray and vllm on the package index, Python 3.11 to 3.14; what belongs to torch's own
 # build (triton, nvidia-*, cuda-*) is left out, since each build of torch names its own.

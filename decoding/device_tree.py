@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import RAW, feature_setting
-from nde_talf.decoding.tree import Read
+from nde_talf.decoding.tree import DraftTree, Read
 
 
 class DeviceTree:
@@ -115,6 +115,18 @@ class DeviceTree:
         tokens = torch.where(at < root, drawn, token.clamp(min=0))
         return DeviceAccepted(self, end, token, nodes, tokens, root)
 
+    def to_host(self) -> DraftTree:
+        """Copy the tree to the host, with repeated draws merged. Waits for the device."""
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
+        for node in range(1, len(tokens)):
+            merged.append(tree.add(merged[parents[node]], tokens[node]))
+            if merged[-1] == len(nodes):
+                nodes.append(node)
+                tree.q[-1] = self.q[node]
+        tree.p = [self.p[node] for node in nodes] if len(self.p) else ()
+        return tree
+
 
 class DeviceAccepted(NamedTuple):
     """Nodes and tokens of a `DeviceTree` that a verdict commits, on the device.
@@ -160,11 +172,7 @@ class DeviceAccepted(NamedTuple):
         return cut if room else None
 
     def read(self) -> Read:
-        """Wait for the device, once.
-
-        Raises:
-            ValueError: a distribution had no mass.
-        """
+        """Wait for the device, once."""
         tree = self.tree
         nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(
             0, keepdim=True
@@ -172,8 +180,4 @@ class DeviceAccepted(NamedTuple):
         numbers = torch.cat([self.nodes, self.tokens, self.root, self.token, nodes]).tolist()
         deep = len(self.nodes)
         tau, token, count = numbers[2 * deep :]
-        if token < 0:
-            raise ValueError(
-                "weights: a distribution of the target or the draft has no positive, finite sum."
-            )
         return Read(numbers[: tau + 1], [*numbers[deep : deep + tau], token], count)

@@ -253,6 +253,11 @@ class SpeculativeDecoder:
             drafter.advance(ahead, ahead.of(features) if drafter.takes_features else features)
             watch.charge("draft")
         read = accepted.read()
+        if read.tokens[-1] < 0:
+            self.verify(tree.to_host(), rng)  # which says better what is wrong
+            raise ValueError(
+                "weights: a distribution of the target or the draft has no positive, finite sum."
+            )
         session.commit(read.rows)
         watch.charge("verify")
 

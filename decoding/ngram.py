@@ -46,17 +46,21 @@ class NgramIndex:
         self.config = config
         self.text: list[int] = []
         sizes = range(config.max_size, config.min_size - 1, -1)
-        # By size: of every n-gram the indices of the tokens after its occurrences.
-        self._after: dict[int, dict[tuple[int, ...], list[int]]] = {size: {} for size in sizes}
+        # By size: of every n-gram the index of the token after its latest occurrence, and of every
+        # such index the one before.
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self._before: dict[int, list[int]] = {size: [] for size in sizes}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         text, largest = self.text, self.config.max_size
         for token in tokens:
             at, ending = len(text), tuple(text[-largest:])
-            for size, after in self._after.items():
+            for size, latest in self._latest.items():
+                key = ending[-size:]
+                self._before[size].append(latest.get(key, 0))
                 if size <= at:
-                    after.setdefault(ending[-size:], []).append(at)
+                    latest[key] = at
             text.append(token)
 
     def match(self, path: list[int]) -> Match:
@@ -65,9 +69,13 @@ class NgramIndex:
         An occurrence ends before the text's last token.
         """
         ending = (*self.text[-self.config.max_size :], *path)
-        for size, after in self._after.items():
-            if size <= len(ending) and (ends := after.get(ending[-size:])):
-                return Match(size, ends[: -self.config.matches - 1 : -1])
+        for size, latest in self._latest.items():
+            if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
+                after = list[int]()
+                while at and len(after) < self.config.matches:
+                    after.append(at)
+                    at = self._before[size][at]
+                return Match(size, after)
         return Match(0, [])
 
     def follow(self, match: Match, token: int) -> Match | None:
@@ -147,8 +155,9 @@ class NgramDrafter(Drafter):
         """Return the match at a node; its parent has been asked for before."""
         if node not in self._matches:
             followed = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
-            path = [tree.tokens[each] for each in tree.path(node)]
-            self._matches[node] = followed or self.index.match(path)
+            self._matches[node] = followed or self.index.match(
+                [tree.tokens[each] for each in tree.path(node)]
+            )
         return self._matches[node]
 
     def expand(self, *_: Any) -> NoReturn:

@@ -147,7 +147,7 @@ class StaticShapes(Shapes):
         compile: Compile | None = None,
     ):
         self.context, self.rows, self.compile = context, rows, compile
-        self.sizes = sorted({math.ceil(rows / 2**step) for step in range(_SIZES)})
+        self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
         )  # attention kernels want masks in lines of a multiple of 8

@@ -56,7 +56,11 @@ class Followed:
     def begins(self, text: np.ndarray) -> bool:
         """Whether `text` goes on from this one."""
         read = len(self.text)
-        return read < len(text) and np.array_equal(self.text, text[:read])
+        return (
+            read < len(text)
+            and bool(self.text[-1] == text[read - 1])  # which tells most texts apart
+            and np.array_equal(self.text, text[:read])
+        )
 
     def advance(self, text: np.ndarray, features: torch.Tensor) -> None:
         """Read on to the end of `text`.

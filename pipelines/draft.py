@@ -185,7 +185,12 @@ def _regenerated(
     """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
     shards = shards_of(store, dialogues, own.shard)
-    todo = [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]
+    asked = {name: [one.name for one in shard] for name, shard in shards.items()}
+    todo = [
+        (seed, name)
+        for seed, name in enumerate(shards)
+        if not store.holds(name) or store.lists(name)["asked"] != asked[name]
+    ]
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
         finished = len(shards) - len(todo)
@@ -193,23 +198,25 @@ def _regenerated(
             made = regenerate(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
-            store.write(name, {"answered": [json.dumps(asdict(one)) for one in made]})
+            answered = {one.name: json.dumps(asdict(one)) for one in made}
+            answers = [answered.get(each, "") for each in asked[name]]
+            store.write(name, {"asked": asked[name], "answers": answers})
         engine.close()
         store.finish()
-    rows = [row for name in shards for row in store.lists(name)["answered"]]
-    answered = [Dialogue(**json.loads(row)) for row in rows]
-    if not answered:
+    rows = [row for name in shards for row in store.lists(name)["answers"]]
+    given = [Dialogue(**json.loads(row)) for row in rows if row]
+    if not given:
         raise UserError(
             f"{KEY}.regenerate: the target answered none of {len(dialogues)} dialogues. Are the"
             f" questions longer than {KEY}.length less {KEY}.new_tokens, or is this the chat"
             " template of another model?"
         )
     console.print(
-        f"the target answered {len(answered)} of {len(dialogues)} dialogues;"
-        f" {sum(one.cut for one in answered)} end with an answer cut at"
+        f"the target answered {len(given)} of {len(dialogues)} dialogues;"
+        f" {sum(one.cut for one in given)} end with an answer cut at"
         f" {own.new_tokens} tokens"
     )
-    return answered
+    return given
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:

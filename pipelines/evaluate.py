@@ -258,9 +258,7 @@ def report_data(
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
         _without_labels(config),
     ]
-    head = {}
-    if "draft" in metrics:
-        head = {"precision of training": config.draft.precision, **metrics["draft"]}
+    head = metrics.get("draft", {})
     return ReportData.of(
         config.run,
         records,

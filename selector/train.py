@@ -339,6 +339,6 @@ class BestEpoch(EarlyStopping):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare scores after validation."""
         super().on_train_epoch_end(trainer, pl_module)
-        if not self.wait_count:
+        if not self.wait_count and trainer.callback_metrics[GAIN].isfinite():
             self.epoch = trainer.current_epoch
             self.weights = {name: x.clone() for name, x in pl_module.state_dict().items()}

@@ -101,7 +101,7 @@ def blocks(page: Path) -> list[str]:
 WITH_CODE = [page for page in PAGES if blocks(page)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys):
     monkeypatch.chdir(home)

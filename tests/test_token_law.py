@@ -27,7 +27,7 @@ from tests.decoding.tiny_loop import (
 )
 from tests.selector.examples import TABLE, schema
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def policy(name: str, verifier: str):

@@ -12,8 +12,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from nde_talf.decoding.forward.attention import Seen
+from nde_talf.decoding.forward.attention import ALIGNED, Seen
 
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
@@ -54,11 +55,14 @@ def weighed(
     """
     if query.device.type == "cpu":
         return _FLASH_ON_CPU(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
+    size = query.shape[-1]
+    if missing := -size % ALIGNED:  # as torch's own entry does
+        query, keys, values = (F.pad(states, (0, missing)) for states in (query, keys, values))
     if mask is None:
         attended, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
-        return attended, total
+        return attended[..., :size], total
     mask = mask.expand(*query.shape[:3], -1)
     attended, total, *_ = _EFFICIENT_ON_CUDA(
         query, keys, values, mask, True, 0.0, False, scale=scale
     )
-    return attended, total[..., : query.shape[2]]  # a multiple of 32
+    return attended[..., :size], total[..., : query.shape[2]]  # a multiple of 32

@@ -9,7 +9,6 @@ from nde_talf import (
     Action,
     DecodingState,
     Delayed,
-    DraftTree,
     LMDrafter,
     Rng,
     SamplingSetting,
@@ -26,22 +25,13 @@ def on_tables(policy, tables: Tables, rng) -> DeviceTree:
     return policy.draft(state, TableDrafter(tables), rng)
 
 
-def to_host(device_tree: DeviceTree) -> DraftTree:
-    """Copy a tree's topology to the host, with repeated draws merged."""
-    tokens, parents = device_tree.tokens.tolist(), device_tree.parents.tolist()
-    tree, merged = DraftTree.rooted(tokens[0]), [0]
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        merged.append(tree.add(merged[parent], token))
-    return tree
-
-
 def test_the_same_seed_drafts_the_same_delayed_tree():
     tables, repeats = Tables("random", seed=1), 0
     for seed in range(60):
         policy = Delayed(Action(1 + seed % 4, seed % 3, seed % 5))
         host = scored(tables, policy, Rng.seeded(seed))
         tree = on_tables(policy, tables, Rng.seeded(seed))
-        read = to_host(tree)
+        read = tree.to_host()
         assert (read.tokens, read.parents, read.children) == (
             host.tokens,
             host.parents,
@@ -59,7 +49,7 @@ def test_what_is_committed_is_what_is_read(policy):
     """At every end of every tree, on the device and on the host."""
     for seed in range(3):
         tree = on_tables(policy, Tables("random", seed), Rng.seeded(seed))
-        host, states = to_host(tree), torch.arange(len(tree))
+        host, states = tree.to_host(), torch.arange(len(tree))
         tree.p = host.p = 10 + states
         for end in tree.first.unique().tolist():
             context = context_of(tree, end)

@@ -77,7 +77,7 @@ def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, r
         assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name,make_head",
     [

@@ -33,6 +33,7 @@ def printed(script: str, unset: str, **variables: str) -> str:
     return ran.stdout.split()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(USABLE < 2, reason="one core has one thread")
 @pytest.mark.parametrize(
     "before,after,expected",

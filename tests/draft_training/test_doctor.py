@@ -52,7 +52,7 @@ def texts(count: int, length: int, seed: int) -> torch.Tensor:
     return torch.cat([torch.zeros(count, 1).long(), letters + 1], 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_planted_faults_change_what_is_accepted(tmp_path):
     """A head that looks three tokens back feels every fault but that of the prompts."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 160}

@@ -192,7 +192,7 @@ class Listening(pl.Callback):
             stream.write(" ".join([str(os.getpid()), *hosts]) + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
@@ -224,7 +224,7 @@ fit_head(target, predictable_rows(target, 12), endless, Path(sys.argv[1]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_process_outlives_a_killed_training(tmp_path):
     command = [sys.executable, "-c", IN_TWO, str(tmp_path)]
     training = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -174,7 +174,7 @@ def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
     assert merged(["++a.b=1", "c=2"], ["a.b=3"]) == ["c=2", "a.b=3"]
 
 
-@pytest.mark.pipeline
+@pytest.mark.long
 def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
     def run_with(*given: str) -> str:
         done = finish("nde_talf.pipelines.run", [*given, *asked])

@@ -15,7 +15,7 @@ from tests.pipelines import micro
 from tests.pipelines.launch import finish, run
 from tests.pipelines.refusals import refused
 
-pytestmark = pytest.mark.pipeline
+pytestmark = pytest.mark.long
 
 QUICK = [
     "evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}",
@@ -62,7 +62,7 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
         ("lm", "this run has no draft model"),
         ("ngram", "tokens a target pass"),
     ):
-        done = finish("nde_talf.cli", ["generate", *streamed, f"drafter={drafter}"])
+        done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
         assert told in " ".join(done.stdout.replace("│", " ").split())
 
 

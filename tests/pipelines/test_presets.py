@@ -43,8 +43,7 @@ def test_a_dry_run_prints_its_figures_and_makes_nothing(tmp_path, capsys):
     assert models["draft"].num_parameters() < models["target"].num_parameters() < 10e6
 
 
-@pytest.mark.slow
-@pytest.mark.pipeline
+@pytest.mark.long
 @pytest.mark.parametrize(
     "preset",
     [

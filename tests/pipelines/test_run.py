@@ -24,7 +24,7 @@ from tests.pipelines.launch import finish, run, start
 from tests.pipelines.micro import command
 from tests.pipelines.refusals import refused
 
-pytestmark = pytest.mark.pipeline
+pytestmark = pytest.mark.slow
 
 EXPORTS = (
     "pair/target/model.safetensors",
@@ -108,6 +108,7 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         )
 
 
+@pytest.mark.long
 def test_a_selector_for_the_head(finished):
     """Traces, prices, selector and evaluation are the head's, and those of the other run are left
     alone.
@@ -129,7 +130,7 @@ def test_a_selector_for_the_head(finished):
     assert (
         "tokens a target pass"
         in finish(
-            "nde_talf.cli", [*asked, "new_tokens=8", f"paths.checkpoints={folder}/checkpoints"]
+            "nde_talf.pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]
         ).stdout
     )
 
@@ -173,6 +174,7 @@ def kill_when(folder, marker: str, sign: signal.Signals) -> int:
     return process.exitcode
 
 
+@pytest.mark.long
 def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path):
     folder, _ = finished
     markers = {
@@ -218,6 +220,7 @@ def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
     )  # what came of the same traces stays
 
 
+@pytest.mark.long
 def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path):
     folder, _ = finished
     pair, prompts = folder / "checkpoints/default/pair", tmp_path / "prompts.jsonl"

@@ -76,6 +76,7 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     assert "drafter head" in printed and "times as fast" not in printed
 
 
+@pytest.mark.long
 def test_a_table_of_another_machine_is_measured_once(quick_prices):
     """And kept in the user's cache; that of this machine is taken as it is."""
     torch.set_num_threads(1)

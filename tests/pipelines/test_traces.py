@@ -17,7 +17,7 @@ from tests.pipelines import micro
 from tests.pipelines.launch import run
 from tests.pipelines.micro import ROOT, command, environment
 
-pytestmark = pytest.mark.pipeline
+pytestmark = pytest.mark.slow
 
 HEADS = [
     "model.target_lm.heads=1",

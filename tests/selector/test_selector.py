@@ -89,7 +89,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
     assert all(torch.equal(weights[name], x) for name, x in undisturbed.state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     config = replace(CONFIG, epochs=24, folds=3)
     training, validation = priced(400, 0, alike=True), priced(200, 1, alike=True)
