@@ -142,8 +142,10 @@ class Norm(FusedPart):
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., H]."""
-        wide = states.float() if self.wide else states
-        return torch.rms_norm(wide, self.shape, self.weight, self.eps).to(states.dtype)
+        if not self.wide:
+            return torch.rms_norm(states, self.shape, self.weight, self.eps)
+        wide = torch.rms_norm(states.float(), self.shape, self.weight, self.eps)
+        return wide.to(states.dtype)
 
 
 class HeadNorms(Norm):
