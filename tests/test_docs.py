@@ -181,7 +181,7 @@ def variants(line: str) -> list[list[str]]:
 COMMANDS = [(name(page), line) for page in PAGES for line in commands(page)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page,line", COMMANDS, ids=lambda x: re.sub(r"\W+", "-", x)[:60])
 def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     """As far as it can be seen without work: with vLLM and Ray taken as there, and nothing loaded

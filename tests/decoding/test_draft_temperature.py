@@ -101,7 +101,7 @@ def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_
     assert widths[AUTO] > 1 and widths[MATCH] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("draft", [AUTO, "raw", 0.4], ids=str)
 @pytest.mark.parametrize("name", POLICIES)
 def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):

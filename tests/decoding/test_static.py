@@ -61,7 +61,7 @@ class Graphs:
         return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "pythia", "gpt2", "gemma-3", "llama-4"])
 @pytest.mark.parametrize(
     "policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")]

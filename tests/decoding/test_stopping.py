@@ -34,7 +34,7 @@ def decoder_of(policy: str, rule: str, drafter=None) -> SpeculativeDecoder:
 @pytest.mark.parametrize(
     "policy,rule",
     [
-        pytest.param(policy, rule, marks=() if rule == "bv" else pytest.mark.law)
+        pytest.param(policy, rule, marks=pytest.mark.long if rule == "bv" else pytest.mark.law)
         for policy in POLICIES
         for rule in RULES
     ],

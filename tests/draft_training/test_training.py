@@ -65,7 +65,7 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     torch.testing.assert_close(loss, sum(nodes) / 8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [TalfLoss, HassLoss, EagleLoss])
 def test_every_loss_trains_and_touches_nothing_but_the_head(target, rows, tmp_path, loss):
     frozen = {name: weight.clone() for name, weight in target.module.state_dict().items()}

@@ -45,7 +45,7 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     assert torch.equal(validation.logits(selector, 0), validation.logits(again, 0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_selector_serves_machines_whose_best_trees_differ():
     tables = (TABLE, SLOW_DRAFT)
     training, validation = priced(800, 0, tables=tables), priced(200, 1, tables=tables)
@@ -60,7 +60,7 @@ def test_one_selector_serves_machines_whose_best_trees_differ():
     assert shallow.float().mean() > 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
     training, validation = (priced(n, n, tables=(TABLE, SLOW_DRAFT)) for n in (300, 100))
 
