@@ -20,9 +20,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from itertools import product
 from pathlib import Path
-from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -201,10 +201,11 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
     """
     if config.engine in ENGINES:
         return ENGINES[config.engine](target, draft, config)
+    module, _, name = config.engine.partition(":")
     sys.path.insert(0, "")
     try:
-        function = resolve_name(config.engine)
-    except (ImportError, AttributeError, ValueError) as error:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
         raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
     return function(target, draft)
 

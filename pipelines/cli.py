@@ -226,7 +226,7 @@ def _show_traceback(*raised: Any) -> None:
 def marked(argument: str) -> str:
     """Mark a key by ++, so that `settled` tells of an unknown one, and a run's name as text."""
     key, equals, value = argument.partition("=")
-    if not equals or not key[:1].isalpha() or key.startswith("hydra") or is_group(key):
+    if not equals or not re.match(r"[^\W\d]", key) or key.startswith("hydra") or is_group(key):
         return argument
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
         return f"++{key}='{value}'"
@@ -235,7 +235,7 @@ def marked(argument: str) -> str:
 
 def is_group(key: str) -> bool:
     """Return True if presets are chosen by this key."""
-    return (Path(CONFIGS) / key).is_dir()
+    return bool(presets(key))
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
@@ -298,4 +298,5 @@ def _first_lines(error: BaseException) -> str:
     text = " ".join(
         [line.strip() for line in str(error).splitlines() if not passed_over.match(line)][:2]
     )
+    text = text.replace("++", "")  # see `marked`
     return text if text.endswith(".") else f"{text}."

@@ -83,6 +83,8 @@ class GenerateConfig:
     """Maximum number of tokens to generate."""
     seed: Seed = 0
     """Seed of the sampling."""
+    chat: bool = True
+    """Put the prompt into the tokenizer's chat template where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))

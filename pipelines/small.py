@@ -110,8 +110,6 @@ class SmallConfig:
 
     def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
-        from nde_talf.draft_training.recipe import RecipeConfig
-
         return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
 
 
@@ -217,7 +215,11 @@ def _head(config: SmallConfig, text: Rows) -> None:
             "steps": f"{HEAD_STEPS} of {config.batch} rows",
             "seed": config.seed,
         }
-        write_head_card(save_head(head, folder / "export"), head, facts, report)
+
+        def save(path: Path) -> None:
+            write_head_card(save_head(head, path), head, facts, report)
+
+        write_atomically(folder / "export", save)
         console.print_json(data=report)
 
 

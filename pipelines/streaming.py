@@ -78,7 +78,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
     new_tokens, setting = config.new_tokens, config.setting
     held_out = [prompt.text for prompt in run.pair.every_prompt() if prompt.split == "test"]
     text = config.prompt or held_out[config.seed % len(held_out)]
-    prompt = tokens = encoded(text, tokenizer)
+    prompt = tokens = encoded(text, config.chat, tokenizer)
     static = None
     if config.model.static_shapes:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
@@ -105,9 +105,9 @@ def stream(config: GenerateConfig, run: Run) -> None:
         console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
 
 
-def encoded(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids, in the chat template where there is one."""
-    if tokenizer.chat_template:
+def encoded(text: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids, in the chat template where there is one and `chat` is set."""
+    if chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -153,7 +153,8 @@ class PricedRoots:
 
     def mean_tokens(self, index: Tensor) -> Tensor:
         """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
-        return len(index) / (1 / self.efficiency[index].double()).sum(0)
+        inverse = ((1 / self.efficiency[some].double()).sum(0) for some in index.split(PART))
+        return len(index) / torch.stack([*inverse]).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
         """[M, C]: seconds per token over the texts of the roots `index`, by table."""

@@ -247,6 +247,8 @@ def fit_selector(
     loader = DataLoader(seen, config.batch, sampler=order)
     trainer.fit(module, loader, DataLoader(unseen, len(validation)))
     if not final:
+        if best.weights is None:
+            raise UserError("selector: no epoch had a finite gain; lower selector.lr.")
         module.load_state_dict(best.weights)
     return selector.cpu().eval(), config.epochs if final else best.epoch + 1
 
@@ -334,7 +336,7 @@ class BestEpoch(EarlyStopping):
     """Stops a training, and keeps its best epoch on held-out roots, with the weights."""
 
     epoch: int
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] | None = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compare scores after validation."""
