@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, NotNativeError
-from nde_talf.decoding.forward.native import FusedPass
-from nde_talf.decoding.forward.original import FULL, wide_mask
+from nde_talf.decoding.forward.layer import NotNativeError
+from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.registry import FAMILIES
 from nde_talf.draft_training import tree_attention
 from nde_talf.draft_training.families import family_of, layer_config, rotary_of
+from nde_talf.draft_training.head_forward import HeadForward
 from nde_talf.draft_training.settings import FAMILY
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature
@@ -65,7 +63,7 @@ class EagleHead(nn.Module):
     feature_layers: tuple[int, ...] = ()
     norms: tuple[str, ...] = ()
     vocabulary: Tensor | None = None
-    native: "HeadForward | None" = None
+    native: HeadForward | None = None
 
     def __init__(
         self,
@@ -236,48 +234,3 @@ class EagleHead(nn.Module):
         states = inputs + layer.post_attention_layernorm(attended)
         wide = layer.mlp(layer.pre_feedforward_layernorm(states))
         return self.output(states + layer.post_feedforward_layernorm(wide))
-
-
-class HeadForward(FusedPass):
-    """`EagleHead.forward` with fused weights and without gradients."""
-
-    def __init__(self, head: EagleHead):
-        self.head, self.added = head, FAMILIES[head.family.name].added
-        native = head.target.native  # a head's weights may be trained on: nothing is packed
-        self.way = native.way.replace("packed", "onednn") if native else "plain"
-        super().__init__(head)
-
-    def _parts(self) -> list[FusedPart]:
-        head, config = self.head, self.head.config
-        heads, shared = config.num_attention_heads, config.num_key_value_heads
-        self.groups = heads // shared
-        self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
-        kind = FULL if isinstance(head.rotary.rope_type, dict) else None
-        self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
-        return self.layer.parts
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache,
-        features: Tensor,
-    ) -> Tensor:
-        """See `EagleHead.forward`."""
-        (batch, count), table = tokens.shape, self.tables[FULL]
-        slots = cache.columns(count)
-        if slots == count:
-            self.begin(cache)
-        table.reach(slots)
-        inputs, residual = self.head.entries(tokens, features)
-        at, before = positions.expand(batch, -1), slots - count
-        seen = seen_in(None, mask, at, None, before, residual.dtype, self.groups)
-        attended = self.layer.attend(
-            inputs.flatten(0, 1), batch, table.at(positions), seen, cache, 0
-        )
-        states = self.layer.finish(residual.flatten(0, 1), attended)
-        return self.head.output(states.view(residual.shape))
-
-    def __deepcopy__(self, memo: dict) -> None:
-        """A copy of a head has weights of its own, and no native pass yet."""

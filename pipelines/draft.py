@@ -1,39 +1,20 @@
 """Stage draft: train a draft head, evaluate it on held-out text, export it.
 
-It learns from the pair's text, or from dialogues: read, masked, split and packed into rows. Their
-answers are regenerated first if that is asked for.
+It learns from the pair's text, or from dialogues (`nde_talf.pipelines.dialogues`).
 """
 
-import json
-from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-from rich.panel import Panel
-from rich.text import Text
-from transformers import PreTrainedTokenizerBase
-
-from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from nde_talf.data.dialogues.read import Dialogue, read_dialogues
-from nde_talf.data.dialogues.regenerate import regenerate
-from nde_talf.data.dialogues.settings import KEY
-from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
-from nde_talf.data.engines.transformers import Engine, TransformersEngine
-from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.data.text.corpus import split_documents
+from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import Pair, spread
 from nde_talf.data.text.settings import ANSWERS
 from nde_talf.data.text.templates import load_tokenizer
-from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
-from nde_talf.decoding.common.progress import console, track, working
+from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head, write_head_card
@@ -42,9 +23,8 @@ from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL
 from nde_talf.draft_training.train_head import fit_head
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.pair import shards_of, shortened
+from nde_talf.pipelines.dialogues import dialogue_rows
 from nde_talf.pipelines.stage import Stage
-from nde_talf.pipelines.traces import chosen_engine
 from nde_talf.pipelines.tracking import tracked
 
 HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
@@ -116,132 +96,6 @@ def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
         "steps": f"{draft.steps} of {draft.batch * draft.accumulate * draft.devices} rows",
         "seed": draft.seed,
     }
-
-
-def dialogue_rows(
-    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase, room: int
-) -> tuple[TokenRows, TokenRows]:
-    """(train, held out): the dialogues of `config.dialogues` as rows of at most `room` tokens.
-
-    A dialogue with all its turns is on one side.
-
-    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`; an
-    interrupted run goes on from them.
-
-    Raises:
-        UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
-            from.
-    """
-    settings = replace(config.dialogues, length=min(config.dialogues.length, room))
-    if settings.length < config.dialogues.length:
-        console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
-    encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
-    dialogues, skipped = read_dialogues(settings, config.seed)
-    console.print(f"{settings.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
-    if settings.regenerate:
-        dialogues = _regenerated(replace(config, dialogues=settings), folders, encoder, dialogues)
-    named = Dataset.from_dict(
-        {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
-    )
-    sides = split_documents(named, settings.held_out, config.seed)
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad = next(token for token in ends if token is not None)
-    packed: list[TokenRows] = []
-    for title, side in zip(("train", "held out"), sides, strict=True):
-        documents, skipped = encode_dialogues(
-            encoder, (dialogues[index] for index in side["index"])
-        )
-        if not documents:
-            raise UserError(
-                f"{KEY}.source={settings.source}: no dialogue to {title} can be"
-                f" used{_and_skipped(skipped)}."
-            )
-        if not packed:
-            console.print(
-                Panel(
-                    _coloured(encoder, documents[0]),
-                    title="first dialogue: what counts"
-                    + ("" if console.color_system else " stands in ⟦ ⟧"),
-                    title_align="left",
-                )
-            )
-        rows = pack_documents(documents, settings.length, pad)
-        packed.append(rows)
-        console.print(
-            f"{title}: {len(documents)} documents in {len(rows)} rows of {settings.length},"
-            f" {int(rows.loss.sum()):,} tokens that count, {rows.padding:.1%} padding,"
-            f" {sum(len(d.tokens) > settings.length for d in documents)} cut"
-            + _and_skipped(skipped)
-        )
-    return packed[0], packed[1]
-
-
-def _regenerated(
-    config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]
-) -> list[Dialogue]:
-    """Return the dialogues that the target answered, with its answers, written shard by shard.
-
-    Shards that are there already are used. Raises UserError if there are no answers.
-    """
-    own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    shards = shards_of(store, dialogues, own.shard)
-    asked = {name: [one.name for one in shard] for name, shard in shards.items()}
-    todo = [
-        (seed, name)
-        for seed, name in enumerate(shards)
-        if not store.holds(name) or store.lists(name)["asked"] != asked[name]
-    ]
-    if todo:
-        engine, longest = _engine(config, Pair(folders["pair"]))
-        finished = len(shards) - len(todo)
-        for seed, name in track(todo, "answers", len(shards), "shard", finished):
-            made = regenerate(
-                engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
-            )
-            answered = {one.name: json.dumps(asdict(one)) for one in made}
-            answers = [answered.get(each, "") for each in asked[name]]
-            store.write(name, {"asked": asked[name], "answers": answers})
-        engine.close()
-        store.finish()
-    rows = [row for name in shards for row in store.lists(name)["answers"]]
-    given = [Dialogue(**json.loads(row)) for row in rows if row]
-    if not given:
-        raise UserError(
-            f"{KEY}.regenerate: the target answered none of {len(dialogues)} dialogues. Are the"
-            f" questions longer than {KEY}.length less {KEY}.new_tokens, or is this the chat"
-            " template of another model?"
-        )
-    console.print(
-        f"the target answered {len(given)} of {len(dialogues)} dialogues;"
-        f" {sum(one.cut for one in given)} end with an answer cut at"
-        f" {own.new_tokens} tokens"
-    )
-    return given
-
-
-def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
-    """Return the engine that samples from the target, and the longest sequence it is asked for."""
-    length, model = config.dialogues.length, config.model
-    engine = chosen_engine(config.engine, model.device, length)
-    longest = min(length, engine.max_length or length)
-    if engine.name == "vllm":
-        return VLLMEngine(pair.where("target"), model.dtype, engine), longest
-    target = pair.target(*model.placed)
-    return TransformersEngine(target), min(length, target.max_context)
-
-
-def _coloured(encoder: ChatEncoder, document: Document) -> Text:
-    """A document's text; what counts is green, without colours in brackets, and the rest dim."""
-    text = Text()
-    for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
-        part = shortened(encoder.decode([token for token, _ in run]))
-        marked = f"⟦{part}⟧" if counts and not console.color_system else part
-        text.append(marked, "bold green" if counts else "dim")
-    return text
-
-
-def _and_skipped(skipped: Counter[str]) -> str:
-    return "".join(f"; skipped {count} {reason}" for reason, count in skipped.most_common())
 
 
 STAGE = Stage("draft", "draft", lambda config: ("pair",), settings, work)

@@ -27,9 +27,10 @@ from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.drafted import load_drafted, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.manifest import MANIFEST
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.pipelines.selector import roots_of
-from nde_talf.pipelines.stage import MANIFEST, Stage, console
+from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector

@@ -15,7 +15,8 @@ from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.stage import Stage, read_manifest
+from nde_talf.pipelines.manifest import read_manifest
+from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE, LatencyTable
 from nde_talf.selector.measure import ROOM, Conditions, measure_latency

@@ -28,7 +28,7 @@ from nde_talf.evaluation.before_training import Prices
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.stage import MANIFEST, check_files, identity, read_manifest
+from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
 
 if TYPE_CHECKING:
     from nde_talf.data.engines.vllm_speculation import Method

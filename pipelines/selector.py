@@ -23,7 +23,8 @@ from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.stage import Stage, read_manifest
+from nde_talf.pipelines.manifest import read_manifest
+from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.export import write_selector_card

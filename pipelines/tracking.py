@@ -16,7 +16,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.stage import flat, plain
+from nde_talf.pipelines.manifest import flat, plain
 
 
 @dataclass

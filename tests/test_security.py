@@ -19,7 +19,7 @@ from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import fail
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.finished import COMMAND, Run
-from nde_talf.pipelines.stage import plain
+from nde_talf.pipelines.manifest import plain
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 ROOT = Path(__file__).parents[1]

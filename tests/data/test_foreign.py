@@ -12,7 +12,7 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.stage import plain
+from nde_talf.pipelines.manifest import plain
 
 TINY = Path(__file__).parents[1] / "fixtures/pair"
 

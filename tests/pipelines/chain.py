@@ -6,7 +6,8 @@ from pathlib import Path
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.lock import locked
-from nde_talf.pipelines.stage import MANIFEST, Attempt, Stage
+from nde_talf.pipelines.manifest import MANIFEST
+from nde_talf.pipelines.stage import Attempt, Stage
 
 
 @dataclass

@@ -13,8 +13,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import evaluate, latency
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted
+from nde_talf.pipelines.manifest import write_manifest
 from nde_talf.pipelines.selector import latency_tables
-from nde_talf.pipelines.stage import write_manifest
 from nde_talf.selector.latency import LatencyTable
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE as QUIET

@@ -10,7 +10,8 @@ import pytest
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
-from nde_talf.pipelines.stage import BEGUN, MANIFEST, _set_aside
+from nde_talf.pipelines.manifest import BEGUN, MANIFEST
+from nde_talf.pipelines.stage import _set_aside
 from tests.pipelines.chain import Chain
 
 

@@ -26,7 +26,7 @@ from nde_talf.decoding.policies.delayed import delayed
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.draft_training.export import load_head
-from nde_talf.pipelines.stage import read_manifest
+from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy

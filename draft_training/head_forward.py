@@ -1,0 +1,60 @@
+"""The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.attention import RotaryTable, seen_in
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart
+from nde_talf.decoding.forward.native import FusedPass
+from nde_talf.decoding.forward.original import FULL
+from nde_talf.decoding.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from nde_talf.draft_training.head import EagleHead
+
+
+class HeadForward(FusedPass):
+    """`EagleHead.forward` with fused weights and without gradients."""
+
+    def __init__(self, head: "EagleHead"):
+        self.head, self.added = head, FAMILIES[head.family.name].added
+        native = head.target.native  # a head's weights may be trained on: nothing is packed
+        self.way = native.way.replace("packed", "onednn") if native else "plain"
+        super().__init__(head)
+
+    def _parts(self) -> list[FusedPart]:
+        head, config = self.head, self.head.config
+        heads, shared = config.num_attention_heads, config.num_key_value_heads
+        self.groups = heads // shared
+        self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
+        kind = FULL if isinstance(head.rotary.rope_type, dict) else None
+        self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
+        return self.layer.parts
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache,
+        features: Tensor,
+    ) -> Tensor:
+        """See `EagleHead.forward`."""
+        (batch, count), table = tokens.shape, self.tables[FULL]
+        slots = cache.columns(count)
+        if slots == count:
+            self.begin(cache)
+        table.reach(slots)
+        inputs, residual = self.head.entries(tokens, features)
+        at, before = positions.expand(batch, -1), slots - count
+        seen = seen_in(None, mask, at, None, before, residual.dtype, self.groups)
+        attended = self.layer.attend(
+            inputs.flatten(0, 1), batch, table.at(positions), seen, cache, 0
+        )
+        states = self.layer.finish(residual.flatten(0, 1), attended)
+        return self.head.output(states.view(residual.shape))
+
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of a head has weights of its own, and no native pass yet."""
