@@ -123,7 +123,7 @@ class SpeculativeDecoder:
             instance("process", self.process, LogitsProcess)
 
     def _needs_no_host(self, asked: bool) -> bool:
-        """Return True if that is asked, and models, verifier and process do without the host."""
+        """Return True if trees may stay on the device: asked for, and no part needs the host."""
         drafter, process = self.drafter, self.process
         fits = asked and self.target.form == "masks" and self.verify.on_device is not None
         fits = fits and (drafter is None or drafter.on_device)

@@ -198,7 +198,7 @@ class Accepted(NamedTuple):
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
     def within(self, room: int) -> "Accepted | None":
-        """Return it if a context with so much room holds the next root, else None."""
+        """Return itself if the next root is among the next `room` positions, else None."""
         return self if len(self.tokens) <= room else None
 
     def read(self) -> "Read":

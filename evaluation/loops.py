@@ -219,7 +219,7 @@ def generated(
     new_tokens: int,
     **options: Any,
 ) -> Tensor:
-    """[1, n]: a prompt and what transformers' `generate(**options)` writes after it."""
+    """Return [1, n]: a prompt, and what transformers' `generate(**options)` writes after it."""
     ids = torch.tensor([prompt], device=target.device)
     return target.module.generate(
         input_ids=ids,

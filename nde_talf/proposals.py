@@ -54,7 +54,7 @@ class Followed:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def begins(self, text: np.ndarray) -> bool:
-        """Whether `text` goes on from this one."""
+        """Return True if `text` goes on from this one."""
         read = len(self.text)
         return (
             read < len(text)

@@ -162,7 +162,7 @@ class PricedRoots:
         return torch.stack([costs.mean(counts) for costs in self.costs]) / self.mean_tokens(index)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
-        """Those of the roots with `chosen` [R] True, or at these indices."""
+        """Keep the roots with `chosen` [R] True, or at these indices."""
         return replace(self, roots=self.roots.where(chosen))
 
     def static(self, allowed: Tensor = EVERY_TREE) -> Tensor:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader of values of a type, which is made once."""
     """Return pydantic's validator of an annotation or a class."""
     return TypeAdapter(kind)
 

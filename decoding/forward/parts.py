@@ -23,7 +23,7 @@ _EFFICIENT_ON_CUDA = torch.ops.aten._scaled_dot_product_efficient_attention.defa
 
 @cache
 def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if flash attention runs there.
+    """Return True if the device has flash attention for this type.
 
     NVIDIA's GPUs before Ampere (T4, V100) have none, and float32 has none on any.
     """
