@@ -72,7 +72,7 @@ TREES = (
     ("specinfer", Action(3, 2, 4)),
 )
 ROWS = max(tree.nodes for _, tree in TREES)
-"""Of static shapes. No more, since every size of a pass is compiled."""
+"""Rows of static shapes. No more, since every size of a pass is compiled."""
 LENGTH, SAVE_SECONDS = 256, 60.0
 
 

@@ -1,4 +1,4 @@
-"""What selectors win over everything that could be run in their place, from files of finished runs.
+"""Gain of selectors over everything that could be run in their place, from finished runs.
 
 `python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--out FOLDER]`.
 --online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together;
@@ -126,7 +126,7 @@ class Campaign(NamedTuple):
         return [setting for setting in self.records if setting != GREEDY]
 
     def roles(self, learned: bool) -> list[str]:
-        """Those of selectors and heads, or all others but the control."""
+        """Rows of selectors and heads, or all others but the control."""
         every = dict.fromkeys(role for roles in self.records.values() for role in roles)
         return [
             role
@@ -146,7 +146,7 @@ class Campaign(NamedTuple):
         return {s: self.fastest(s, self.roles(learned=False)) for s in self.records}
 
     def one_rival(self) -> str:
-        """What was fastest over the sampled settings, by the geometric mean."""
+        """Fastest method over the sampled settings, by the geometric mean."""
         return max(
             self.roles(learned=False),
             key=lambda role: prod(self.speed(s, role) for s in self.sampled),
@@ -262,7 +262,7 @@ def _method(campaign: Campaign, setting: str, role: str) -> list[str]:
 
 
 def _decoded(runs: list[Decoded]) -> Iterator[str]:
-    """How much each of `runs` decoded."""
+    """Amount of text that each of `runs` decoded."""
     for run in runs:
         own = Counter(record.setting for record in run.records if record.method == BASELINE)
         prompts = ", ".join(f"{count} prompts at {setting}" for setting, count in own.items())

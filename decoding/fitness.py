@@ -34,7 +34,7 @@ FAULTS = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError),
     *(ImportError, AssertionError),
 )
-"""What a pass raises that a model cannot run."""
+"""Errors of a pass that a model cannot run."""
 _BEFORE = 6
 """Tokens before the tree of a check, more than a convolution of a state looks back."""
 _SLOTS = 1024  # of trees in flight, beyond the text

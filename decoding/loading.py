@@ -44,7 +44,7 @@ _WIDTHS = ("hidden_size", "vocab_size", "intermediate_size", "num_experts", "num
 MOST = 4
 """Names that an error lists."""
 _NUMBERS_IN_A_BYTE = 8
-"""What the tightest quantisation packs, and more than any there is."""
+"""Numbers that the tightest quantisation packs, and more than any there is."""
 _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 

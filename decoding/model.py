@@ -75,7 +75,7 @@ class CausalModel:
             forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)
         self.lm_head = model.get_output_embeddings()
-        # Of the type that is computed in, also where other weights are quantised.
+        # Its type is the one computed in, also where other weights are quantised.
         embedding = cast("Tensor", model.get_input_embeddings().weight)
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]

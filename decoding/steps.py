@@ -13,8 +13,8 @@ from nde_talf.decoding.common.errors import UserError
 
 TREE_SLOTS = 64
 """Slots for a tree in flight, after the tokens asked for."""
-# Of a step: drafting (the drafter catching up included), the target's pass, verification with the
-# clean-up of its cache, the policy's own choosing; what is left is "other". On a GPU they are the
+# Parts of a step: drafting (the drafter catching up included), the target's pass, verification with
+# the clean-up of its cache, the policy's own choosing; what is left is "other". On a GPU they are the
 # host's, unless the decoder is `timed`.
 PHASES = ("draft", "target", "verify", "policy")
 
@@ -35,7 +35,7 @@ class Stopwatch:
 
 
 Record = Literal["", "logprobs", "logits"]
-"""What is noted of the target at every committed token: nothing, the token's log-probability under
+"""Notes on the target at every committed token: nothing, the token's log-probability under
 the model (neither processed nor warped, as vLLM's raw_logprobs), or the full row of logits [V].
 """
 

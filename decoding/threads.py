@@ -26,7 +26,7 @@ def choose_threads(target: CausalModel) -> None:
     global _chosen
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    # What torch takes by itself: a thread a core, or half of them where they are double.
+    # Torch's own choices: a thread a core, or half of them where they are double.
     defaults = {cores, cores // 2, usable, usable // 2}
     ours = torch.get_num_threads() == _chosen and _first in defaults
     if target.device.type != "cpu" or not ours:

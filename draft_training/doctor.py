@@ -40,7 +40,7 @@ CLOSE = 3.0
 """Nats by which a fault has to explain an engine's counts better than the healthy head."""
 
 Counts = list[int]
-"""How many drafts were verified, then how many of them were accepted at position 1, 2 and so on."""
+"""Number of verified drafts, then the number accepted at position 1, 2 and so on."""
 
 
 def read_counters(file: Path) -> Counts:
@@ -131,7 +131,7 @@ FAULTS: dict[str, Callable[[EagleHead], EagleDrafter]] = {
     "features one token late: compare which feature goes with which token": LateFeatures,
     PROMPTS: EagleDrafter,
 }
-"""What an engine may do wrong, and what plants it in a head's drafter."""
+"""Faults that an engine may have -> the drafter that plants each."""
 
 
 def count(

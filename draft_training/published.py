@@ -30,7 +30,7 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
 CONFIG, _AGAIN = "config.json", "fetch it again"
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""Where the weights may be; the first that is there is read."""
+"""Files that may hold the weights; the first that is there is read."""
 SIZES = (
     "intermediate_size",
     "num_attention_heads",

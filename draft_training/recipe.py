@@ -58,7 +58,7 @@ class RecipeConfig(LanguageModelConfig):
 
     @property
     def tied(self) -> bool:
-        """Whether the embeddings are the output layer too: those of the deep target."""
+        """Share the embeddings with the output layer, as the deep target does."""
         return self.layers > 1
 
 

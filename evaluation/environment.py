@@ -1,4 +1,4 @@
-"""What a measurement was made with: date, command, code, machine and versions, as text."""
+"""Circumstances of a measurement: date, command, code, machine and versions, as text."""
 
 import platform
 import shlex

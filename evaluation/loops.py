@@ -89,11 +89,11 @@ class Speculative:
         )
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
-        """The same generation, block by block."""
+        """Return the generation after a prompt, a stream of blocks."""
         return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
 
     def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
-        """Each block of the same generation, and the tree that a selector chose for it, or ""."""
+        """Yield the blocks of that generation, each with the tree that a selector chose, or ""."""
         self.chosen.clear()
         for block in self.blocks(prompt, seed):
             yield block, "".join(str(tuple(TREES[index])) for index in self.chosen)

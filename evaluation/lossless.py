@@ -67,7 +67,7 @@ class LosslessConfig:
     engine: Text = "nde"
     """nde, transformers, vllm, or module:function."""
     drafts: Annotated[str, one_of(("model", "ngram"))] = "model"
-    """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
+    """Kind of draft: model (a draft model), or ngram, with engine=vllm or transformers."""
     speculate: Annotated[int, Field(ge=1, le=1000)] = 3
     """Tokens drafted at a time."""
     samples: Annotated[int, Field(ge=100, le=MANY)] = 4000

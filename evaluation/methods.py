@@ -117,7 +117,7 @@ class Bench:
 
     @property
     def assists(self) -> bool:
-        """Whether transformers takes the pair: caches that it can cut, outputs of one size."""
+        """Tell if transformers takes the pair: caches that it can cut, outputs of one size."""
         return (
             isinstance(self.draft, CausalModel)
             and self.target.form == self.draft.form == "masks"

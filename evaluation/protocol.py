@@ -1,4 +1,4 @@
-"""How methods are timed and compared.
+"""Protocol by which methods are timed and compared.
 
 This text is the protocol; every table, picture and sentence follows it.
 
@@ -45,7 +45,7 @@ PROTOCOL = (
 
 
 def trusted(control: list[float] | None) -> bool | None:
-    """Whether the clock of a table is trusted: its control's ratio [value, low, high] holds 1.
+    """Tell if a table's clock is trusted: its control's ratio [value, low, high] holds 1.
 
     None: there was no control.
     """

@@ -88,7 +88,7 @@ def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
 
 
 def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -> Choice:
-    """What a tree gives on roots that it was not chosen on; intervals resample prompts."""
+    """Gain of a tree on roots that it was not chosen on; intervals resample prompts."""
     pace, plain = (seconds_per_token(roots, choice, table).double() for choice in (tree, NONE))
     one, prompt = torch.ones_like(pace), roots.roots.prompt
     tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]

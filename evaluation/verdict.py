@@ -118,7 +118,7 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
 
 
 def _on_plain_decoding(setting: str, best: Row | None, conditions: str) -> tuple[bool | None, str]:
-    """Whether to speculate, and the sentence that says so."""
+    """Decide if speculation pays, and write the sentence that says so."""
     at, plain = f"At {in_words(setting)}", "plain autoregressive decoding"
     if best is None:
         return None, f"{at}: only plain decoding was measured."

@@ -314,7 +314,7 @@ def _hooked(model: PreTrainedModel) -> bool:
 
 
 def _state(model: PreTrainedModel) -> tuple[bool, list[int]]:
-    """Whether its modules have hooks, and where its weights lie in memory."""
+    """Tell if the modules have hooks, and return the addresses of the weights."""
     return _hooked(model), [parameter.data_ptr() for parameter in model.parameters()]
 
 

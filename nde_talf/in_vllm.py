@@ -48,7 +48,7 @@ SUPPORTED = ("0.32",)
 
 @settings("for_vllm")
 class Options:
-    """How the proposer drafts: the arguments of `for_vllm`, which explains them."""
+    """Arguments of `for_vllm`, which explains them: they say how the proposer drafts."""
 
     draft: Text = ""
     selector: Text | None = None
@@ -121,7 +121,7 @@ def for_vllm(
 
 
 class Proposer:
-    """What vLLM makes of `for_vllm`, once in every process that runs the target.
+    """Drafter that vLLM builds from `for_vllm`, once in every process that runs the target.
 
     Raises:
         UserError: another version of vLLM; options that cannot be used; a draft of another

@@ -54,12 +54,12 @@ PURE = (
     "ExponentialDecayLengthPenalty",
     "SuppressTokensAtBeginLogitsProcessor",
 )
-"""Those whose result depends on the text before and the logits alone.
+"""Processors whose result depends on the text before and the logits alone.
 
 Every node of a tree can be asked.
 """
 NUMBERED = ("PrefixConstrainedLogitsProcessor",)
-"""Those that also depend on the number of a row."""
+"""Processors that also depend on the number of a row."""
 _TEXT_INPUTS = (
     "attention_mask",
     "position_ids",

@@ -23,7 +23,7 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 GREEDY = SamplingSetting(0.0)
-"""How paths are drawn: always the draft's most probable token.
+"""Setting that paths are drawn with: always the draft's most probable token.
 
 An engine that is not given q verifies a drafted token as one that the draft was certain of, at any
 temperature of the target.
@@ -119,7 +119,7 @@ class Proposals:
         return drafted
 
     def _found(self, texts: list[np.ndarray]) -> list[Followed]:
-        """Of each text its drafter, which has read it."""
+        """Return the drafter of each text, which has read it."""
         free, now = dict(enumerate(self.followed)), list[Followed]()
         for row, text in enumerate(texts):
             order = [row, *free] if row in free else free

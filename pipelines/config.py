@@ -56,7 +56,7 @@ METHODS = (
     "transformers",
 )
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
-"""Those of them that need no draft model."""
+"""Groups of methods that need no draft model."""
 
 MOST_PROMPTS = 40
 TABLE = "table.json"
@@ -92,7 +92,7 @@ class LoadingConfig:
     (docs/models.md).
     """
     products: Annotated[str, one_of(PRODUCTS)] = "auto"
-    """How large matrices are multiplied on a CPU: plain (torch's way), onednn, packed, one of these
+    """Way of multiplying large matrices on a CPU: plain (torch's way), onednn, packed, one of these
     for two rows and more (packed-many), or auto, the fastest by timing (docs/models.md).
     """
     static_shapes: bool = False
@@ -214,7 +214,7 @@ class EvaluationConfig:
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
     draft_temperature: Text = "auto"
-    """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as
+    """Warp of the draft: match, raw or a temperature (docs/decoding.md); auto: as
     traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's
     trees.
     """

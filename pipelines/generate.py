@@ -53,7 +53,7 @@ class GenerateConfig:
     without a model; ngram+lm and ngram+head: n-grams where the text repeats itself, else the other.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
-    """What n-grams are looked up, and how much is drafted of what follows them."""
+    """Length of looked-up n-grams, and how much is drafted of what follows them."""
     policy: Text | None = None
     """A selector of the run by name, or a policy that needs no training; null: the first selector,
     the head's best tree, or trees of n-grams.
@@ -72,7 +72,7 @@ class GenerateConfig:
     """Sample from the tokens with at least this fraction of the largest probability; 0: from all.
     """
     draft_temperature: Text = "auto"
-    """What the draft is warped with: match (like the target), raw (not at all), a temperature of
+    """Warp of the draft: match (like the target), raw (not at all), a temperature of
     its own, or auto: raw for trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at
     temperature 0 for drawn ones (sequoia, fixed, dyspec); what a selector was trained with; else
     match.

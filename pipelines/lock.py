@@ -21,7 +21,7 @@ from nde_talf.decoding.common.progress import console
 
 LOCK = ".lock"
 HELD = "process "
-"""How the content of a lock begins."""
+"""Beginning of a lock's content."""
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class RecommendConfig:
     """Sampling setting of the requests, one that was traced; null: all traced ones, equally often.
     """
     rejection: Annotated[str, one_of(("standard", "block"))] = "standard"
-    """How the engine verifies a path: standard, or block verification
+    """Verification of a path in the engine: standard, or block verification
     (rejection_sample_method=block in vLLM).
     """
     table: Place = MEASURED

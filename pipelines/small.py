@@ -93,7 +93,7 @@ class SmallConfig:
     threads: Batch = 2
     """CPU threads."""
     seed: Seed = 0
-    """Of the weights and the order of the rows."""
+    """Seed of the weights and the order of the rows."""
     partial: bool = False
     """Train on the rest where packages of the frozen list are missing or have another version."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

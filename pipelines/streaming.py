@@ -50,7 +50,7 @@ SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
 CONTEXTS, REPEATS = (64, 320), 1  # of a latency table that is measured before a text
 PLACES = ("target", "draft")
-"""What a latency table says of the machine that lies in the models."""
+"""Fields of a latency table that describe the models, not the machine."""
 
 
 def open_run(

@@ -91,7 +91,7 @@ class PathLengths:
         root = torch.stack([drafter.root.hidden for drafter in drafters])
         q = warp(self.model.logits(torch.cat([previous, root])), feature_setting(self.setting))
         q_previous, q_root = q.chunk(2)
-        # Those that need the target's p count as 0.
+        # Features that need the target's p count as 0.
         scalars = scalar_features(q_previous, q_previous, q_root).float().cpu()
         context = torch.tensor(contexts)
         setting = torch.tensor([self.setting.temperature, self.setting.top_p])

@@ -23,7 +23,7 @@ from nde_talf.selector.roots import INPUT_SCALARS
 
 FORMAT = Format("selector", "train it again with stage=selector force=true")
 INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
-"""What every export says of its inputs and choices, in order."""
+"""Inputs and choices that every export lists, in order."""
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
 ABOUT = (

@@ -30,7 +30,7 @@ def fingerprint(model: CausalModel) -> list[float]:
 
 
 def same_model(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two fingerprints are of one model.
+    """Tell if two fingerprints are of one model.
 
     A copy in another number format has nearly the same one.
     """

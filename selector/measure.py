@@ -55,7 +55,7 @@ Clock = Callable[[], float]
 
 
 class Conditions(NamedTuple):
-    """How steps are decoded while they are measured.
+    """Conditions under which measured steps are decoded.
 
     settings: sampling settings, which the rounds take in turn. static: shapes of all passes.
     draft_setting: what drafts are warped with; None: like the target.

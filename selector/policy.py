@@ -64,7 +64,7 @@ class NeuralPolicy(TreePolicy):
 
     @property
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
-        """What drafts were warped with in training; None: as the target is."""
+        """Setting that drafts were warped with in training; None: the target's."""
         setting = self.selector.schema.draft_setting
         return SamplingSetting(*setting) if setting else None
 

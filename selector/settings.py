@@ -1,4 +1,4 @@
-"""Which selectors are trained and how: the settings of `selector.*`. Imports no torch."""
+"""Settings of `selector.*`: which selectors are trained, and how. Imports no torch."""
 
 from dataclasses import field
 from typing import Annotated
@@ -26,7 +26,7 @@ from nde_talf.decoding.names import ON_PATHS
 
 @settings("selector")
 class SelectorConfig:
-    """What selectors are trained, and the network, objective and optimiser of each.
+    """Selectors to train, and the network, objective and optimiser of each.
 
     Raises UserError, naming the key, for a value that cannot work.
     """
@@ -38,7 +38,7 @@ class SelectorConfig:
     configs/latency, or files.
     """
     pricing: Annotated[str, one_of(("table", "eq11"))] = "table"
-    """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11",
+    """Price of a step: "table", with the number of nodes and the width of levels, or "eq11",
     Eq. 11 of the NDE paper.
     """
     features: Annotated[str, one_of(("both", "draft"))] = "both"
@@ -56,7 +56,7 @@ class SelectorConfig:
     dropout: Proper = 0.1
     """Dropout after each hidden layer, in training."""
     initialisation: Annotated[str, one_of(("static", "random"))] = "static"
-    """Which policy training starts from: "static", the trees that are best over all training roots,
+    """Policy that training starts from: "static", the trees that are best over all training roots,
     or "random", torch's own initial weights, as in the NDE paper.
     """
     sharpness: Amount = 20.0
@@ -77,7 +77,7 @@ class SelectorConfig:
     entropy_weight: Amount = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
     weighting: Annotated[str, one_of(("visits", "roots"))] = "visits"
-    """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best
+    """Weight of a root in Eq. 12 and the deviance: "visits", as often as a decoder with the best
     static tree starts a step there, or "roots", all the same, as in the NDE paper.
     """
     lr: Rate = 1e-3
@@ -95,11 +95,11 @@ class SelectorConfig:
     false: always the network, as in the NDE paper.
     """
     min_gain: Annotated[float, Field(ge=-1, le=10)] = 0.02
-    """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not,
+    """Gain that choosing must have under a sampling setting, a fraction of tokens/s; if it has not,
     the best static tree is exported for that setting. 0.02 is about what choosing costs.
     """
     seed: Seed = 0
-    """Of the initial weights, the order of the roots and dropout."""
+    """Seed of the initial weights, the order of the roots and dropout."""
 
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
         """`width` and `hidden` for a draft of this hidden size.

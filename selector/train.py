@@ -32,7 +32,7 @@ from nde_talf.selector.settings import SelectorConfig
 PATIENCE, WEIGHT_DECAY = 5, 0.1
 """Epochs without better held-out throughput before a fold's training stops; of AdamW."""
 UNPRICED_SHARPNESS = 20.0
-"""How strongly a network that has to learn prices prefers, at first, what is best throughout."""
+"""Initial preference of a network that has to learn prices for the tree that is best throughout."""
 SHARES = (8, 4, 2)
 """The learning curve is fitted on an eighth, a quarter and half of the prompts before all."""
 GAIN = "held_out_log_tps_argmax"  # of the actions that decoding takes; what stops a training

@@ -22,7 +22,7 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {"human": USER, "user": USER, "system": SYSTEM} | dict.fromkeys(
     ("gpt", "chatgpt", "model", "assistant"), ASSISTANT
 )
-"""What data sets call who speaks -> what chat templates call them."""
+"""Names of speakers in data sets -> their names in chat templates."""
 
 Message = dict[str, str]
 """One turn: {"role": "system", "user" or "assistant", "content": text}."""

@@ -1,4 +1,4 @@
-"""Which dialogues a head learns from: the settings of `dialogues.*`.
+"""Settings of `dialogues.*`: the dialogues that a head learns from.
 
 Imports no library that reads data.
 """

@@ -1,1 +1,1 @@
-"""What generates the text of traces and dialogues: transformers or vLLM, with one interface."""
+"""Engines that generate the text of traces and dialogues: transformers or vLLM."""

@@ -1,4 +1,4 @@
-"""What samples: the settings of `engine.*`. Imports no torch."""
+"""Settings of `engine.*`: what samples text. Imports no torch."""
 
 from typing import Annotated
 

@@ -17,7 +17,7 @@ from nde_talf.data.text.templates import render
 from nde_talf.decoding.common.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16
-"""How much text to look at for a cut: more than any tokenizer packs into a token on average."""
+"""Text to look at for a cut: more than any tokenizer packs into a token on average."""
 
 
 def load_sets(

@@ -8,7 +8,7 @@ from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
 
 DIALOGUES = ("conversations", "conversation", "messages", "turns")
-"""Where a row's turns may be, in this order of preference."""
+"""Columns that may hold a row's turns, in this order of preference."""
 QUESTIONS = ("prompt", "question", "instruction", "problem", "query", "input", "text", "content")
 """Columns that may hold a prompt."""
 ANSWERS = ("answer", "response", "output", "completion", "solution", "chosen")

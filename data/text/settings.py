@@ -1,4 +1,4 @@
-"""Which text and which prompts: the settings of `data.*`. Imports no library that reads data."""
+"""Settings of `data.*`: text and prompts. Imports no library that reads data."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What is traced: the settings of `traces.*`. Imports no torch."""
+"""Settings of `traces.*`: roots, trees and rules to trace. Imports no torch."""
 
 from dataclasses import field
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Whether a device can be used. Imports torch when it is called."""
+"""Check that a device can be used. Imports torch when it is called."""
 
 import re
 

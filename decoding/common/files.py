@@ -50,7 +50,7 @@ _SHORT = (
 _SHORT_ONEDNN = re.compile(
     "could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)"
 )
-"""What oneDNN says of a failed allocation, and no more."""
+"""Messages of oneDNN about a failed allocation, and no others."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FULL = "full_attention"
 _SIZES = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 WINDOW_KEYS = tuple(_SIZES.values())
-"""Where a configuration has the sizes."""
+"""Keys of a configuration that hold the sizes."""
 
 
 def optional(owner: Any, name: str, default: Any = None) -> Any:
