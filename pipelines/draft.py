@@ -27,7 +27,7 @@ from nde_talf.pipelines.dialogues import dialogue_rows
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
-HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
+HELD_OUT_ROWS = 12  # rows of held-out text that the figures are computed on
 HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 

@@ -35,7 +35,7 @@ from nde_talf.pipelines.tracking import read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
-FEWEST_PROMPTS, DECODING_SECONDS = 12, 180  # of evaluation.prompts=null
+FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
 # Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
 MIN_PAIR_SECONDS = 600
 
@@ -110,7 +110,7 @@ def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
     if count < most:
         console.print(
-            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS // 60} minutes"
+            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS / 60:.0f} minutes"
             f" here; evaluation.prompts={most}: all of them"
         )
     return count

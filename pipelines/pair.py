@@ -46,7 +46,7 @@ from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
 T = TypeVar("T")
-HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
+HELD_OUT_ROWS = 32  # rows of held-out text that the figures are computed on
 ANSWERED, EPOCHS = 256, 16
 """Answers to learn from at least, and times that a draft for a given target sees them all."""
 ANSWER, AT_ONCE = 128, 64
