@@ -110,8 +110,8 @@ def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
     if count < most:
         console.print(
-            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS / 60:.0f} minutes"
-            f" here; evaluation.prompts={most}: all of them"
+            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS / 60:.0f}"
+            f" minutes here; evaluation.prompts={most}: all of them"
         )
     return count
 
