@@ -48,6 +48,11 @@ class CheckConfig(GenerateConfig):
 def check(config: CheckConfig) -> None:
     """Print what agrees. Exits with status 1 where something does not."""
     run = Run(config.run, config.paths.checkpoints)
+    if not config.temperature or config.prompt or config.compare:
+        raise UserError(
+            "temperature=0, prompt, compare: leave them out. Greedy texts are"
+            " always compared, and all texts follow the run's held-out prompts."
+        )
     check_device(config.model.device)
     quiet()
     import torch
@@ -55,11 +60,6 @@ def check(config: CheckConfig) -> None:
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.streaming import describe, make_decoder
 
-    if not config.temperature or config.prompt or config.compare:
-        raise UserError(
-            "temperature=0, prompt, compare: leave them out. Greedy texts are"
-            " always compared, and all texts follow the run's held-out prompts."
-        )
     with threads(config.model.threads), torch.inference_mode():
         prompts = [prompt.tokens for prompt in run.pair.every_prompt() if prompt.split == "test"]
         longest = max(map(len, prompts)) + config.new_tokens + MARGIN

@@ -268,6 +268,9 @@ def explained(error: Exception, schema: type) -> str:
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
             return _no_such_preset(*missing[1].rsplit("/", 1))
+    if bare := re.search(r"force-add of config groups is not supported: '\W*(\w+)=", text):
+        its = [key for key in keys(schema) if key.startswith(f"{bare[1]}.")]
+        return f"{bare[1]}: it has no presets; set its keys, {', '.join(its)}."
     return f"{_first_lines(error)} See --help for every key."
 
 

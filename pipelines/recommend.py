@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FOLDER = "recommend"
 BATCHES = (1, 4, 16, 64, 256)
-STOPS = "By these prices drafting stops to pay at a batch of {}."
+STOPS = "By these prices drafting stops paying at a batch of {}."
 
 
 @settings()

@@ -31,7 +31,7 @@ from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
-from nde_talf.decoding.verifier import Verifier
+from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.sample import pieces
 from nde_talf.pipelines.config import TABLE
@@ -171,7 +171,9 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
         table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
         policy = NeuralPolicy(selector, table)
         rule = policy.verifier
-    return policy, VERIFIERS[config.verifier] if config.verifier else rule
+    rule = VERIFIERS[config.verifier] if config.verifier else rule
+    check_compatible(policy.trees, rule)  # before models are loaded
+    return policy, rule
 
 
 def _draft_of_run(
@@ -278,7 +280,7 @@ def compared(
         return text
     if pairs[-1][0].tokens == pairs[-1][1].tokens:
         return f"{text} The two texts are equal."
-    return f"{text} The two texts differ: see docs/decoding.md."
+    return f"{text} The two texts differ: nde check tells near ties from errors."
 
 
 def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
@@ -298,7 +300,7 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
             for option, count in policy.counts.most_common(SHOWN)
         ]
         if others := len(policy.counts) - len(chosen):
-            chosen.append(f"{others} others")
+            chosen.append(f"{others} other{'s' * (others > 1)}")
         name = f"NDE selector, trees (K, L1, L2): {', '.join(chosen)}"
         if policy.static(config.setting) is not None:
             name += " (exported as a static tree here: choosing did not win)"

@@ -191,12 +191,14 @@ def explained(error: ValidationError, schema: type, content: Any, group: str = "
     if fault["type"] == "union_tag_invalid":
         tag, names = fault["ctx"]["tag"], fault["ctx"]["expected_tags"].replace("'", "")
         return f"{key}.name={tag}: there is none; choose from {names}."
-    if fault["type"] == "model_attributes_type":
-        given = shown(fault["input"])
-        return f"{key}={given}: it is a group of keys; give {key}.name={given}."
+    if fault["type"] in ("model_attributes_type", "dataclass_type"):
+        given, named = shown(fault["input"]), f"{key}.name" in keys(schema)
+        instead = f"give {key}.name={given}" if named else "--help lists them"
+        return f"{key}={given}: it is a group of keys; {instead}."
     message = fault["msg"].removeprefix("Value error, ").replace(" after validation", "")
-    message = re.sub("^(Input|List) should", "it should", message)
-    return f"{key}={shown(fault['input'])}: {message}."
+    message = re.sub("^(Input|List) should", "it should", message).partition(", unable to")[0]
+    given = "" if fault["loc"][-1:] == ("[key]",) else f"={shown(fault['input'])}"
+    return f"{key}{given}: {message}."
 
 
 def _path(fault: ErrorDetails, content: Any) -> list[str]:

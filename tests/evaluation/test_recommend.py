@@ -215,7 +215,7 @@ def test_the_pages_table_is_what_the_command_prints():
     page = (ROOT / "docs/is_it_for_me.md").read_text()
     given = RecommendConfig()
     prices = Prices(0.7, given.draft_price, given.free_rows)
-    assert f"stops to pay at a batch of {prices.first_without_gain()}," in page
+    assert f"stops paying at a batch of {prices.first_without_gain()}," in page
     for batch in (1, 16, 64, 256):
         length, tokens, gain = prices.best_path(batch)
         assert f"| {batch} | {length or 'nothing'} | {tokens:.2f} | {gain:.2f} |" in page
