@@ -40,7 +40,7 @@ HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
 MAX_BAD_STEPS = 10
-"""Steps whose loss or gradient is not finite and that are passed over, until a training stops."""
+"""Steps with a loss or gradient that is not finite, which a process passes over until it stops."""
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, fall: float) -> float:
@@ -220,7 +220,7 @@ class RowModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError for the checkpoint of another training."""
-        before, now = checkpoint["settings"], asdict(self.config)
+        before, now = checkpoint.get("settings", {}), asdict(self.config)
         changed = [n for n in now if n not in OPERATIONAL and before.get(n) != now[n]]
         if changed:
             raise UserError(

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.common.settings import (
     Amount,
@@ -91,8 +92,9 @@ class Options:
             raise UserError(f"additional_config[{KEY!r}]: {error}") from error
 
 
+@checked
 def for_vllm(
-    draft: str | Path, selector: str | Path | None = None, tokens: int = 8, **options: Any
+    draft: str | Path, selector: str | Path | None = None, tokens: Positive = 8, **options: Any
 ) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` with which it drafts by `Proposer`.
 

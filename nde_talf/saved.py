@@ -144,8 +144,8 @@ def load(where: str) -> Speculation:
     )
 
 
-_loaded: dict[str, Speculation] = {}
-"""Speculations of this process by folder."""
+_loaded: dict[tuple[str, int], Speculation] = {}
+"""Speculations of this process by folder, and when it was written."""
 
 
 def generate_from(model: Any, **arguments: Any) -> Any:
@@ -156,8 +156,10 @@ def generate_from(model: Any, **arguments: Any) -> Any:
     """
     where = of_generate("custom_generate")
     where = str(where if isinstance(where, str) else model.name_or_path)
-    if where not in _loaded:
-        _loaded[where] = load(where)
+    file = Path(where) / FILE
+    key = where, file.stat().st_mtime_ns if file.exists() else 0
+    if key not in _loaded:
+        _loaded[key] = load(where)
     tokenizer, strings = arguments.pop("tokenizer", None), arguments.pop("stop_strings", None)
     if strings is not None:  # transformers would not hand the tokenizer on to a callable
         if tokenizer is None:
@@ -165,4 +167,4 @@ def generate_from(model: Any, **arguments: Any) -> Any:
         criteria = arguments.get("stopping_criteria") or ()
         stop = StopStringCriteria(tokenizer, strings)
         arguments["stopping_criteria"] = StoppingCriteriaList([*criteria, stop])
-    return GenerationMixin.generate(model, custom_generate=_loaded[where], **arguments)
+    return GenerationMixin.generate(model, custom_generate=_loaded[key], **arguments)
