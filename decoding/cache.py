@@ -122,6 +122,7 @@ class KVCache(Cache):
             (`place`).
     """
 
+    layers: Any
     capacity: int | None = None
     positions: Tensor | None = None
 
@@ -139,7 +140,7 @@ class KVCache(Cache):
     @property
     def length(self) -> int:
         """Slots in use."""
-        return self._growing[0].length if self.layers else 0
+        return self.layers[0].length if self.layers else 0
 
     def columns(self, count: int) -> int:
         """Return how many slots a pass over `count` rows is shown, these rows included."""
@@ -157,13 +158,13 @@ class KVCache(Cache):
         if inside < len(slots):
             start, moved = (
                 length + inside,
-                upload(integers(slots[inside:]), self._growing[0].device),
+                upload(integers(slots[inside:]), self.layers[0].device),
             )
-            for buffer in dict.fromkeys(layer.slots for layer in self._growing):
+            for buffer in dict.fromkeys(layer.slots for layer in self.layers):
                 buffer.gather(start, moved)
             if self.positions is not None:
                 self.positions = torch.cat([self.positions[:, :start], self.positions[:, moved]], 1)
-        for layer in self._growing:
+        for layer in self.layers:
             layer.length = length + len(slots)
 
     def place(self, positions: Tensor) -> Tensor:
@@ -174,8 +175,3 @@ class KVCache(Cache):
         before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
         self.positions = torch.cat([before, positions], 1)
         return self.positions
-
-    @property
-    def _growing(self) -> list[SlotLayer]:
-        layers: Any = self.layers
-        return layers

@@ -98,7 +98,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
 
 
 def native_forward(
-    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig", way: str = "plain"
+    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig", way: str
 ) -> "NativeForward":
     """Make the native forward of a model's family. Raises NotNativeError where there is none."""
     if config.model_type not in FAMILIES:
@@ -145,7 +145,7 @@ def _head_difference(model: "CausalModel") -> float:
     """
     probe = torch.arange(4, device=model.device)[None]
     full = model.module(input_ids=probe % model.vocab_size, use_cache=False).logits
-    if not is_sound(full):
+    if not float(full.abs().max()) <= LARGEST:  # nor is NaN
         raise UserError(
             f"{model.name}={model.module.name_or_path}: a first pass gives numbers that are NaN,"
             f" infinite or beyond {LARGEST:g}, so nothing can be sampled. Check its weights and"
@@ -153,11 +153,6 @@ def _head_difference(model: "CausalModel") -> float:
             " model again."
         )
     return _apart(model.logits(model.hidden(probe % model.vocab_size, probe, None, None)), full)
-
-
-def is_sound(numbers: Tensor) -> bool:
-    """Return whether all are finite and none is beyond what a trained model gives."""
-    return float(torch.stack(torch.aminmax(numbers)).abs().max()) <= LARGEST  # False for NaN
 
 
 def tree_difference(model: "CausalModel") -> float:

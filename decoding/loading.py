@@ -19,7 +19,8 @@ from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
 from nde_talf.decoding.common.settings import one_of
-from nde_talf.decoding.fitness import is_sound
+from nde_talf.decoding.common.tensors import unsound
+from nde_talf.decoding.fitness import LARGEST
 from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.names import DTYPES
 
@@ -55,7 +56,7 @@ def load_module(
     device: str,
     dtype: Annotated[str, one_of(DTYPES)],
     name: str,
-    device_map: Annotated[str, one_of(("auto",))] | None = None,
+    device_map: Annotated[str, one_of(("auto",))] | None,
 ) -> "PreTrainedModel":
     """Load the model in `folder` (or of that hub name) on `device`, in `dtype`.
 
@@ -235,16 +236,8 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
-    """Raise UserError for weights that are not finite, without a copy of any."""
-    broken = [
-        name
-        for name, weight in model.named_parameters()
-        if weight.is_floating_point()
-        and weight.itemsize > 1  # numbers of 8 bits have no infinity to find
-        and weight.numel()
-        and not is_sound(weight)
-    ]
-    if broken:
+    """Raise UserError for weights that are not finite."""
+    if broken := unsound(model.named_parameters(), LARGEST):
         raise UserError(
             f"{where}: {_listed('hold NaN, infinite or huge numbers', sorted(broken))} (as"
             f" {dtype})."

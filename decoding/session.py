@@ -23,8 +23,8 @@ def new_session(
     forward: Forward,
     device: torch.device,
     dtype: torch.dtype,
-    layers: int | None = None,
-    static: Shapes | None = None,
+    layers: int | None,
+    static: Shapes | None,
 ) -> TreeSession:
     """Make a session of a model; static: its passes are of these shapes."""
     if static is not None:

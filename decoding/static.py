@@ -122,8 +122,7 @@ class FixedCache(KVCache):
 
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every layer."""
-        layers: Any = self.layers
-        for layer in layers:
+        for layer in self.layers:
             if layer.is_initialized:  # else it reads another layer's keys and values
                 for states in (layer.keys, layer.values):
                     states.index_copy_(2, to, states.index_select(2, slots))

@@ -31,7 +31,7 @@ class EnumeratedRng(Rng):
         taken: (choice, number of outcomes) of each decision.
     """
 
-    def __init__(self, script: Sequence[int] = ()):
+    def __init__(self, script: Sequence[int]):
         self.script, self.taken = list(script), list[tuple[int, int]]()
         self.probability = 1.0
 

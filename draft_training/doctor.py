@@ -29,7 +29,6 @@ from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
@@ -139,7 +138,7 @@ def count(
 ) -> Counts:
     """Count what our loop accepts of paths of `drafted` tokens, `new_tokens` after each prompt."""
     path = Delayed(Action(1, 0, drafted))
-    decoder = SpeculativeDecoder(drafter.target, drafter, path, VERIFIERS["naive"])
+    decoder = SpeculativeDecoder(drafter.target, drafter, path, "naive")
     taus: list[int] = []
     for prompt in prompts:
         text = decoder.generate(prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0))

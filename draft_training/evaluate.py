@@ -75,13 +75,12 @@ def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, T
             yield rows[at : at + 1], roots
 
 
-@torch.inference_mode()
 def sampled_overlap(
     head: EagleHead,
     target: CausalModel,
     trees: TargetTrees,
     generator: torch.Generator,
-    document: Tensor | None = None,
+    document: Tensor | None,
 ) -> Tensor:
     """Compute sum_v min(p, q) [5, B * R] after each root of `trees` and up to 4 sampled tokens.
 

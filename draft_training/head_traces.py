@@ -31,7 +31,7 @@ class HeadDraft:
         self.hidden_size, self.layers = head.config.hidden_size, len(head.layers)
         self.vocab_size, self.max_context = head.target.vocab_size, head.target.max_context
 
-    def drafter(self, static: StaticShapes | None = None) -> EagleDrafter:
+    def drafter(self, static: StaticShapes | None) -> EagleDrafter:
         """The head in the decode loop."""
         drafter = EagleDrafter(self.head, static)
         drafter.model = self

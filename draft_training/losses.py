@@ -124,7 +124,7 @@ def eagle_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
-    weights: EagleLoss = EagleLoss(),
+    weights: EagleLoss,
 ) -> NodeLosses:
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
 
@@ -150,7 +150,7 @@ def hass_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
-    weights: HassLoss = HassLoss(),
+    weights: HassLoss,
 ) -> NodeLosses:
     """HASS (Zhang et al. 2025): EAGLE's loss - w_dis sum_{v in top-10 of p} p(v) log q(v).
 
@@ -167,7 +167,7 @@ def hass_loss(
     return eagle_loss(features, labels, readout, weights)
 
 
-def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Tensor:
+def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
     """Smooth L1 (beta 1) between features [..., H], a mean over H: [...].
 
     So does EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that

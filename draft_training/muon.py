@@ -14,7 +14,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic Newton-Schulz iterati
 STEPS, MOMENTUM = 5, 0.95
 
 
-def orthogonalised(matrices: Tensor, bfloat16: bool = False) -> Tensor:
+def orthogonalised(matrices: Tensor, bfloat16: bool) -> Tensor:
     """Compute about U V^T of each of `matrices` [n, rows, columns] = U S V^T.
 
     Newton-Schulz iterations do it. bfloat16: compute in it, not in float32.

@@ -39,13 +39,6 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def resolved(asked: str, device: torch.device | None = None) -> str:
-    """Return Lightning's name of the precision `asked` for on `device`."""
-    if asked != "auto":
-        return asked
-    return "bf16-mixed" if native_bfloat16(device) else "32-true"
-
-
 @contextmanager
 def cast_once(frozen: nn.Module, precision: str) -> Iterator[None]:
     """Hold a frozen model's linear matrices in bfloat16 inside the block, under bf16-mixed.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
-from nde_talf.decoding.common.tensors import not_finite, read_tensors
+from nde_talf.decoding.common.tensors import read_tensors, unsound
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.fitness import LARGEST
 from nde_talf.decoding.model import CausalModel
@@ -164,11 +164,12 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
     """
     name = head.target.name
     numbers = {key: weight for key, weight in weights.items() if key not in ("d2t", "t2d")}
-    other = [key for key, weight in numbers.items() if not weight.is_floating_point()]
-    fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights, LARGEST)
+    faulty = [key for key, weight in numbers.items() if not weight.is_floating_point()]
+    faulty += unsound(weights.items(), LARGEST)
     try:
-        if fault is None:
+        if not faulty:
             return head.load_file_weights(weights)
+        fault = f"{faulty[0]} holds no floating-point numbers, or NaN or huge ones"
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         fault = " ".join(str(error).split())
     raise UserError(

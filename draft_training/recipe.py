@@ -44,7 +44,6 @@ AT_ONCE = 128
 class RecipeConfig(LanguageModelConfig):
     """A model of the shipped pair and its training. Lengths are in tokens, batches in rows."""
 
-    hidden: int = 192
     layers: int = 16
     """Decoder layers: many narrow ones, so that a draft of one layer costs little beside them."""
     max_length: int = 512

@@ -103,7 +103,7 @@ def target_levels(
     tokens: Tensor,
     roots: Tensor,
     levels: list[TreeLevel],
-    document: Tensor | None = None,
+    document: Tensor | None,
 ) -> list[Tensor]:
     """Compute the target's features [B, R, k, H] at the nodes of given `levels` of trees.
 

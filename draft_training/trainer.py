@@ -24,7 +24,6 @@ from nde_talf.decoding.common.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,
     WholeFile,
-    check_inputs,
     fingerprint,
     resumable,
 )
@@ -33,7 +32,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
 from nde_talf.draft_training.muon import Muon
-from nde_talf.draft_training.precision import resolved
+from nde_talf.draft_training.precision import native_bfloat16
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
 HELD_OUT_LOSS = "held_out_loss"
@@ -126,7 +125,10 @@ class RowModule(pl.LightningModule):
     @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        return resolved(self.config.precision, torch.device("cpu" if self.on_cpu else "cuda"))
+        if (asked := self.config.precision) != "auto":
+            return asked
+        device = torch.device("cpu" if self.on_cpu else "cuda")
+        return "bf16-mixed" if native_bfloat16(device) else "32-true"
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW, then Muon where there are matrices for it."""
@@ -234,7 +236,13 @@ class RowModule(pl.LightningModule):
                 f" and this machine would go on in {self.trained_in}. Go on where it began, name"
                 f" the precision ({began}), or delete the checkpoint to start again."
             )
-        check_inputs(checkpoint, self.inputs, self.title)
+        if checkpoint.get("inputs", self.inputs) != self.inputs:
+            raise UserError(
+                f"{self.title}: the unfinished training in {CHECKPOINT} was started from other"
+                " inputs than those of now (other rows, traces, settings or models), so it is"
+                " another run's. Put this run's checkpoint in its place, or delete it to start"
+                " again."
+            )
 
 
 def train_rows(

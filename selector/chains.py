@@ -37,7 +37,6 @@ class PathLengths:
         model: the draft, whose logits are looked at.
         max_tokens: the largest length.
         setting: that the target samples under.
-        table: prices the steps; None: the one that the selector was exported with.
         overhead: seconds that the engine takes in a step beside the models' passes.
 
     Raises:
@@ -51,10 +50,9 @@ class PathLengths:
         model: CausalModel,
         max_tokens: int,
         setting: SamplingSetting,
-        table: LatencyTable | None = None,
         overhead: float = 0.0,
     ):
-        schema, table = selector.schema, selector.prices(table)
+        schema, table = selector.schema, selector.prices(None)
         if schema.draft_hidden != model.hidden_size:
             raise UserError(
                 f"selector: it was trained for a draft of hidden size {schema.draft_hidden}, and"

@@ -48,7 +48,7 @@ def fit_table(
     contexts: list[int],
     verifiers: Sequence[str],
     levels: dict[int, list],
-    by_branches: bool = False,
+    by_branches: bool,
 ) -> LatencyTable:
     """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
 
@@ -69,7 +69,8 @@ def fit_table(
         knots.append(int(max(run)))
     rows = []  # by context
     for index in range(len(contexts)):
-        draft, target, _ = np.array([_phases(of_probe, index) for of_probe in probed]).T
+        at = [[step.seconds for step in each if step.context == index] for each in probed]
+        draft, target, _ = np.array([*map(_middle, at)]).T  # by phase [probes]
         rows.append((*_draft_passes(draft, branches), _at(run, target, knots)))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
@@ -82,11 +83,6 @@ def fit_table(
         by_branches=by_branches,
         **{name: np.maximum(rising(part), 1e-9).tolist() for name, part in parts.items()},
     )
-
-
-def _phases(of_probe: list[Probed], context: int) -> np.ndarray:
-    """[3]: seconds of the phases of a probe's step at a context."""
-    return _middle([step.seconds for step in of_probe if step.context == context])
 
 
 def _rest(

@@ -165,7 +165,7 @@ class _Probe(TreePolicy):
     levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.
     """
 
-    trees, shapes = "delayed", PROBES
+    trees = "delayed"
 
     def __init__(self, rule: Verifier) -> None:
         self.action, self.rule, self.context = PROBES[0], rule, 0
@@ -305,6 +305,6 @@ def _batched(
     return (factors[:, None] * np.array(single)).tolist()
 
 
-def drafter_of(draft: Any, static: Shapes | None = None) -> Any:
+def drafter_of(draft: Any, static: Shapes | None) -> Any:
     """Make the drafter of a draft model; a draft head makes its own, by its method `drafter`."""
     return LMDrafter(draft, static) if isinstance(draft, CausalModel) else draft.drafter(static)

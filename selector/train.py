@@ -116,7 +116,7 @@ def _gain(paces: Tensor, prompt: Tensor) -> list[float]:
     return throughput_gain(chosen, static, prompt.repeat(len(paces)))
 
 
-def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share: int = 1) -> dict:
+def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, share: int) -> dict:
     """Train without the held-out roots, on one in `share` of the prompts, and choose at them.
 
     The result is the epochs, and for every table the seconds per token [chosen, static] [R] of the

@@ -79,7 +79,7 @@ class ResumableCheckpoint(pl.Callback):
     """
 
     def __init__(self, path: Path, seconds: float, evaluated: int) -> None:
-        self.path, self.seconds, self._written, self.interval = path, seconds, 0.0, seconds
+        self.path, self.seconds, self.interval = path, seconds, seconds
         self.evaluated = evaluated
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -135,19 +135,6 @@ def fingerprint(*inputs: object) -> str:
     weights or traces differ there.
     """
     return content_digest([_plain(value) for value in inputs])
-
-
-def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> None:
-    """Raise UserError if the checkpoint of training `title` has another fingerprint than `now`.
-
-    A checkpoint without a fingerprint is not compared.
-    """
-    if now is not None and checkpoint.get("inputs", now) != now:
-        raise UserError(
-            f"{title}: the unfinished training in {CHECKPOINT} was started from other inputs than"
-            " those of now (other rows, traces, settings or models), so it is another run's. Put"
-            " this run's checkpoint in its place, or delete it to start again."
-        )
 
 
 def sampled(count: int) -> Tensor:

@@ -4,7 +4,7 @@ safetensors itself refuses a header that claims more than the file holds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -28,20 +28,21 @@ def read_tensors(path: Path, again: str) -> dict[str, Tensor]:
     """
     with reading(path, again):
         tensors: dict[str, Tensor] = load_file(path)
-        if fault := not_finite(tensors):
+        if broken := unsound(tensors.items()):
             raise UserError(
-                f"{path}: {fault}. It is of something else, or damaged: take the right file, or"
-                f" {again}."
+                f"{path}: its tensor {broken[0]} holds NaN or infinite numbers. It is of something"
+                f" else, or damaged: take the right file, or {again}."
             )
         return tensors
 
 
-def not_finite(tensors: Mapping[str, Tensor], largest: float = math.inf) -> str | None:
-    """Describe in words which tensor holds NaN, or numbers of that size; None if none does."""
-    for name, tensor in tensors.items():
-        wide = (
-            tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
-        )  # numbers of 8 bits have no infinity
-        if wide and not float(torch.stack(torch.aminmax(tensor)).abs().max()) < largest:
-            return f"its tensor {name} holds NaN, infinite or huge numbers"
-    return None
+def unsound(tensors: Iterable[tuple[str, Tensor]], largest: float = math.inf) -> list[str]:
+    """List the names of the tensors that hold NaN, or numbers of that size; none is copied."""
+    return [
+        name
+        for name, tensor in tensors
+        if tensor.is_floating_point()
+        and tensor.itemsize > 1  # numbers of 8 bits have no infinity
+        and tensor.numel()
+        and not float(torch.stack(torch.aminmax(tensor)).abs().max()) < largest
+    ]

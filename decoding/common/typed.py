@@ -14,8 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of values of a type, which is made once."""
-    """Return pydantic's validator of an annotation or a class."""
+    """Return pydantic's validator of an annotation or a class, which is made once."""
     return TypeAdapter(kind)
 
 

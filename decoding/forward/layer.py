@@ -113,7 +113,7 @@ class Linear(FusedPart):
         return F.linear(states, self.weight, self.bias)
 
 
-def linear(parts: Sequence[nn.Module], way: str = "plain") -> Linear:
+def linear(parts: Sequence[nn.Module], way: str) -> Linear:
     """Make the product for linear layers, in one of the ways of `onednn`."""
     if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LARGE:
         return Linear(parts)

@@ -128,7 +128,7 @@ class NativeForward(FusedPass):
         module: "PreTrainedModel",
         body: nn.Module,
         config: "PretrainedConfig",
-        way: str = "plain",
+        way: str,
     ):
         self.body, self.config, self.way = cast("Any", body), config, way
         self.lm_head = cast("nn.Module", module.get_output_embeddings())

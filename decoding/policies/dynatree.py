@@ -87,7 +87,7 @@ class History:
         drafted: tokens of the last tree; what a step commits is divided by it.
     """
 
-    def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
+    def __init__(self, config: DynaTreeConfig):
         self.config, self.depth, self.drafted = config, config.depth, 0
         self.confident_low, self.confident_high = config.confident_low, config.confident_high
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))

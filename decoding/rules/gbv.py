@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nde_talf.decoding.rules.labels import Level
 
 
-def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
+def power_sum(g: Any, f: Any, k: Any, max_k: int | None) -> Any:
     """Return h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without cancellation.
 
     k: a number, or a tensor of numbers up to `max_k`.

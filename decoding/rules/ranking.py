@@ -42,14 +42,14 @@ def place(key: Tensor, token: Tensor) -> Tensor:
     return key.gather(-1, token).long() * key.shape[-1] + token
 
 
-def bracket(score: float, exact: bool = False) -> tuple[float, float]:
+def bracket(score: float, exact: bool) -> tuple[float, float]:
     """Return the interval [low, high) of scores >= 0 that share the key of `score`."""
     (bits,) = struct.unpack("<I", struct.pack("<f", score))
     low, width = (bits, 1) if exact else (bits >> 16 << 16, 1 << 16)
     return struct.unpack("<ff", struct.pack("<II", low, low + width))
 
 
-def mass_below(score: Tensor, weights: Tensor, token: int, exact: bool = False) -> float:
+def mass_below(score: Tensor, weights: Tensor, token: int, exact: bool) -> float:
     """Return the sum of `weights` [V] over tokens ranked strictly below `token`, without sorting.
 
     Scores are >= 0. Of a tie, the smaller id ranks below.

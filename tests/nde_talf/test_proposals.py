@@ -22,6 +22,7 @@ from nde_talf.draft_training.export import save_head
 from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
 from nde_talf.proposals import Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
+from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.pairs import tiny_pair
@@ -53,6 +54,12 @@ class Counted(LMDrafter):
 
 def drafters():
     return {"lm": Counted(DRAFT), "ngram": NgramDrafter(VOCABULARY)}
+
+
+def priced(selector: Selector, table: LatencyTable = TABLE) -> Selector:
+    """Give a selector the table that it would have been exported with."""
+    selector.table = table
+    return selector
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +149,7 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, policy.verifier)
     assert len(decoder.generate([1, 2], 30, sampled, Rng.seeded(0)).tokens) == 30
     assert len(policy.counts) > 1
-    lengths = PathLengths(again, DRAFT, 8, sampled, TABLE)
+    lengths = PathLengths(priced(again), DRAFT, 8, sampled)
     paths = [tree_index(Action(1, 0, length)) for length in range(9)]
     drafts = [LMDrafter(DRAFT) for _ in range(6)]
     with torch.inference_mode():
@@ -159,9 +166,8 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
 
 
 def test_a_length_is_cut_to_the_room_and_chosen_row_by_row(selector):
-    proposals = Proposals(
-        LMDrafter(DRAFT), PathLengths(selector, DRAFT, 8, GREEDY, TABLE).choose, 8
-    )
+    lengths = PathLengths(priced(selector), DRAFT, 8, GREEDY)
+    proposals = Proposals(LMDrafter(DRAFT), lengths.choose, 8)
     drafted = proposals.propose([[1, 2, row, 3] for row in range(6)], 7)
     assert len({len(draft) for draft in drafted}) > 1 and max(map(len, drafted)) <= 3
 
@@ -183,7 +189,9 @@ def test_prices_are_those_of_the_batch():
     )  # tokens of context at which no text was have no price
     drafter = LMDrafter(DRAFT)
     lengths = [
-        PathLengths(best, DRAFT, 8, GREEDY, BATCH, late).choose([drafter] * rows, [4] * rows)[0]
+        PathLengths(priced(best, BATCH), DRAFT, 8, GREEDY, late).choose(
+            [drafter] * rows, [4] * rows
+        )[0]
         for rows, late in ((1, 0.0), (4, 0.0), (9, 0.0), (4, 100.0))
     ]
     assert lengths[0] > lengths[1] == lengths[2] and lengths[3] == 8
@@ -206,9 +214,9 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
             check_version(version)
     check_version("0.32.1+cpu")
     with pytest.raises(UserError, match=r"selector\.features=draft"):
-        PathLengths(Selector(schema(6, DRAFT.hidden_size)), DRAFT, 8, GREEDY, TABLE)
+        PathLengths(priced(Selector(schema(6, DRAFT.hidden_size))), DRAFT, 8, GREEDY)
     with pytest.raises(UserError, match="hidden size 99"):
-        PathLengths(Selector(schema(0, 99)), DRAFT, 8, GREEDY, TABLE)
+        PathLengths(priced(Selector(schema(0, 99))), DRAFT, 8, GREEDY)
     asked = for_vllm("ngram", tokens=5)
     assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer"
     assert Options.read(asked["additional_config"][KEY])
