@@ -32,6 +32,7 @@ from nde_talf.data.traces.trace import NUMBERS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config import MEASURED, table_file
 from nde_talf.selector.latency import LatencyTable, StepCosts
@@ -79,8 +80,8 @@ def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dic
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
                 settings = [(setting, setting)]
                 (label,) = labels(trees, target, draft, settings, RULES, layout, chunk)
-                trunk = type(trees)(trees.tokens, trees.h_p[:, :DEPTHS], trees.h_q[:, :DEPTHS])
-                p, q = trunk.distributions(target, draft, setting, setting)
+                p = warp(target.logits(trees.h_p[:, :DEPTHS]), setting)
+                q = warp(draft.logits(trees.h_q[:, :DEPTHS]), setting)
                 figures = torch.special.entr(p).sum(-1), torch.minimum(p, q).sum(-1)
                 roots = len(p) // SAMPLES
                 shape = roots, SAMPLES, -1

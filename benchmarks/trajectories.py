@@ -19,7 +19,7 @@ from nde_talf.data.traces.super_trees import (
 )
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 
 OPTIMAL = "optimal (α*)"
@@ -65,14 +65,10 @@ def draft_paths(
     depths: int,
 ) -> tuple[Tensor, Tensor]:
     """p, q [R, depths, V] along a path of the draft at each root of `trajectory_trees`."""
-    drawn = trajectory_trees(
-        target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0)
-    )
-    rows = zip(
-        *(trees.distributions(target, draft, setting, draft_setting) for trees in drawn),
-        strict=True,
-    )
-    p, q = map(torch.cat, rows)
+    layout = super_tree_layout(1, depths, 0)
+    drawn = list(trajectory_trees(target, draft, prompts, setting, draft_setting, layout))
+    p = torch.cat([warp(target.logits(trees.h_p), setting) for trees in drawn])
+    q = torch.cat([warp(draft.logits(trees.h_q), draft_setting) for trees in drawn])
     return p, q
 
 

@@ -50,32 +50,32 @@ class ReportData:
         learned: by setting, names of methods with something learned.
         same: by setting, methods not decoded, and what each is the same as.
         exports: by setting, for selectors that exported a static tree, its method.
-        sample: a decoded text.
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.evaluate`.
         head: held-out figures of the draft head.
         curves: by training, its series.
         stages: seconds by stage.
         environment: what it was measured with.
+        sample: a decoded text.
     """
 
     run: str
     tables: dict[str, list[Row]]
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    kinds: dict[str, dict[str, list[Row]]] = field(default_factory=dict)
-    histograms: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    chosen: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    measured: str = ""
-    learned: dict[str, list[str]] = field(default_factory=dict)
-    same: dict[str, dict[str, str]] = field(default_factory=dict)
-    exports: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: dict[str, Verdict]
+    kinds: dict[str, dict[str, list[Row]]]
+    histograms: dict[str, dict[str, list[int]]]
+    chosen: dict[str, dict[str, dict[str, int]]]
+    measured: str
+    learned: dict[str, list[str]]
+    same: dict[str, dict[str, str]]
+    exports: dict[str, dict[str, str]]
+    pair: dict[str, Any]
+    offline: dict[str, Any]
+    head: dict[str, Any]
+    curves: dict[str, dict[str, list[tuple[int, float]]]]
+    stages: dict[str, float]
+    environment: dict[str, str]
     sample: dict[str, Any] = field(default_factory=dict)
-    pair: dict[str, Any] = field(default_factory=dict)
-    offline: dict[str, Any] = field(default_factory=dict)
-    head: dict[str, Any] = field(default_factory=dict)
-    curves: dict[str, dict[str, list[tuple[int, float]]]] = field(default_factory=dict)
-    stages: dict[str, float] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: str, records: list[Record], conditions: str, **parts: Any) -> "ReportData":
@@ -144,7 +144,7 @@ def results(data: ReportData) -> dict[str, Any]:
         " ".join([verdict.sentence, *data.standing[setting]])
         for setting, verdict in data.verdicts.items()
     ]
-    return {"run": content.pop("run"), "summary": summary, "protocol": list(PROTOCOL), **content}
+    return {"summary": summary, "protocol": list(PROTOCOL), **content}
 
 
 class Table(NamedTuple):
@@ -254,8 +254,8 @@ def in_markdown(data: ReportData) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def write_report(data: ReportData, folder: Path) -> Path:
-    """Write `results.json`, `results.md`, the PNGs and `index.html`; returns the page's path."""
+def write_report(data: ReportData, folder: Path) -> None:
+    """Write `results.json`, `results.md`, the PNGs and `index.html`."""
     drawn: dict[str, dict[str, Markup]] = {}  # by section and name
     for section, name, figure in pictures(data):
         write_atomically(folder / f"{name}.png", partial(figure.savefig, format="png"))
@@ -277,4 +277,3 @@ def write_report(data: ReportData, folder: Path) -> Path:
         in_words=in_words,
     )
     write_atomically(folder / "index.html", lambda path: path.write_text(page, encoding="utf-8"))
-    return folder / "index.html"

@@ -226,16 +226,11 @@ def _show_traceback(*raised: Any) -> None:
 def marked(argument: str) -> str:
     """Mark a key by ++, so that `settled` tells of an unknown one, and a run's name as text."""
     key, equals, value = argument.partition("=")
-    if not equals or not re.match(r"[^\W\d]", key) or key.startswith("hydra") or is_group(key):
+    if not equals or not re.match(r"[^\W\d]", key) or key.startswith("hydra") or presets(key):
         return argument
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
         return f"++{key}='{value}'"
     return f"++{argument}"
-
-
-def is_group(key: str) -> bool:
-    """Return True if presets are chosen by this key."""
-    return bool(presets(key))
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
@@ -255,7 +250,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
 
 
 def presets(group: str) -> list[str]:
-    """List the presets of a config group."""
+    """List the presets of a config group; none of a key that is no group."""
     return sorted(path.stem for path in (Path(CONFIGS) / group).glob("*.yaml"))
 
 

@@ -14,7 +14,7 @@ from nde_talf.decoding.common.errors import masked
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
-from nde_talf.pipelines.cli import is_group
+from nde_talf.pipelines.cli import presets
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
 from nde_talf.pipelines.own_data import argument, in_full
 
@@ -87,7 +87,7 @@ def merged(recorded: Iterable[str], asked: Sequence[str]) -> list[str]:
     """
     keys = {key_of(each) for each in asked}
     recorded = list(recorded)
-    new = {key_of(each) for each in asked if each not in recorded and is_group(key_of(each))}
+    new = {key_of(each) for each in asked if each not in recorded and presets(key_of(each))}
     kept = [
         each
         for each in recorded

@@ -110,7 +110,7 @@ class SmallConfig:
 
     def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
-        return RecipeConfig(**({"batch": self.batch, "seed": self.seed} | changed))
+        return RecipeConfig(batch=self.batch, seed=self.seed, **changed)
 
 
 def run(config: SmallConfig) -> None:

@@ -8,6 +8,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,15 +37,14 @@ class VLLMEngine:
     """
 
     def __init__(self, folder: str, dtype: str, config: EngineConfig):
-        self.folder, self.dtype, self.config = str(folder), dtype, config
-        self._model: Any = None
+        self.folder, self.dtype, self.config = folder, dtype, config
         self._stops = sorted(_stops(self.folder))
 
     def sample(
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
         """Continue each prompt, see `Engine.sample`."""
-        model = self._vllm()
+        model = self._model
         longest = max(map(len, prompts), default=0) + new_tokens
         limit = model.model_config.max_model_len
         if longest > limit:  # vLLM would stop at its limit and not say so
@@ -65,9 +65,9 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Free the memory."""
-        if self._model is not None:
+        if "_model" in self.__dict__:
             self._model.llm_engine.engine_core.shutdown()
-            self._model = None
+            del self._model
             gc.collect()
 
     @contextmanager
@@ -82,19 +82,19 @@ class VLLMEngine:
                 " and engine.name=transformers works without it."
             ) from error
 
-    def _vllm(self) -> Any:
-        """Return the instance of vLLM; it is opened when it is first needed."""
-        if self._model is not None:
-            return self._model
-        options: dict[str, Any] = {"tensor_parallel_size": self.config.tensor_parallel}
+    @cached_property
+    def _model(self) -> Any:
+        """The instance of vLLM; it is opened when it is first needed."""
+        options: dict[str, Any] = {
+            "tensor_parallel_size": self.config.tensor_parallel,
+            "enable_prefix_caching": True,
+        }
         if torch.cuda.is_available():
             options["gpu_memory_utilization"] = self.config.gpu_memory
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options["enable_chunked_prefill"] = False
-        options["enable_prefix_caching"] = True
         with self._errors():
-            self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
-        return self._model
+            return open_llm(self.folder, self.dtype, self.config.max_length, **options)
 
 
 def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) -> Any:

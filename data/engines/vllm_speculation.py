@@ -23,7 +23,7 @@ def head_method(folder: str, drafted: int) -> Method:
         raise UserError(f"{folder}: it holds no head that stage draft exported.")
     return {
         "method": config["draft_head"]["kind"],
-        "model": str(folder),
+        "model": folder,
         "num_speculative_tokens": drafted,
     }
 
@@ -40,7 +40,7 @@ def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:
 
 def draft_method(folder: str, drafted: int) -> Method:
     """A smaller model of the same vocabulary."""
-    return {"method": "draft_model", "model": str(folder), "num_speculative_tokens": drafted}
+    return {"method": "draft_model", "model": folder, "num_speculative_tokens": drafted}
 
 
 def sampling_fault() -> str | None:

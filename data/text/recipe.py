@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
+from nde_talf.data.text.pair import spread
 from nde_talf.data.text.sources import DOMAINS, Document
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
 from nde_talf.decoding.common.files import write_atomically
@@ -71,5 +72,5 @@ def _prepare(folder: Path, documents: list[Document]) -> None:
     for domain in DOMAINS:
         texts = [d.text for d in documents if d.held_out and d.domain == domain]
         packed = pack(tokenizer, texts, LENGTH).to(torch.int16)
-        rows[domain] = packed[:: max(1, len(packed) // HELD_OUT_ROWS)][:HELD_OUT_ROWS].contiguous()
+        rows[domain] = spread(packed, HELD_OUT_ROWS).contiguous()
     save_file(rows, folder / ROWS)

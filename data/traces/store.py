@@ -15,7 +15,7 @@ grows. `finish` gathers the entries in `shards.json`:
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -130,29 +130,27 @@ class TraceStore:
         """Read one shard as plain lists."""
         return self._table(name).to_pydict()
 
-    def read(self, split: str, columns: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """Read the shards of one split as columns (all, or those named).
+    def read(self, split: str) -> dict[str, np.ndarray]:
+        """Read the shards of one split as columns.
 
         Strings and numbers are [R], features [R, H], labels [R, s, A]; empty if there are no roots.
         Only files of this split are opened and checked.
         """
-        batches = list(self.batches(split, columns))
+        batches = list(self.batches(split))
         names = batches[0] if batches else ()
         return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
 
-    def batches(
-        self, split: str, columns: Sequence[str] | None = None
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def batches(self, split: str) -> Iterator[dict[str, np.ndarray]]:
         """Read one shard after the other, each as `read` does."""
         if not self.roots:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
         for name, entry in sorted(self.shards.items()):
             if entry["rows"] and entry["split"] == split:
-                table = self._table(name, columns)
+                table = self._table(name)
                 yield {key: _values(table[key].combine_chunks()) for key in table.column_names}
 
-    def _table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a shard, or some of its columns. Its checksum is looked at the first time."""
+    def _table(self, name: str) -> pa.Table:
+        """Read a shard. Its checksum is looked at the first time."""
         if name not in self._intact and (fault := self.fault(name)):
             raise UserError(
                 f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is"
@@ -160,7 +158,7 @@ class TraceStore:
             )
         path = self.folder / name
         with reading(path, "delete it and run stage=traces"):
-            return pq.read_table(path, columns=columns and list(columns))
+            return pq.read_table(path)
 
     def _entries(self) -> dict[str, Shard]:
         """Read the entries of `shards.json`, and those written since."""

@@ -36,11 +36,9 @@ class Draft(Protocol):
 
     def prefix(self, target: "Prefix") -> "Prefix":
         """Run the trajectory of `target` inside the draft."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Read hidden states [..., H] out: [..., V]."""
-        ...
 
 
 class SuperTrees(NamedTuple):
@@ -55,16 +53,6 @@ class SuperTrees(NamedTuple):
     tokens: Tensor
     h_p: Tensor
     h_q: Tensor
-
-    def distributions(
-        self,
-        target: CausalModel,
-        draft: CausalModel | Draft,
-        setting: SamplingSetting,
-        draft_setting: SamplingSetting,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute p and q [T, N_inner, V], all of them at once."""
-        return warp(target.logits(self.h_p), setting), warp(draft.logits(self.h_q), draft_setting)
 
 
 class Prefix:

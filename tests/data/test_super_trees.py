@@ -5,7 +5,7 @@ import torch
 
 from nde_talf.data.traces.super_trees import Prefix, labels, super_trees
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.laws import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
@@ -27,7 +27,7 @@ def test_labels_in_chunks_are_labels_of_all_rows_at_once(chunk):
     trees = super_trees(*prefixes, ROOTS, LAYOUT, SETTING, uniforms, 300)
     chunked = labels(trees, target, draft, settings, LABELLED, LAYOUT, chunk)
     for pair, by_name in zip(settings, chunked, strict=True):
-        p, q = trees.distributions(target, draft, *pair)
+        p, q = warp(target.logits(trees.h_p), pair[0]), warp(draft.logits(trees.h_q), pair[1])
         for name in LABELLED:
             whole = expected_block_efficiency(p, q, trees.tokens, name)
             torch.testing.assert_close(by_name[name].double(), whole, atol=1e-4, rtol=1e-5)

@@ -167,7 +167,8 @@ def test_rows_of_super_trees_are_those_of_plain_passes(name):
         generator = torch.Generator().manual_seed(0)
         uniforms = torch.rand(2, len(layout), generator=generator, dtype=torch.float64)
         trees = super_trees(*prefixes, roots, layout, setting, uniforms, 9)
-        rows_of = trees.distributions(target, draft, setting, setting)
+        states = (target, trees.h_p), (draft, trees.h_q)
+        rows_of = [warp(model.logits(hidden), setting) for model, hidden in states]
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner - 6, layout.inner):
                 tokens = [

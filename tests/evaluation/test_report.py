@@ -8,7 +8,7 @@ from matplotlib.image import imread
 
 from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
-from nde_talf.evaluation.report import ReportData, in_markdown, table_of_domains, write_report
+from nde_talf.evaluation.report import in_markdown, table_of_domains, write_report
 from nde_talf.evaluation.table import tabulate
 from tests.evaluation.example import NDE, SETTING, everything, records
 
@@ -64,5 +64,5 @@ def test_a_domain_answers_for_its_own_clock_and_one_prompt_is_none(tmp_path):
         record.kind = {"0": "one", "1": "slow", "2": "slow"}.get(record.prompt[-1], "steady")
         if record.kind == "slow" and record.method == CONTROL:
             record.seconds *= 2
-    heads = table_of_domains(ReportData.of("domains", measured, ""), str(SETTING)).columns
+    heads = table_of_domains(everything(measured), str(SETTING)).columns
     assert heads == ["speed-up", f"slow: {NOT_TRUSTED}", "steady"]

@@ -19,11 +19,11 @@ import nde_talf.pipelines.generate
 import nde_talf.pipelines.recommend
 import nde_talf.pipelines.run
 from nde_talf.evaluation.benchmark import Record, read_records
-from nde_talf.evaluation.report import ReportData
 from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
 from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.quiet import quiet
 from tests import ROOT
+from tests.evaluation.example import everything
 from tests.pipelines import micro
 from tests.robustness import child
 from tests.robustness.calls import call, prepared
@@ -98,7 +98,7 @@ def load(what: str, run: Path) -> None:
     """Read an artefact of a run."""
     path = run / PLACES.get(what, what)
     if what == "records":
-        ReportData.of("default", list(read_records(path)), "on a quiet machine")
+        everything(list(read_records(path)))
     else:
         LOADERS[what](path)
 
