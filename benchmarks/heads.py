@@ -66,6 +66,8 @@ TREES = {
     BEAM: (Beam, "nss"),
     "(4, 1, 3), SpecInfer": (lambda: Delayed(Action(4, 1, 3)), "specinfer"),
 }
+SECONDS = 250, 500, 1000, 2000
+"""Ticks of the picture."""
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
 """Fractions of a training after which held-out text is looked at."""
 
@@ -211,6 +213,8 @@ def picture(bench: Bench, steps: tuple[int, int]) -> None:
             lengths = [length(x["overlap"]) for x in seen]
             panel.plot([x["seconds"] for x in seen], lengths, marker=".", label=name)
         panel.set(title=f"{wiring} wiring", xscale="log", xlabel="CPU s after depth 0")
+        panel.minorticks_off()
+        panel.set_xticks(SECONDS, map(str, SECONDS))
         panel.legend(fontsize="small")
     panels[0].set_ylabel("1 + sums of products of overlap")
     figure.savefig(RESULTS / "heads.png", dpi=110)
