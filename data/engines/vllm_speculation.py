@@ -13,7 +13,7 @@ Method = dict[str, Any]
 """vLLM's `speculative_config`."""
 
 
-def head_method(folder: str, drafted: int) -> Method:
+def head_method(folder: str | Path, drafted: int) -> Method:
     """An exported EAGLE or EAGLE-3 head that drafts `drafted` tokens at a time.
 
     Raises UserError where there is none.
@@ -23,7 +23,7 @@ def head_method(folder: str, drafted: int) -> Method:
         raise UserError(f"{folder}: it holds no head that stage draft exported.")
     return {
         "method": config["draft_head"]["kind"],
-        "model": folder,
+        "model": str(folder),
         "num_speculative_tokens": drafted,
     }
 

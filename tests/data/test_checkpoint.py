@@ -80,3 +80,5 @@ def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(
     with pytest.raises(UserError, match="another run's"):
         fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
     assert path.read_bytes() == before
+    with pytest.raises(UserError, match="other settings"):  # another program's
+        LanguageModel(build_llama(TINY, 29), TINY).on_load_checkpoint({})

@@ -13,7 +13,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.draft_training.export import save_head
 from nde_talf.in_transformers import Speculation
-from nde_talf.saved import load
+from nde_talf.saved import _loaded, load
 from nde_talf.selector.network import Selector
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET
 from tests.selector.examples import TABLE, schema
@@ -61,6 +61,10 @@ def test_a_saved_folder_decodes_after_it_was_moved(drafts, tmp_path):
     requirements = (folder / "custom_generate" / "requirements.txt").read_text().splitlines()
     assert not [line for line in requirements if line.startswith("nde")]  # no index has that name
     assert (folder / "selector" / "config.json").exists() == bool(selector)
+    shutil.rmtree(folder)
+    speculate("ngram").save(folder)
+    model.generate(**ASKED, custom_generate=str(folder), trust_remote_code=True)
+    assert [*_loaded.values()][-1].draft == "ngram"  # what is there now
 
 
 def test_speculate_that_is_not_called_says_what_to_write():
