@@ -249,7 +249,6 @@ def compare(bench: Bench, options: Namespace) -> None:
         by_depth = " ".join(f"{x:.3f}" for x in last)
         seconds = f"{looks(folder)[-1]['seconds']:.0f}"
         table.append([f"{wiring}, {name}", seconds, by_depth, f"{gain:+.4f}", *taus, *compared])
-    picture(bench, options.steps)
     columns = [f"τ, {at}, {tree}" for at in setting for tree in TREES]
     columns += [f"beam over {of}, {at}" for of in ("its HASS", "EAGLE's wiring") for at in setting]
     first = ["wiring, loss", "CPU s", "overlap after 0 to 4 drafts", "gain of last third"]
@@ -261,6 +260,7 @@ def compare(bench: Bench, options: Namespace) -> None:
         "![Predicted accepted length over CPU seconds](heads.png)",
     ]
     report("heads", [*first, *columns], table, notes)
+    picture(bench, options.steps)  # last: the table names the commit that it was made on
 
 
 def main() -> None:
