@@ -8,9 +8,9 @@ standard library's. Each part prints a table, and writes it to benchmarks/result
   cuts the training; started again, it goes on where it stopped.
 - traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels
   run.
-- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and
-  one tree in float32. tokens/s, the time of a step outside kernels and how often the host waits for
-  the device, by torch's profiler; peak memory.
+- decode: plain decoding, an A/A control, trees that stay on the device and trees on the host, with
+  and without static shapes (CUDA graphs), and one tree in float32. tokens/s, the time of a step
+  outside kernels and how often the host waits for the device, by torch's profiler; peak memory.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 - attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
   parts, by context and rows. The context from which on two parts are faster is `OPEN` of
@@ -96,7 +96,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(8192, (768, 12, 12, 2048), (384, 2, 6, 1024), 2000, 64, 2000, 16, 128, 4, 20),
+    "full": Size(8192, (768, 12, 12, 2048), (384, 2, 6, 1024), 2000, 64, 1200, 12, 128, 4, 20),
     "small": Size(512, (64, 2, 2, 128), (32, 1, 2, 64), 20, 4, 4, 2, 12, 2, 2),
 }
 
@@ -273,10 +273,13 @@ def decode(options: argparse.Namespace, size: Size) -> None:
         tree: Action | None = None,
         static: StaticShapes | None = None,
         models: tuple[CausalModel, CausalModel] = models,
+        on_device: bool | None = None,
     ) -> None:
         drafter = LMDrafter(models[1], static) if tree else None
         policy = Delayed(tree) if tree else Autoregressive()
-        decoder = SpeculativeDecoder(models[0], drafter, policy, rule, static=static)
+        decoder = SpeculativeDecoder(
+            models[0], drafter, policy, rule, static=static, device=on_device
+        )
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
 
     add(BASELINE)
@@ -284,8 +287,9 @@ def decode(options: argparse.Namespace, size: Size) -> None:
     add(f"{BASELINE}, static", static=fixed)
     titles = [f"{VERIFIERS[rule].name} {tuple(tree)}" for rule, tree in TREES]
     for title, method in zip(titles, TREES, strict=True):
-        add(title, *method)
-        add(f"{title}, static", *method, fixed)
+        for name, shapes in ((title, None), (f"{title}, static", fixed)):
+            add(name, *method, shapes)
+            add(f"{name}, host", *method, shapes, on_device=False)
     add(f"{titles[0]}, float32", *TREES[0], models=_load(options, "float32"))
     records = options.folder / f"decode-{options.size}.jsonl"
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
@@ -390,8 +394,9 @@ def attention(options: argparse.Namespace, size: Size) -> None:
         small = torch.full(
             (1, 1, rows, rows), torch.finfo(dtype).min, dtype=dtype, device=device
         ).triu_(1)
-        own = small.repeat(1, 1, heads // shared, 1)
-        wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
+        own, wide = (
+            attended._repeated(F.pad(small, (text, 0)), heads // shared) for text in (0, context)
+        )
         ways = (attended.Seen(mask=wide), attended.Seen(text=context, mask=own))
         times = []
         for seen in ways:

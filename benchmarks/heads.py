@@ -2,14 +2,18 @@
 
 `python -m benchmarks.heads --run FOLDER`, the run of `benchmarks.papers.claims`. As the SALF & TALF
 paper has it, a head of each wiring learns depth 0 by EAGLE's loss first, and from it one head a
-loss goes on for equal steps. Overlap on held-out text is recorded on the way with the CPU time, so
-that the picture compares them at equal time. Then all heads decode the same prompts.
+loss goes on for equal steps. Overlap on held-out text is recorded on the way, and a step of each
+training is timed alone, so that the picture compares them at equal time. Then all heads decode the
+same prompts.
 
-An interrupted command goes on where it stopped. Two processes share the trainings with
-`--train "EAGLE, HASS" "EAGLE-3, TALF"` and so on, once the first phases are there.
+An interrupted command goes on where it stopped. Several processes share the trainings with
+`--train "EAGLE, HASS"`, `--train "EAGLE-3, TALF"` and so on, once the first phases are there
+(`--train "EAGLE, warm"`). `--train time` times the steps, and nothing should run beside it.
 """
 
 import json
+import statistics
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterable
@@ -21,6 +25,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from matplotlib.figure import Figure
+from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.papers.shared import LENGTH, Bench, options_of
@@ -43,6 +48,7 @@ from nde_talf.draft_training.train_head import HeadModule, build_head
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
+from nde_talf.pipelines.small import TEXT_ROWS
 
 THREE: dict[str, Any] = {"features": "three"}
 WIRINGS: dict[str, dict[str, Any]] = {
@@ -54,6 +60,7 @@ LOSSES = {"EAGLE-2": EagleLoss(), "HASS": HassLoss(detach_features=False), "TALF
 """As the SALF & TALF paper prints them."""
 TOP_2, OWN_TEXT = "TALF, k = 2", "TALF, own text"
 """More heads by TALF's loss: the paper's Table 3, and on text that the target wrote."""
+WARM, TIME = "warm", "time"
 LATER_RATES = {"lr_muon": HeadConfig.lr_muon / 4, "lr_adam": HeadConfig.lr_adam / 4}
 """Peak rates of the second phase.
 
@@ -61,13 +68,15 @@ At the first ones a head forgets: TALF's overlap at depth 0 fell from 0.79 to 0.
 """
 STEPS = 2600, 2000
 """Steps of the two phases."""
+OWN_TEXTS = 2048
+"""Texts that the target writes for `OWN_TEXT`, at most."""
+BATCH, TIMED_STEPS = 4, 40
+"""Rows of a step, and steps that are timed."""
 BEAM = "beam, NSS"
 TREES = {
     BEAM: (Beam, "nss"),
     "(4, 1, 3), SpecInfer": (lambda: Delayed(Action(4, 1, 3)), "specinfer"),
 }
-SECONDS = 250, 500, 1000, 2000
-"""Ticks of the picture."""
 LOOKS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 2 / 3, 5 / 6, 1.0)
 """Fractions of a training after which held-out text is looked at."""
 
@@ -107,31 +116,38 @@ class Repeating(HeadModule):
 
 
 class Looks(pl.Callback):
-    """Looks at held-out text while a head trains, and saves the head with its CPU time so far.
+    """Looks at held-out text while a head trains, and saves the head.
 
-    A line of `looks.jsonl` and a folder `at-STEP` for each of `LOOKS`. A training that was resumed
-    counts all steps at the mean time of those since then.
+    A line of `looks.jsonl` and a folder `at-STEP` for each of `LOOKS`.
     """
 
     def __init__(self, folder: Path, rows: TokenRows, steps: int) -> None:
         self.folder, self.rows = folder, rows
         self.at = {round(steps * fraction) for fraction in LOOKS}
-        self.steps, self.seconds, self.began = 0, 0.0, 0.0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        """Start the clock."""
-        self.began = time.process_time()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-        """Stop the clock, and look where that is due."""
-        self.seconds, self.steps = self.seconds + time.process_time() - self.began, self.steps + 1
+        """Look where that is due."""
         if (step := trainer.global_step) in self.at:
             save_head(module.head, self.folder / f"at-{step}")
             with trainer.precision_plugin.forward_context():
                 found = held_out_report(module.head, module.head.target, self.rows)
-            seconds = self.seconds / self.steps * step
             with (self.folder / "looks.jsonl").open("a") as out:
-                out.write(json.dumps({"step": step, "seconds": seconds, **found}) + "\n")
+                out.write(json.dumps({"step": step, **found}) + "\n")
+
+
+class Clock(pl.Callback):
+    """Times every step of a training."""
+
+    def __init__(self) -> None:
+        self.began, self.seconds = 0.0, []  # type: float, list[float]
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Start the clock."""
+        self.began = time.perf_counter()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop the clock: the step's figures have been read, so that a GPU is done with it."""
+        self.seconds.append(time.perf_counter() - self.began)
 
 
 def looks(folder: Path) -> list[dict[str, Any]]:
@@ -157,22 +173,39 @@ def folder_of(bench: Bench, steps: tuple[int, int], name: str, wiring: str = "EA
     return folder / (name if wiring == "EAGLE" else f"{wiring}, {name}")
 
 
-def trained(
-    bench: Bench, steps: tuple[int, int], names: Iterable[str] = LOSSES, wiring: str = "EAGLE"
-) -> dict[str, EagleHead]:
-    """Heads by loss, `TOP_2` or `OWN_TEXT`, trained where they are not there yet."""
-    heads, text = {}, bench.pair.rows("train")
-    base = HeadConfig(chain_fraction=0.0, roots=32, **WIRINGS[wiring])
-    warm = replace(base, loss=_without_target(base, EagleLoss()), steps=steps[0])
-    start = _fit_once(bench, warm, folder_of(bench, steps, "warm", wiring), text)
+def configured(
+    start: Path, steps: tuple[int, int], name: str, wiring: str, batch: int
+) -> HeadConfig:
+    """The settings of a training: of `WARM`, or of what goes on from the head in `start`."""
+    base = HeadConfig(chain_fraction=0.0, roots=32, batch=batch, **WIRINGS[wiring])
+    if name == WARM:
+        return replace(base, loss=_without_target(base, EagleLoss()), steps=steps[0])
+    loss = _without_target(base, LOSSES.get(name, TalfLoss(k=2 if name == TOP_2 else 4)))
     after = replace(base, steps=steps[1], warm_start=str(start), seed=1, **LATER_RATES)
+    return replace(after, loss=loss)
+
+
+def trained(
+    bench: Bench,
+    steps: tuple[int, int],
+    names: Iterable[str] = LOSSES,
+    wiring: str = "EAGLE",
+    batch: int = BATCH,
+    text: Tensor | None = None,
+) -> dict[str, EagleHead]:
+    """Heads by loss, `TOP_2` or `OWN_TEXT`, trained where they are not there yet.
+
+    text: rows to train on in place of the run's.
+    """
+    heads, text = {}, bench.pair.rows("train") if text is None else text
+    where = folder_of(bench, steps, WARM, wiring)
+    start = _fit_once(bench, configured(where, steps, WARM, wiring, batch), where, text)
     for name in names:
-        loss = LOSSES.get(name, TalfLoss(k=2 if name == TOP_2 else 4))
         folder, rows = folder_of(bench, steps, name, wiring), text
         if name == OWN_TEXT:
             written = folder.parent / "samples.safetensors"
-            rows = samples(bench.pair.where("target"), written, text, len(text))
-        config = replace(after, loss=_without_target(base, loss))
+            rows = samples(bench.pair.where("target"), written, text, min(len(text), OWN_TEXTS))
+        config = configured(start, steps, name, wiring, batch)
         heads[name] = load_head(_fit_once(bench, config, folder, rows), bench.models[0])
     return heads
 
@@ -192,10 +225,11 @@ def _fit_once(bench: Bench, config: HeadConfig, folder: Path, text: Tensor) -> P
         target = bench.models[0]
         train, held_out = (
             TokenRows.plain(rows[:, : target.max_context - SAMPLED])
-            for rows in (text, spread(bench.pair.rows("held_out"), 8))
+            for rows in (text, spread(bench.pair.rows("held_out"), 32))
         )
         see = Looks(folder, held_out, config.steps)
-        module = Repeating(build_head(target, config), config)
+        kind = Repeating if target.device.type == "cpu" else HeadModule
+        module = kind(build_head(target, config), config)
         batches = Batches(train, config.batch)
         train_rows(module, batches, folder / "training", callbacks=[see], rows_in_step=1)
         module.head.trained_in = module.trained_in
@@ -203,18 +237,45 @@ def _fit_once(bench: Bench, config: HeadConfig, folder: Path, text: Tensor) -> P
     return export
 
 
+def seconds_a_step(
+    bench: Bench, steps: tuple[int, int], batch: int = BATCH, text: Tensor | None = None
+) -> dict[str, Any]:
+    """The `device`, and the median seconds of a step of each head's second phase: `folder/name`.
+
+    They are read where they were measured before; the first phases have to be there.
+    """
+    folder = folder_of(bench, steps, WARM).parent
+    if not (folder / "seconds.json").exists():
+        target, seconds = bench.models[0], {}
+        rows = TokenRows.plain(bench.pair.rows("train") if text is None else text)
+        rows = rows.cut(target.max_context - SAMPLED)
+        for wiring, name in product(WIRINGS, LOSSES):
+            start = folder_of(bench, steps, WARM, wiring) / "export"
+            config = configured(start, steps, name, wiring, batch)
+            config = replace(config, steps=TIMED_STEPS, checkpoint_seconds=1e6)
+            clock, module = Clock(), HeadModule(build_head(target, config), config)
+            with tempfile.TemporaryDirectory() as place:
+                train_rows(module, rows, Path(place), callbacks=[clock])
+            seconds[folder_of(bench, steps, name, wiring).name] = statistics.median(clock.seconds)
+        on_gpu = target.device.type == "cuda"
+        device = torch.cuda.get_device_name(target.device) if on_gpu else "CPU, one thread"
+        content = {"device": device, "rows": batch, "seconds": seconds}
+        (folder / "seconds.json").write_text(json.dumps(content, indent=1))
+    return json.loads((folder / "seconds.json").read_text())
+
+
 def picture(bench: Bench, steps: tuple[int, int]) -> None:
-    """Draw the predicted accepted length over CPU seconds, a panel a wiring."""
+    """Draw the predicted accepted length over seconds of training, a panel a wiring."""
+    timed = seconds_a_step(bench, steps)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     panels = figure.subplots(1, len(WIRINGS), sharey=True)
     for panel, wiring in zip(panels, WIRINGS, strict=True):
         for name in LOSSES:
-            seen = looks(folder_of(bench, steps, name, wiring))
-            lengths = [length(x["overlap"]) for x in seen]
-            panel.plot([x["seconds"] for x in seen], lengths, marker=".", label=name)
-        panel.set(title=f"{wiring} wiring", xscale="log", xlabel="CPU s after depth 0")
-        panel.minorticks_off()
-        panel.set_xticks(SECONDS, map(str, SECONDS))
+            folder = folder_of(bench, steps, name, wiring)
+            lengths = [length(x["overlap"]) for x in looks(folder)]
+            each = timed["seconds"][folder.name]
+            panel.plot([x["step"] * each for x in looks(folder)], lengths, marker=".", label=name)
+        panel.set(title=f"{wiring} wiring", xscale="log", xlabel="s after depth 0")
         panel.legend(fontsize="small")
     panels[0].set_ylabel("1 + sums of products of overlap")
     figure.savefig(RESULTS / "heads.png", dpi=110)
@@ -228,6 +289,7 @@ def length(overlap: list[float]) -> float:
 def compare(bench: Bench, options: Namespace) -> None:
     """Decode with all heads, and report."""
     methods, setting = {}, [SamplingSetting(t) for t in (0.0, 1.0)]
+    timed = seconds_a_step(bench, options.steps)
     for wiring in WIRINGS:
         for name, head in trained(bench, options.steps, wiring=wiring).items():
             for tree, (make, rule) in TREES.items():
@@ -247,17 +309,18 @@ def compare(bench: Bench, options: Namespace) -> None:
             for each in decoded
         ]
         by_depth = " ".join(f"{x:.3f}" for x in last)
-        seconds = f"{looks(folder)[-1]['seconds']:.0f}"
+        seconds = f"{looks(folder)[-1]['step'] * timed['seconds'][folder.name]:.0f}"
         table.append([f"{wiring}, {name}", seconds, by_depth, f"{gain:+.4f}", *taus, *compared])
     columns = [f"τ, {at}, {tree}" for at in setting for tree in TREES]
     columns += [f"beam over {of}, {at}" for of in ("its HASS", "EAGLE's wiring") for at in setting]
-    first = ["wiring, loss", "CPU s", "overlap after 0 to 4 drafts", "gain of last third"]
+    first = ["wiring, loss", "s", "overlap after 0 to 4 drafts", "gain of last third"]
     control = [times(speed_ratio(each.of(CONTROL), each.of(BASELINE))) for each in decoded]
     notes = [
         f"{len(bench.prompts)} held-out prompts, {options.new_tokens} tokens each; plain decoding"
-        f" over itself {' and '.join(control)}. CPU seconds are those after depth 0, and the gain"
+        f" over itself {' and '.join(control)}. Seconds are those of {options.steps[1]} steps of"
+        f" {timed['rows']} rows after depth 0, one training at a time ({timed['device']}); the gain"
         " is of the mean overlap.",
-        "![Predicted accepted length over CPU seconds](heads.png)",
+        "![Predicted accepted length over seconds of training](heads.png)",
     ]
     report("heads", [*first, *columns], table, notes)
     picture(bench, options.steps)  # last: the table names the commit that it was made on
@@ -266,14 +329,22 @@ def compare(bench: Bench, options: Namespace) -> None:
 def main() -> None:
     """Read the command line."""
     parser = options_of(__doc__, 48)
-    names = [f"{wiring}, {name}" for wiring in WIRINGS for name in (*LOSSES, TOP_2, OWN_TEXT)]
-    parser.add_argument("--train", nargs="+", choices=names, help="train these and stop")
+    kinds = WARM, *LOSSES, TOP_2, OWN_TEXT
+    names = [f"{wiring}, {name}" for wiring in WIRINGS for name in kinds]
+    parser.add_argument("--train", nargs="+", choices=[*names, TIME], help="do these and stop")
     parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="of each phase")
+    parser.add_argument("--batch", type=int, default=BATCH, help="rows of a step")
+    parser.add_argument("--rows", type=Path, help="text/rows.safetensors of the shipped recipe")
     options = parser.parse_args()
     bench = Bench(options)
+    text = load_file(options.rows)["train"][-TEXT_ROWS:].long() if options.rows else None
     for asked in options.train or ():
-        wiring, name = asked.split(", ", 1)
-        trained(bench, options.steps, [name], wiring)
+        wiring, _, name = asked.partition(", ")
+        if asked == TIME:
+            seconds_a_step(bench, options.steps, options.batch, text)
+        else:
+            some = [name] if name != WARM else []
+            trained(bench, options.steps, some, wiring, options.batch, text)
     if not options.train:
         compare(bench, options)
 

@@ -103,8 +103,8 @@ def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBa
             prompts = code_prompts(own, tokenizer)[:count]
         else:
             rows = [{"name": d.name, "text": d.text, "kind": domain} for d in own]
-            table, limits = datasets.Dataset.from_list(rows), (PROMPT_TOKENS, PROMPTS_IN_DOCUMENT)
-            prompts = prompts_from_documents(table, count, 0, tokenizer, *limits)
+            table = datasets.Dataset.from_list(rows)
+            prompts = prompts_from_documents(table, count, 0, tokenizer, PROMPT_TOKENS)
         placed += [((at + 0.5) / len(prompts), domain, each) for at, each in enumerate(prompts)]
     return [prompt for *_, prompt in sorted(placed, key=lambda each: each[:2])]
 

@@ -177,6 +177,11 @@ class Leg(pl.Callback):
         self.evaluated = time.time()
 
 
+def here() -> str:
+    """Return the device that a target runs on: a GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def reached(checkpoint: Path) -> int:
     """Return the step of a checkpoint."""
     return int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])
@@ -198,7 +203,7 @@ def samples(target: Path, path: Path, rows: Tensor, count: int) -> Tensor:
     """
     if not path.exists():
         dtype = "bfloat16" if native_bfloat16() else "float32"
-        engine = TransformersEngine(CausalModel.load(str(target), dtype=dtype))
+        engine = TransformersEngine(CausalModel.load(str(target), here(), dtype))
         end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
         length = rows.shape[1]
         written: list[int] = []

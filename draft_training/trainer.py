@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -386,16 +387,19 @@ class RowBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        count = len(self.rows)
+        epoch_of = lru_cache(2)(self._epoch)  # drawn once: long beside a step on a GPU
         for step in range(self.at.global_step, self.steps):
             place = step * self.at.world_size + self.at.global_rank
-            epoch, first = divmod(place * self.batch, count)
-            order = torch.empty(0, dtype=torch.long)
-            while len(order) < first + self.batch:
-                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                order = torch.cat([order, torch.randperm(count, generator=generator)])
+            epoch, first = divmod(place * self.batch, len(self.rows))
+            order = epoch_of(epoch)[first : first + self.batch]
+            while len(order) < self.batch:
                 epoch += 1
-            yield self.rows[order[first : first + self.batch]]
+                order = torch.cat([order, epoch_of(epoch)[: self.batch - len(order)]])
+            yield self.rows[order]
+
+    def _epoch(self, number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        return torch.randperm(len(self.rows), generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return no state, which Lightning asks a loader for that can resume: the step is all."""

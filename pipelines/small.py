@@ -42,6 +42,7 @@ from nde_talf.draft_training.recipe import (
     Leg,
     RecipeConfig,
     RecipeModel,
+    here,
     reached,
     samples,
 )
@@ -51,16 +52,16 @@ from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
 
-TEXT_ROWS = 12_288
+TEXT_ROWS = 49_152
 """Rows of text that draft and head learn."""
 HELD_OUT_ROWS = 32
 """Held-out rows that a head is evaluated on."""
 STEPS = ("train", "anneal", "draft", "head")
 DRAFT_HIDDEN = 192
 """Numbers of a hidden state of the draft, 64 to a head."""
-DRAFT_STEPS = 1500
+DRAFT_STEPS = 6000
 """Steps of the distillation; the last two fifths decay."""
-HEAD_STEPS = 1500
+HEAD_STEPS = 6000
 """Steps of the head."""
 
 
@@ -184,13 +185,13 @@ def _draft(config: SmallConfig, text: Rows) -> None:
     )
     module = RecipeModel(settings, len(text.tokenizer), teacher)
     _begin_with(config.weights, module)
-    _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT, 180)
+    _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT)
 
 
 def _head(config: SmallConfig, text: Rows) -> None:
     """Train a TALF head of the newest annealed target on the rows of its draft."""
     above, text = _annealed(config, text)
-    folder, target = above / "head", CausalModel.load(str(above / TARGET))
+    folder, target = above / "head", CausalModel.load(str(above / TARGET), here())
     folder.mkdir(exist_ok=True)
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())
@@ -229,7 +230,6 @@ def _leg(
     module: RecipeModel,
     folder: Path,
     name: str = TARGET,
-    every: float = 900,
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ def _leg(
     )
     pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
-    leg = Leg(folder, pause, config.hours, every, held_out, text.bits_a_byte)
+    leg = Leg(folder, pause, config.hours, 360 * config.hours, held_out, text.bits_a_byte)
     train_rows(module, rows, folder, _loggers(config, folder), [leg])
     if not leg.ended:
         write_atomically(folder / name, module.model.eval().cpu().save_pretrained)

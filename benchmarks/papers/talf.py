@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-from benchmarks.heads import LOSSES, folder_of, looks, trained
+from benchmarks.heads import LOSSES, folder_of, looks, seconds_a_step, trained
 from benchmarks.papers.shared import LENGTH, SPEED, Bench, options_of, table
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.pair import spread
@@ -54,12 +54,13 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     """
     few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
     few.prompts = bench.prompts[::4]
+    timed = seconds_a_step(bench, steps)["seconds"]
     for loss in LOSSES:
         folder = folder_of(bench, steps, loss)
         for look in looks(folder):
             name = f"{loss} at-{look['step']}"
             head = load_head(folder / f"at-{look['step']}", bench.models[0])
-            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), look["seconds"]
+            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), look["step"] * timed[loss]
     decoded = few.decode(f"talf-curves-{steps[0]}-{steps[1]}", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
@@ -77,7 +78,7 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
         at = np.exp(grid[first]) if first < len(grid) else np.inf
         axes.axvline(at, color="gray", linestyle=":", linewidth=1)
         said.append(f"{loss} from {at:.0f} s on")
-    axes.set(xscale="log", xlabel="CPU seconds of training after EAGLE's", ylabel="tokens a pass")
+    axes.set(xscale="log", xlabel="seconds of training after EAGLE's", ylabel="tokens a pass")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.xaxis.set_minor_formatter("")

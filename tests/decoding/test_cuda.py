@@ -1,5 +1,5 @@
 """On a GPU: graphs give the plain path's tokens, and torch's own detector finds one synchronisation
-a step.
+a step where trees stay on the device.
 """
 
 import warnings
@@ -50,11 +50,12 @@ METHODS = [
 
 
 @pytest.mark.parametrize("name,policy,graphs", METHODS)
-def test_a_step_waits_once_and_writes_what_the_target_does(pair, name, policy, graphs):
+def test_a_gpu_writes_what_the_target_does_and_waits_once_a_step(pair, name, policy, graphs):
     target, draft = pair
     static = StaticShapes(256, rows=32) if graphs else None
     decoder = SpeculativeDecoder(target, LMDrafter(draft, static), policy, name, static=static)
-    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
+    if policy is FORK:  # other trees are drafted on the host
+        one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
     plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
     greedy = SamplingSetting(0.0)
     expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
