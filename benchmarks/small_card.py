@@ -109,7 +109,7 @@ def card(folder: Path, note: str) -> str:
         f"A Llama of {engine.model.layers} layers x {engine.model.hidden_size} ({parameters:.1f}M"
         " parameters, byte-level BPE of 4,096, context 512), trained from random weights by"
         " `python -m nde_talf.pipelines.small` on the sources named below. It writes text that"
-        f" looks like Python; it knows nothing. {note}",
+        f" looks like Python; it knows little. {note}",
         "",
         f"- {good} of {len(prompts)} continuations of held-out code ({NEW_TOKENS} tokens, T ="
         f" {TEMPERATURE}) tokenise as Python without an error of brackets or indentation"

@@ -60,7 +60,10 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
         for look in looks(folder):
             name = f"{loss} at-{look['step']}"
             head = load_head(folder / f"at-{look['step']}", bench.models[0])
-            made[name], seconds[name] = (Beam(), "nss", EagleDrafter(head)), look["step"] * timed[loss]
+            made[name], seconds[name] = (
+                (Beam(), "nss", EagleDrafter(head)),
+                look["step"] * timed[loss],
+            )
     decoded = few.decode(f"talf-curves-{steps[0]}-{steps[1]}", SamplingSetting(0.0), made)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     lines = {}
