@@ -112,7 +112,8 @@ def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBa
 def code_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Cut prompts that begin at a statement outside functions and end in a function's first lines.
 
-    A prompt has as much context as fits. One of each document comes first, then the second of each.
+    A prompt has as much context as fits, and no line end after it: alone that is the token that a
+    file ends with. One of each document comes first, then the second of each.
     """
     turns: list[list[Prompt]] = [[] for _ in range(PROMPTS_IN_DOCUMENT)]
     for document in documents:
@@ -135,7 +136,7 @@ def function_cuts(source: str, generator: random.Random) -> list[tuple[list[int]
 
     >>> text = "import os\n\n\ndef f(a):\n    return a\n"
     >>> [(start, text[start[-1] : end]) for start, end in function_cuts(text, random.Random(0))]
-    [([0, 12], 'def f(a):\n')]
+    [([0, 12], 'def f(a):')]
     """
     try:
         tree = ast.parse(source)
@@ -156,7 +157,7 @@ def function_cuts(source: str, generator: random.Random) -> list[tuple[list[int]
             ends = [node.body[0].lineno - 1]
             ends += [each.end_lineno or 0 for each in node.body[: min(3, len(node.body) - 1)]]
             starts = [offsets[line - 1] for line in begins if line <= node.lineno]
-            cuts.append((starts, offsets[generator.choice(ends)]))
+            cuts.append((starts, len(source[: offsets[generator.choice(ends)]].rstrip())))
     generator.shuffle(cuts)
     return cuts
 

@@ -75,10 +75,10 @@ def prompts_from_documents(
     """Cut `count` prompts from documents; equal arguments give equal prompts.
 
     Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a
-    function or class (at a line's end), and *prose* prompts, which end inside a docstring between
-    two words. Other documents give prompts that end between two words, of the kind in the column
-    `kind` if there is one, else "text". Every kind has the same number of prompts as far as
-    possible, and any part of the list has about the same mixture. No text occurs twice.
+    function or class, and *prose* prompts, which end inside a docstring between two words. Other
+    documents give prompts that end between two words, of the kind in the column `kind` if there is
+    one, else "text". Every kind has the same number of prompts as far as possible, and any part of
+    the list has about the same mixture. No text occurs twice.
 
     Args:
         documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
@@ -223,7 +223,8 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
 def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
     """Find where code and prose prompts may end in a Python source, in random order.
 
-    The ends are character offsets; there are none if the source does not parse.
+    The ends are character offsets; there are none if the source does not parse. A code prompt has
+    no line end after it: alone that is the token that a file ends with.
     """
     try:
         tree = ast.parse(source)
@@ -239,7 +240,8 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
             continue
         documented = ast.get_docstring(node, clean=False) is not None
         if not isinstance(node, ast.Module):
-            cuts[CODE].append(starts[generator.choice(_code_lines(node, documented))])
+            line = starts[generator.choice(_code_lines(node, documented))]
+            cuts[CODE].append(len(source[:line].rstrip()))
         if documented:
             words = _prose_ends(
                 source, starts[node.body[0].lineno - 1 : _last_line(node.body[0]) + 1]

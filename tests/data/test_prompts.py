@@ -17,6 +17,7 @@ def test_prompts_have_a_length_in_the_range_and_occur_once_in_the_documents():
     for prompt in prompts:
         assert 16 <= len(tokenizer(prompt.text)["input_ids"]) <= 64
         assert any(prompt.text in text for text in texts)
+        assert not prompt.text.endswith("\n")  # a token that a file ends with
     assert len({p.text for p in prompts}) == len({p.id for p in prompts}) == len(prompts) == 60
     most = max(range(len(texts)), key=lambda i: texts[i].count("def "))
     one = held_out.select([most])
