@@ -8,9 +8,9 @@ standard library's. Each part prints a table, and writes it to benchmarks/result
   cuts the training; started again, it goes on where it stopped.
 - traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels
   run.
-- decode: plain decoding, an A/A control, trees that stay on the device and trees on the host, with
-  and without static shapes (CUDA graphs), and one tree in float32. tokens/s, the time of a step
-  outside kernels and how often the host waits for the device, by torch's profiler; peak memory.
+- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and
+  one tree in float32. tokens/s, the time of a step outside kernels and how often the host waits for
+  the device, by torch's profiler; peak memory.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 - attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
   parts, by context and rows. The context from which on two parts are faster is `OPEN` of
@@ -275,13 +275,10 @@ def decode(options: argparse.Namespace, size: Size) -> None:
         tree: Action | None = None,
         static: StaticShapes | None = None,
         models: tuple[CausalModel, CausalModel] = models,
-        on_device: bool | None = None,
     ) -> None:
         drafter = LMDrafter(models[1], static) if tree else None
         policy = Delayed(tree) if tree else Autoregressive()
-        decoder = SpeculativeDecoder(
-            models[0], drafter, policy, rule, static=static, device=on_device
-        )
+        decoder = SpeculativeDecoder(models[0], drafter, policy, rule, static=static)
         made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
 
     add(BASELINE)
@@ -289,9 +286,8 @@ def decode(options: argparse.Namespace, size: Size) -> None:
     add(f"{BASELINE}, static", static=fixed)
     titles = [f"{VERIFIERS[rule].name} {tuple(tree)}" for rule, tree in TREES]
     for title, method in zip(titles, TREES, strict=True):
-        for name, shapes in ((title, None), (f"{title}, static", fixed)):
-            add(name, *method, shapes)
-            add(f"{name}, host", *method, shapes, on_device=False)
+        add(title, *method)
+        add(f"{title}, static", *method, fixed)
     add(f"{titles[0]}, float32", *TREES[0], models=_load(options, "float32"))
     records = options.folder / f"decode-{options.size}.jsonl"
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)

@@ -28,7 +28,7 @@ from nde_talf.decoding.fitness import (
 )
 from nde_talf.decoding.forward.hooks import with_features
 from nde_talf.decoding.forward.original import FULL, TransformersForward, layer_kinds, optional
-from nde_talf.decoding.session import Forward, Tokens, TreeSession
+from nde_talf.decoding.session import Forward, TreeSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,7 +116,7 @@ class BranchForward(TransformersForward):
 
 
 class BranchSession(TreeSession):
-    """Session of such a model; tokens and parents are numbers of the host.
+    """Session of such a model.
 
     Args:
         forward: the model's pass, which takes and changes a `Memory`.
@@ -141,11 +141,11 @@ class BranchSession(TreeSession):
         self._grown_on: tuple[Memory, dict[int, int]] = Memory(), {}
         """Memory of the branches that were run last, and the sequence in it of each one's end."""
 
-    def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
+    def append(self, tokens: list[int], **inputs: Tensor) -> Tensor:
         """See `TreeSession.append`."""
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; commit() first")
-        tokens = [*self._to_run, *map(int, tokens)]
+        tokens = [*self._to_run, *tokens]
         hidden = self._passes(self._text, [tokens], self.length - len(self._to_run))[0]
         new = len(tokens) - len(self._to_run)
         self.length, self._to_run = self.length + new, []
@@ -165,10 +165,10 @@ class BranchSession(TreeSession):
         forked._drop_tree()
         return forked
 
-    def grow(self, tokens: Tokens, parents: Sequence[int] | Tensor, **inputs: Tensor) -> Tensor:
+    def grow(self, tokens: list[int], parents: Sequence[int], **inputs: Tensor) -> Tensor:
         """See `TreeSession.grow`."""
-        first, parents = self.rows, [int(parent) for parent in parents]
-        self._tokens += map(int, tokens)
+        first = self.rows
+        self._tokens += tokens
         for row, parent in enumerate(parents, first):
             self._paths.append([*(self._paths[parent] if parent >= 0 else []), row])
         self.rows = len(self._paths)

@@ -1,4 +1,4 @@
-"""Draws on a device, by inverse cdf: the host does not look at the numbers."""
+"""Draws on a device, by inverse cdf."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,8 @@
 """Drafters, which propose tokens: the base class, and the one that is a small language model.
 
 A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions
-after drafted nodes (`expand`) and says what was committed (`advance`, then `commit`). What a
-drafter needs of the target (EAGLE-style heads need features) is an argument of `start` and
-`advance`.
+after drafted nodes (`expand`) and says what was committed (`advance`). What a drafter needs of the
+target (EAGLE-style heads need features) is an argument of `start` and `advance`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import feature_setting
-from nde_talf.decoding.tree import Committed, Tree
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 if TYPE_CHECKING:
     from nde_talf.decoding.processing import Processed
@@ -57,7 +56,6 @@ class Drafter:
         feature_layers: layers of the target whose features it gets, concatenated
             (`CausalModel.reader`); none: the features after the final norm.
         takes_features: False: it looks at no features, and `advance` gets any.
-        on_device: whether it drafts a `DeviceTree`, whose tokens the host does not know.
         model: that it runs, for checks of a policy that was trained for one; None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
         ngram: the `NgramDrafter` in it; None for drafters that look up nothing.
@@ -70,7 +68,6 @@ class Drafter:
     max_context: int = 1 << 62
     feature_layers: tuple[int, ...] = ()
     takes_features: bool = True
-    on_device: bool = True
     model: Any = None
     processed: Processed | None = None
     ngram: Any = None
@@ -100,30 +97,21 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def expand(self, tree: Tree, nodes: list[int]) -> None:
-        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is).
-
-        Of a `DeviceTree` they are all nodes of its last level.
-        """
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is)."""
         raise NotImplementedError
 
     def rerank(self, nodes: list[int]) -> None:
         """Take note that the tree is now that of `nodes` alone: its node i was nodes[i]."""
 
-    def advance(self, accepted: Committed, features: Tensor) -> None:
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
         """Go on to the new root, with nothing drafted after it, by running `accepted.tokens`.
-
-        The new root is at index `accepted.root`; later tokens do not count. For a `DeviceTree` this
-        runs before the host knows how many of them count.
 
         Args:
             accepted: what the last step committed.
             features: row i is the target's [H] at the token before accepted.tokens[i].
         """
         raise NotImplementedError
-
-    def commit(self, tokens: int) -> None:
-        """Take note that the last `advance` committed so many tokens, the new root included."""
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """Return q [V] at the token before the root and at the root, as features look at it."""
@@ -158,10 +146,11 @@ class SessionDrafter(Drafter):
         self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
 
-    def expand(self, tree: Tree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
-        first, (tokens, above) = self.session.rows, tree.rows(nodes, self._rows)
-        hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
+        first, tokens = self.session.rows, [tree.tokens[node] for node in nodes]
+        parents = [self._rows.get(tree.parents[node], -1) for node in nodes]  # -1: the root
+        hidden = self.session.grow(tokens, parents, **self._inputs(parents))
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
         texts = [] if self.processed is None else self.processed.texts(tree, nodes)
@@ -171,11 +160,6 @@ class SessionDrafter(Drafter):
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
-
-    def commit(self, tokens: int) -> None:
-        """See `Drafter.commit`."""
-        if self.session.rows:  # run before the host knew how many of them count
-            self.session.commit(list(range(tokens)))
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """See `Drafter.seen`: unwarped where q is drawn at temperature 0.
@@ -190,30 +174,23 @@ class SessionDrafter(Drafter):
         )
         return rows[0], rows[1]
 
-    def _inputs(self, tree: Tree, nodes: list[int]) -> dict[str, Tensor]:
-        """Return the model's inputs at `nodes` besides their tokens."""
+    def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
+        """Return the model's inputs at nodes with these parents, besides their tokens.
+
+        parents: rows of the session, -1 for the root.
+        """
         return {}
 
     def _begin(self, setting: SamplingSetting) -> None:
         self.setting, self.session = setting, self._new_session()
 
-    def _go_on(
-        self,
-        tokens: list[int] | Tensor,
-        root: int | Tensor,
-        before: DraftPoint | None,
-        **inputs: Tensor,
-    ) -> None:
-        """Run `tokens`; the one at index `root` is the new root.
+    def _go_on(self, tokens: list[int], before: DraftPoint | None, **inputs: Tensor) -> None:
+        """Run `tokens`, the last of which is the new root.
 
         before: the point before the first token. A sequence that begins with two or more tokens
         does not need it.
         """
         hidden = self.session.append(tokens, **inputs)
-        if isinstance(root, Tensor) and before is not None:
-            hidden = torch.cat([before.hidden[None], hidden]).index_select(
-                0, torch.cat([root, root + 1])
-            )
         self._rows, self._states, both_rows = {}, [hidden[-1:]], list[Tensor]()
         text = [] if self.processed is None else self.processed.text
         end = len(text)  # it may grow before q is asked for
@@ -247,7 +224,6 @@ class LMDrafter(SessionDrafter):
     @checked
     def __init__(self, model: CausalModel, static: Shapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        self.on_device = model.form == "masks"
         session = partial(model.session, static=static)
         super().__init__(session, model.logits, model.max_context, static)
 
@@ -256,14 +232,13 @@ class LMDrafter(SessionDrafter):
     ) -> None:
         """See `Drafter.start`."""
         self._begin(setting)
-        self._go_on([*prompt, token], len(prompt), None)
+        self._go_on([*prompt, token], None)
 
-    def advance(self, accepted: Committed, features: Tensor) -> None:
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`.
 
         Accepted nodes that were expanded lie in the cache already. A node of the last level was
-        never run; it goes in together with the new root, as do all on a device, where it is not
-        known yet which they are.
+        never run; it goes in together with the new root.
         """
         rows = [self._rows[node] for node in accepted.path if node in self._rows]
         states, before = self._states, self.root
@@ -272,4 +247,4 @@ class LMDrafter(SessionDrafter):
             q = accepted.tree.q[accepted.path[len(rows) - 1]]
             assert q is not None  # the node has been run
             before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
-        self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
+        self._go_on(accepted.tokens[len(rows) :], before)

@@ -15,7 +15,7 @@ import torch
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import asynchronous, synchronised
+from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -73,9 +73,6 @@ class SpeculativeDecoder:
     """Shapes of the target's passes (`nde_talf.decoding.static.StaticShapes`)."""
     timed: bool = False
     """Wait for the device after every phase, so that each is charged its own work."""
-    device: bool | None = None
-    """Leave drafted tokens on the device until the end of the step, as far as policy and verifier
-    can. None: on a device that works asynchronously."""
     clock: Callable[[], float] = time.perf_counter
     process: Any = None
     """Changes logits by the text before them (`nde_talf.decoding.processing.LogitsProcess`)."""
@@ -98,9 +95,7 @@ class SpeculativeDecoder:
             )
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
-        works_on = asynchronous(target.device)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
-        self.device = self._needs_no_host(works_on if self.device is None else self.device)
         if "OMP_NUM_THREADS" not in os.environ:
             from nde_talf.decoding.threads import choose_threads
 
@@ -121,13 +116,6 @@ class SpeculativeDecoder:
             from nde_talf.decoding.processing import LogitsProcess
 
             instance("process", self.process, LogitsProcess)
-
-    def _needs_no_host(self, asked: bool) -> bool:
-        """Return True if trees may stay on the device: asked for, and no part needs the host."""
-        drafter, process = self.drafter, self.process
-        fits = asked and self.target.form == "masks" and self.verify.on_device is not None
-        fits = fits and (drafter is None or drafter.on_device)
-        return fits and (process is None or process.textless)
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
@@ -222,22 +210,20 @@ class SpeculativeDecoder:
             asked: Any = self.draft_setting
             drafter.start(prompt, token, features, drafted_under(asked, setting, self.policy.trees))
         context = len(prompt) + 1
-        room, at = self.max_context - context, (p_previous, hidden[-1])
-        state = DecodingState(token, context, room, setting, *at, device=bool(self.device))
+        room = self.max_context - context
+        state = DecodingState(token, context, room, setting, p_previous, hidden[-1])
         state.processed = processed
         return state, record_of(raw[None], [token], self.record)
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
     ) -> tuple[Step, DecodingState]:
-        """Take one step. The host waits for a `DeviceTree` once, in `accepted.read`."""
         watch = Stopwatch(self.tick)
-        tree: Any = self.policy.draft(state, drafter, rng)
-        if not tree.on_device:
-            check_policys_tree(self.policy, tree, state, self.target.vocab_size)
+        tree = self.policy.draft(state, drafter, rng)
+        check_policys_tree(self.policy, tree, state, self.target.vocab_size)
         watch.charge("draft", policy=self.policy.seconds)
 
-        states = session.grow(tree.tokens, tree.topology)
+        states = session.grow(tree.tokens, tree.parents)
         hidden, features = self.target.parts(states, self._layers)
         raw = self.target.logits(hidden)
         tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
@@ -246,26 +232,15 @@ class SpeculativeDecoder:
         accepted = tree.commit(*self.verify(tree, rng))
         if state.processed is not None:
             state.processed.append(accepted.tokens)
+        session.commit([0, *accepted.path])
         watch.charge("verify")
 
-        ahead, last = accepted.within(state.room), accepted.last(hidden)
-        if drafter is not None and ahead is not None:
-            drafter.advance(ahead, ahead.of(features) if drafter.takes_features else features)
-            watch.charge("draft")
-        read = accepted.read()
-        if read.tokens[-1] < 0:
-            self.verify(tree.to_host(), rng)  # which says better what is wrong
-            raise ValueError(
-                "weights: a distribution of the target or the draft has no positive, finite sum."
-            )
-        session.commit(read.rows)
-        watch.charge("verify")
-
-        state = state.after(read.tokens, *last)
+        tokens = accepted.tokens
+        state = state.after(tokens, *accepted.last(hidden))
         if drafter is not None and state.room >= 0:  # else the new root has no position left
-            drafter.commit(len(read.tokens))
+            of_path = accepted.of(features) if drafter.takes_features else features
+            drafter.advance(accepted, of_path)
             watch.charge("draft")
-        rows = accepted.of(raw)[: len(read.tokens)] if self.record else raw
-        recorded = record_of(rows, read.tokens, self.record)
+        recorded = record_of(accepted.of(raw) if self.record else raw, tokens, self.record)
         watch.charge("other")
-        return Step(read.tokens, read.nodes, watch.seconds, recorded), state
+        return Step(tokens, len(tree), watch.seconds, recorded), state

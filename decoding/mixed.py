@@ -23,7 +23,7 @@ from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.tree import Accepted, Committed, DraftTree, Tree, Verdict
+from nde_talf.decoding.tree import Accepted, DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier, check_compatible
 
 _BEHIND = 32
@@ -40,8 +40,6 @@ class MixedDrafter(Drafter):
     Raises:
         UserError: the two have vocabularies of different sizes.
     """
-
-    on_device = False
 
     @checked
     def __init__(self, ngram: NgramDrafter, draft: Drafter):
@@ -68,7 +66,7 @@ class MixedDrafter(Drafter):
         self._late: list[tuple[Accepted, Tensor]] = []  # what the draft has not been given yet
         self._choose()
 
-    def expand(self, tree: Tree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         self._drafting.expand(tree, nodes)
 
@@ -76,9 +74,8 @@ class MixedDrafter(Drafter):
         """See `Drafter.rerank`."""
         self._drafting.rerank(nodes)
 
-    def advance(self, accepted: Committed, features: Tensor) -> None:
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`."""
-        assert isinstance(accepted, Accepted)  # see `on_device`
         if self.matched:
             self.ngram.advance(accepted, features)
         else:
@@ -116,7 +113,6 @@ class MixedDrafter(Drafter):
                 path.append(tree.add(path[-1] if path else 0, token))
             first = Accepted(tree, path, tokens)
         self.draft.advance(first, torch.cat([features for _, features in self._late]))
-        self.draft.commit(len(tokens))
         self._late.clear()
 
 
@@ -163,7 +159,7 @@ class Mixed(TreePolicy):
             )
         self.elsewhere.check_decoder(target, drafter.draft, draft_setting)
 
-    def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> DraftTree:
         """Draft with the n-grams if they match, else with the policy `elsewhere`."""
         # A policy such as DynaTree learns from what was accepted of its own last tree.
         own, tau = state.memory.get(self, (False, None))
@@ -174,7 +170,6 @@ class Mixed(TreePolicy):
         state.memory[self] = True, None
         state = replace(state, tau=tau)
         tree = self.elsewhere.draft(state, drafter.draft, rng)
-        assert isinstance(tree, DraftTree)  # see `on_device`
         check_policys_tree(self.elsewhere, tree, state, drafter.vocab_size)
         tree.rule = self.rule
         self.seconds = self.elsewhere.seconds
@@ -184,6 +179,6 @@ class Mixed(TreePolicy):
 class RuleOfTree(Verifier):
     """Applies the verifier that a tree came with, or else its own rule."""
 
-    def __call__(self, tree: Tree, rng: Rng) -> Verdict:
+    def __call__(self, tree: DraftTree, rng: Rng) -> Verdict:
         """Verify with the tree's rule; a tree without one goes to the default rule."""
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)

@@ -21,7 +21,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter, DraftPoint
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.tree import Accepted, Committed, DraftTree
+from nde_talf.decoding.tree import Accepted, DraftTree
 
 
 class Match(NamedTuple):
@@ -110,13 +110,10 @@ class NgramDrafter(Drafter):
 
     It needs no model.
 
-    Its trees are on the host, on a GPU too, since each level is looked up there.
-
     Attributes:
         tested: by size of the match, what was drafted in this sequence and what was accepted.
     """
 
-    on_device = False
     _matches: dict[int, Match]
 
     @checked
@@ -172,9 +169,8 @@ class NgramDrafter(Drafter):
             i: self._matches[node] for i, node in enumerate(nodes) if node in self._matches
         }
 
-    def advance(self, accepted: Committed, features: Tensor) -> None:
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`."""
-        assert isinstance(accepted, Accepted)
         self._learn(accepted)
         self.append(accepted.tokens)
 

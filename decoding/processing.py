@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.tree import DraftTree
 
 
 class LogitsProcess:
     """A pure function: equal texts and logits give equal results, in any order of calls.
 
-    One with textless = True looks at logits alone. It is called once for all rows, with no texts,
-    and trees may stay on the device.
+    One with textless = True looks at logits alone. It is called once for all rows, with no texts.
     """
 
     textless: bool = False
@@ -58,22 +56,18 @@ class Processed:
         """Return the same process and text for the draft's own rows."""
         return Processed(self.process, self.text)
 
-    def of(self, tree: DraftTree | DeviceTree, logits: Tensor) -> Tensor:
+    def of(self, tree: DraftTree, logits: Tensor) -> Tensor:
         """Process `logits` [N, V] of all nodes of `tree`."""
         return self(self.texts(tree, range(len(tree))), logits)
 
-    def append(self, tokens: list[int] | Tensor) -> None:
+    def append(self, tokens: list[int]) -> None:
         """Tokens that were committed, the new root last."""
-        if not self.textless:
-            self.text += tokens
+        self.text += tokens
 
-    def texts(self, tree: DraftTree | DeviceTree, nodes: Iterable[int]) -> list[list[int]]:
+    def texts(self, tree: DraftTree, nodes: Iterable[int]) -> list[list[int]]:
         """The text up to each of `nodes`, which is included."""
         if self.textless:
             return []
-        assert isinstance(
-            tree, DraftTree
-        )  # the host has to know the tokens: see `SpeculativeDecoder`
         return [[*self.text, *(tree.tokens[each] for each in tree.path(node))] for node in nodes]
 
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:

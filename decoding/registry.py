@@ -147,7 +147,6 @@ family = FAMILIES.add
 def rule(
     name: str,
     trees: Iterable[str],
-    on_device: Callable[..., Any] | None = None,
     labels: Any = None,
     **options: Any,
 ) -> Callable[[T], T]:
@@ -157,10 +156,9 @@ def rule(
         name: by which a configuration selects it.
         trees: kinds of tree on which it is lossless and meant to be used: PATHS, DELAYED, IID,
             DISTINCT or EVERY.
-        on_device: the function for trees on a device; a `Rule` class needs none.
         labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
             so itself, a function (levels, start) for others; None: it has no labels.
-        options: arguments of the class, or of both functions.
+        options: arguments of the class or function.
     """
 
     def decorate(thing: T) -> T:
@@ -172,8 +170,7 @@ def rule(
         else:
             from nde_talf.decoding.verifier import Verifier
 
-            device = partial(on_device, **options) if on_device else None
-            verifier = Verifier(name, partial(made, **options), frozenset(trees), device, labels)
+            verifier = Verifier(name, partial(made, **options), frozenset(trees), labels)
         VERIFIERS.add(name)(verifier)
         return thing
 

@@ -16,7 +16,6 @@ from pydantic import Field
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.device import upload
 from nde_talf.decoding.setting import SamplingSetting
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
@@ -81,13 +80,8 @@ class Rng:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
         return self._uniforms.pop()
 
-    def bernoulli(self, probability: float | Tensor) -> Any:
-        """True with `probability`: never at 0, always at 1 or above.
-
-        For a tensor [n] a tensor of bool [n] on its device, without waiting for it.
-        """
-        if isinstance(probability, Tensor):
-            return self._uploaded(len(probability), probability.device) < probability
+    def bernoulli(self, probability: float) -> bool:
+        """True with `probability`: never at 0, always at 1 or above."""
         return self.uniform() < probability
 
     def categorical(self, weights: Tensor, at: Sequence[int] | None = None) -> Any:
@@ -97,33 +91,21 @@ class Rng:
         weight 0 is never returned.
 
         Args:
-            weights: [V] gives one index, an int. [n, V] gives a tensor [n] on their device, without
-                waiting for it: equal uniforms give equal indices, and what it gives for a row
-                without a positive, finite sum means nothing.
+            weights: [V], which gives one index, an int; or [n, V].
             at: the rows of weights [n, V] to draw from, one draw for each; a row may come up again.
                 Gives a list of ints, with one transfer from the device for all.
 
         Raises:
-            ValueError: a row [V] has no positive, finite sum.
+            ValueError: a row has no positive, finite sum.
         """
-        if weights.dim() == 1:
-            return self.categorical(weights[None], [0])[0]
         if at is None:
-            uniforms = self._uploaded(len(weights), weights.device)
-            from nde_talf.decoding.device_sampling import inverse_cdf
-
-            return inverse_cdf(weights, uniforms[:, None])[:, 0]
+            return self.categorical(weights[None], [0])[0]
         numbers = [self.uniform() for _ in at]
         if weights.is_cpu:
             return search(weights, at, numbers)
         from nde_talf.decoding.device_sampling import search_on_device
 
         return search_on_device(weights, at, numbers)
-
-    def _uploaded(self, count: int, device: torch.device) -> Tensor:
-        """Return the next numbers [count] of `uniform`, on a device, without waiting for it."""
-        uniforms = [self.uniform() for _ in range(count)]
-        return upload(torch.tensor(uniforms, dtype=torch.float64), device)
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:

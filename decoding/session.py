@@ -16,7 +16,6 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device import integers, upload
 
 Forward = Callable[..., Tensor]
-Tokens = list[int] | Tensor  # on the host, or on the device
 
 
 def new_session(
@@ -65,7 +64,7 @@ class TreeSession:
         layers: int | None = None,
     ):
         self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
-        # By tree row, as far as the host knows their parents: bit i is 1 where it sees row i.
+        # By tree row: bit i is 1 where it sees row i.
         self._sees: list[int] = []
         self.reset()
 
@@ -75,20 +74,14 @@ class TreeSession:
         self.length = 0  # committed tokens
         self.rows = 0  # tree rows in the cache
 
-    def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
-        """Run `tokens` one after the other, after the prefix; hidden states [n, H].
+    def append(self, tokens: list[int], **inputs: Tensor) -> Tensor:
+        """Run and commit `tokens`, one after the other, after the prefix; hidden states [n, H].
 
         The tree must be empty.
-
-        Tokens of the host are committed. Those of the device are rows of a tree of one path;
-        `commit` says how many count.
         """
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; commit() first")
         count = len(tokens)
-        if isinstance(tokens, Tensor):
-            path = torch.ones(count, count, dtype=torch.bool, device=self.device).tril()
-            return self.grow(tokens, path, **inputs)
         if self.length:
             hidden = self.grow(tokens, range(-1, count - 1), **inputs)
             self.rows = 0
@@ -97,24 +90,17 @@ class TreeSession:
         self.length += count
         return hidden
 
-    def grow(self, tokens: Tokens, parents: Sequence[int] | Tensor, **inputs: Tensor) -> Tensor:
+    def grow(self, tokens: list[int], parents: Sequence[int], **inputs: Tensor) -> Tensor:
         """Run `tokens` as new tree rows, which see the prefix, their ancestors and themselves.
 
         Args:
             tokens: [n].
-            parents: tree rows (-1: the end of the prefix). If only the device knows them: which
-                rows each one sees, bool [n, rows + n], itself included; until `commit`, no parents
-                can be given then.
+            parents: tree rows (-1: the end of the prefix).
             **inputs: further arguments of `forward`, one row for each token.
 
         Returns:
             [n, H], hidden states.
         """
-        if isinstance(parents, Tensor):
-            assert isinstance(tokens, Tensor)
-            self.rows += len(tokens)
-            positions = parents.sum(-1) + (self.length - 1)
-            return self._run(tokens[None], positions[None], parents, inputs)
         sees = self._grown(parents)
         ids = self._uploaded(tokens, [self.length - 1 + row.bit_count() for row in sees])
         if self.skips_masks and sees == [(1 << self.rows) - 1]:
@@ -145,9 +131,7 @@ class TreeSession:
         self.rows = len(sees)
         return sees[first:]
 
-    def _uploaded(
-        self, tokens: Tokens, positions: Sequence[int] | np.ndarray
-    ) -> tuple[Tensor, Tensor]:
+    def _uploaded(self, tokens: list[int], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Put tokens and positions on the device at once, [1, n] each."""
         both = upload(integers([[tokens], [positions]]), self.device).unbind()
         return both[0], both[1]

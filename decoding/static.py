@@ -22,7 +22,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import integers, upload
-from nde_talf.decoding.session import Forward, Shapes, Tokens, TreeSession
+from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -278,10 +278,10 @@ class StaticSession(TreeSession):
         self.passes = passes
         super().__init__(passes.forward, passes.device, passes.dtype)
 
-    def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
+    def append(self, tokens: list[int], **inputs: Tensor) -> Tensor:
         """See `TreeSession.append`: what is longer than a pass goes in several."""
         most = self.passes.shapes.rows
-        if isinstance(tokens, Tensor) or not self.length or len(tokens) <= most:
+        if not self.length or len(tokens) <= most:
             return super().append(tokens, **inputs)
         hidden = []
         for start in range(0, len(tokens), most):

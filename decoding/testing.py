@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from nde_talf.decoding.sampling import Rng
@@ -44,10 +43,8 @@ class EnumeratedRng(Rng):
         self.probability *= probability
         return outcome
 
-    def bernoulli(self, probability: float | Tensor) -> Any:
+    def bernoulli(self, probability: float) -> bool:
         """Decide as `Rng.bernoulli`."""
-        if isinstance(probability, Tensor):
-            return torch.tensor([self.bernoulli(each) for each in probability.tolist()])
         probability = min(max(probability, 0.0), 1.0)
         return bool(self._decide([(1, probability), (0, 1 - probability)]))
 
@@ -55,8 +52,6 @@ class EnumeratedRng(Rng):
         """Draw as `Rng.categorical`."""
         if at is not None:
             return [self.categorical(weights[row]) for row in at]
-        if weights.dim() == 2:
-            return torch.tensor([self.categorical(row) for row in weights])
         values = weights.double()
         return self._decide(enumerate((values / values.sum()).tolist()))
 

@@ -1,14 +1,11 @@
 """The draft tree: what a policy builds, the target scores and a verifier walks.
 
-Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds
-it on the host; `nde_talf.decoding.device_tree.DeviceTree` holds one whose tokens stay on the device
-until the step ends. The decode loop uses what both have: `tokens`, `score`, `commit`, and
-`Accepted.of`, `last`, `within` and `read` of what was committed.
+Node 0 is the root, the last committed token. Parents come before their children.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +14,12 @@ from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
-
-Tree: TypeAlias = "DraftTree | DeviceTree"
-Committed: TypeAlias = "Accepted | DeviceAccepted"
-
 _FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
 
 
 @dataclass
 class DraftTree:
-    """A tree on the host; the distributions are tensors.
+    """A tree on the host; its distributions are tensors.
 
     A token that is drawn again under one parent is the same node.
 
@@ -53,7 +44,6 @@ class DraftTree:
     p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=lambda: [[]])
     rule: Any = None
-    on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _ends: list[int] = field(
         default_factory=lambda: [0], repr=False
@@ -134,31 +124,6 @@ class DraftTree:
             node = self.parents[node]
         return nodes[::-1]
 
-    @property
-    def topology(self) -> list[int]:
-        """Return the rows' parents, as a session asks for them."""
-        return self.parents
-
-    def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of `nodes`, and their parents as rows of a session.
-
-        `known` gives the session's row of a node; children of the root have the parent -1.
-        """
-        return [self.tokens[node] for node in nodes], [
-            known.get(self.parents[node], -1) for node in nodes
-        ]
-
-    def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
-        """Select the states [n, H] at the parents of `nodes`.
-
-        Args:
-            nodes: nodes of the tree.
-            known: the session's row of a node.
-            states: [1 + m, H], at the root and the session's rows (see `rows`).
-        """
-        parents = [1 + known.get(self.parents[node], -1) for node in nodes]
-        return states.index_select(0, upload(integers(parents), states.device))
-
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
         self.p = WarpedRows(logits, setting)
@@ -179,11 +144,6 @@ class Accepted(NamedTuple):
     path: list[int]
     tokens: list[int]
 
-    @property
-    def root(self) -> int:
-        """Index of the next root in `tokens`, which is the number of accepted nodes."""
-        return len(self.path)
-
     def of(self, states: Tensor) -> Tensor:
         """Select from `states` [N, ...] those at the old root and at the accepted nodes."""
         return states.index_select(0, upload(integers([0, *self.path]), states.device))
@@ -197,36 +157,12 @@ class Accepted(NamedTuple):
         end, p = self.path[-1] if self.path else 0, self.tree.p
         return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
-    def within(self, room: int) -> "Accepted | None":
-        """Return itself if the next root is among the next `room` positions, else None."""
-        return self if len(self.tokens) <= room else None
-
-    def read(self) -> "Read":
-        """Return the numbers of the step."""
-        return Read([0, *self.path], self.tokens, len(self.tree))
-
-
-class Read(NamedTuple):
-    """Numbers on the host that a step has committed.
-
-    rows: the tree's rows from the root to the last accepted node. tokens: those of the accepted
-    nodes, then the target's. nodes: how many the tree has, repeated draws counted once.
-    """
-
-    rows: list[int]
-    tokens: list[int]
-    nodes: int
-
 
 class Verdict(NamedTuple):
-    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it.
+    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it."""
 
-    Numbers on the host; on a device tensors [1], where a negative token says that a row had no
-    positive, finite sum.
-    """
-
-    end: Any
-    token: Any
+    end: int
+    token: int
 
 
 class WarpedRows:

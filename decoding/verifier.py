@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import EVERY, VERIFIERS
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree, Tree, Verdict
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.batch import RowTree
+from nde_talf.decoding.tree import DraftTree, Verdict
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,10 @@ class Verifier:
 
     Attributes:
         name: how errors and tables call it.
-        rule: the rule for a tree on the host.
+        rule: the function of a tree and random numbers.
         trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used:
             PATHS, DELAYED, IID, DISTINCT or EVERY of `nde_talf.decoding.registry`; greedy only at
             temperature 0.
-        on_device: the rule for a tree on a device; None where there is none.
         labels: what estimates E[tau + 1] for it (`rules.labels`): a `Rule`, or a
             function (levels, start); None: nothing does.
 
@@ -37,7 +33,6 @@ class Verifier:
     name: str
     rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
-    on_device: "Callable[[RowTree, Rng], Verdict] | None" = None
     labels: Any = None
 
     def __post_init__(self) -> None:
@@ -47,17 +42,9 @@ class Verifier:
                 f" {', '.join(sorted(EVERY))}."
             )
 
-    def __call__(self, tree: Tree, rng: Rng) -> Verdict:
-        """Verify one tree, on the host or on the device."""
-        if isinstance(tree, DraftTree):
-            return self.rule(tree, rng)
-        if self.on_device is None:
-            raise UserError(
-                f"verifier={self.name}: it takes trees on the host only. Switch on_device off."
-            )
-        from nde_talf.decoding.rules.batch import rows_of
-
-        return self.on_device(rows_of(tree), rng)
+    def __call__(self, tree: DraftTree, rng: Rng) -> Verdict:
+        """Verify one tree."""
+        return self.rule(tree, rng)
 
 
 def check_compatible(trees: str, rule: Verifier) -> None:

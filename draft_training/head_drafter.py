@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.device_tree import DeviceAccepted, DeviceTree
+from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.session import new_session
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.tree import Accepted, DraftTree
+from nde_talf.decoding.tree import Accepted
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head import EagleHead
 
@@ -63,21 +63,19 @@ class EagleDrafter(SessionDrafter):
         self._begin(setting)
         blank = features.new_zeros(self.head.config.hidden_size)
         uniform = torch.full((self.vocab_size,), 1 / self.vocab_size, device=features.device)
-        tokens = [*prompt[1:], token]
         self._go_on(
-            tokens,
-            len(tokens) - 1,
+            [*prompt[1:], token],
             DraftPoint(blank, uniform),
             features=self.head.combine(features)[None],
         )
 
-    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
         self.session.commit([])
-        self._go_on(
-            accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None]
-        )
+        self._go_on(accepted.tokens, self.root, features=self.head.combine(features)[None])
 
-    def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
+    def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""
-        return {"features": tree.at_parents(nodes, self._rows, torch.cat(self._states))[None]}
+        states = torch.cat(self._states)  # the root's first
+        at = upload(integers([1 + parent for parent in parents]), states.device)
+        return {"features": states.index_select(0, at)[None]}

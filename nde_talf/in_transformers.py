@@ -324,7 +324,6 @@ def _of_row(
     """The decoder with what is different for a row."""
     own = copy(decoder)
     own.process, own.record = process, "logits" if record else ""
-    own.device = decoder.device and (process is None or process.textless)
     return own
 
 

@@ -77,7 +77,6 @@ class Followed:
             path.append(node)
         self.steps.append((len(tree) - 1, len(path)))
         self.drafter.advance(Accepted(tree, path, tokens), features)
-        self.drafter.commit(len(tokens))
         self.text = text.copy()
 
 
@@ -138,9 +137,7 @@ class Proposals:
         root, drafter = int(one.text[-1]), one.drafter
         if not isinstance(drafter, NgramDrafter):
             state = DecodingState(root, len(one.text), length, GREEDY, self._none, self._none)
-            drawn = draft_delayed(Action(1, 0, length), state, drafter, self._rng)
-            assert isinstance(drawn, DraftTree)  # since state.device is False
-            return drawn
+            return draft_delayed(Action(1, 0, length), state, drafter, self._rng)
         tree = DraftTree.rooted(root)
         while len(tree) <= length and (
             found := drafter.index.continuations(drafter.match(tree, len(tree) - 1))

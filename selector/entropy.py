@@ -10,7 +10,7 @@ from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import Tree
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots
 
@@ -50,7 +50,7 @@ class EntropyRule(TreePolicy):
         trees = torch.tensor([TREES.index(tree) for tree in self.chosen_trees])
         return trees[torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))]
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the tree of the entropy at the root."""
         q = drafter.seen()[1]
         index = self.choose(-torch.xlogy(q, q).sum(-1, keepdim=True).cpu())

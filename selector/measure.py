@@ -35,7 +35,7 @@ from nde_talf.decoding.registry import DELAYED, VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
-from nde_talf.decoding.tree import DraftTree, Tree
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
@@ -171,11 +171,11 @@ class _Probe(TreePolicy):
         self.action, self.rule, self.context = PROBES[0], rule, 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         self.context, (k, l1, l2) = state.context, self.action
         tree = draft_delayed(self.action, state, drafter, rng)
         tree.rule = self.rule
-        if isinstance(tree, DraftTree) and l2:
+        if l2:
             self.levels[k].append([tree.depth.count(l1 + below) for below in range(1, l2 + 1)])
         return tree
 
@@ -197,19 +197,17 @@ class _Bench:
         conditions: Conditions,
     ):
         settings, static, draft_setting = conditions
-        on_device = asynchronous(target.device)
         self.clock: Clock = time.perf_counter
-        if not on_device and torch.get_num_threads() == 1:
+        if not asynchronous(target.device) and torch.get_num_threads() == 1:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
         self.probe = _Probe(VERIFIERS[verifiers[0]])
         drafter, first = drafter_of(draft, static), self.probe.rule
-        rule = RuleOfTree("probed", first.rule, DELAYED, first.on_device)
+        rule = RuleOfTree("probed", first.rule, DELAYED)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
-        fits = all(VERIFIERS[name].on_device for name in verifiers)
         self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, rule, draft_setting, device=on_device and fits, **timing
+            target, drafter, self.probe, rule, draft_setting, **timing
         )
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)

@@ -18,7 +18,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.tree import Tree
+from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
@@ -98,7 +98,7 @@ class NeuralPolicy(TreePolicy):
                 stacklevel=3,
             )
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the chosen tree."""
         started = time.perf_counter()
         index = self.choose(state, drafter)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.tree import DraftTree, Tree
+from nde_talf.decoding.tree import DraftTree
 
 
 @dataclass
@@ -23,7 +23,6 @@ class DecodingState:
             (`nde_talf.decoding.setting.feature_setting`).
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
-        device: whether the decoder takes a `DeviceTree` too.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the
             first. A policy serves several sequences in turn, so what it learns of one belongs here
             and not on itself.
@@ -37,17 +36,8 @@ class DecodingState:
     p_previous: Tensor
     h_previous: Tensor
     tau: int | None = None
-    device: bool = False
     memory: dict[Any, Any] = field(default_factory=dict)
     processed: Any = None
-
-    def rooted(self, drafter: Any) -> Tree:
-        """Return the tree of the root alone, on the device where the decoder takes that."""
-        if self.device:
-            from nde_talf.decoding.device_tree import DeviceTree
-
-            return DeviceTree(self.root, drafter.root.q)
-        return DraftTree.rooted(self.root, drafter.root.q)
 
     def after(self, tokens: list[int], p_previous: Tensor, h_previous: Tensor) -> "DecodingState":
         """Return the state once `tokens` are committed, the last of which is the new root."""
@@ -83,6 +73,6 @@ class TreePolicy:
     def check_decoder(self, target: Any, drafter: Any, draft_setting: Any) -> None:
         """Raise UserError, or warn, where a decoder's models do not fit the policy."""
 
-    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> DraftTree:
         """Build the tree of one step, with the root as its node 0."""
         raise NotImplementedError

@@ -8,10 +8,10 @@ from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree, Tree
+from nde_talf.decoding.tree import DraftTree
 
 
-def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
     """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
 
     For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that
@@ -20,7 +20,7 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: R
     """
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
-    tree = state.rooted(drafter)
+    tree = DraftTree.rooted(state.root, drafter.root.q)
     for level in range(l1 + l2):
         if level:
             drafter.expand(tree, tree.tips)
@@ -47,7 +47,7 @@ class Delayed(TreePolicy):
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the fixed action's tree."""
         return draft_delayed(self.action, state, drafter, rng)
 

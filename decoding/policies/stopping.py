@@ -20,7 +20,7 @@ from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import DraftTree, Tree
+from nde_talf.decoding.tree import DraftTree
 
 Criterion = Literal["largest", "drawn", "path"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
@@ -88,7 +88,7 @@ class FollowMean(TreePolicy):
     def __init__(self, window: Positive = 4, plus: Natural = 1, longest: Positive = 8):
         self.window, self.plus, self.longest = window, plus, longest
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> Tree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft a path of the mean accepted length, `plus` added."""
         accepted = state.memory.setdefault(self, deque(maxlen=self.window))
         if state.tau is not None:

@@ -1,8 +1,7 @@
 """Is this a distribution, is this a draft tree? ValueError says what is wrong.
 
-The decode loop calls `check_policys_tree` for every tree that a policy drafts on the host. So a
-policy that breaks its promise gets an error instead of a wrong output law. Trees on a device are
-not checked.
+The decode loop calls `check_policys_tree` for every tree that a policy drafts. So a policy that
+breaks its promise gets an error instead of a wrong output law.
 """
 
 import math

@@ -11,19 +11,10 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DELAYED, rule
-from nde_talf.decoding.rules.batch import RowTree
-from nde_talf.decoding.rules.ranking import (
-    advantage,
-    bracket,
-    mass_below,
-    order_of,
-    place,
-    rank_key,
-)
+from nde_talf.decoding.rules.ranking import advantage, bracket, mass_below, order_of, rank_key
 from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
-from nde_talf.decoding.rules.traversal_rows import traversal_rows
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
@@ -92,64 +83,12 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         """Return the row [V]."""
-        key = rank_key(self.score, self.exact)
-        return tilted_rows(self.q, key, self.lower, self.k)[0]
-
-
-def tilted_rows(
-    q: Tensor, key: Tensor, lower: Any, k: Any, max_k: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q~ [..., V], token ids by rank, and what `tilt` calls g and f of them.
-
-    q, key: [..., V]; lower, k: numbers, or [..., 1].
-    """
-    order = order_of(key)
-    ranked = q.gather(-1, order).double()
-    g = lower + (1 - lower) * ranked.cumsum(-1).clamp_(max=1)
-    f = (g - (1 - lower) * ranked).clamp_(min=0)
-    tilted = tilt(ranked, g, f, lower, k, max_k).to(q)
-    return torch.empty_like(q).scatter_(-1, order, tilted), order, g, f
-
-
-def gbv_rows(tree: RowTree, rng: Rng, exact: bool = False) -> Verdict:
-    """Verify a tree on a device: the selected branch is a path, verified with q~ for q."""
-    node = torch.zeros_like(tree.tokens[:1])
-    lower = torch.zeros(1, 1, dtype=torch.float64, device=node.device)
-    k = torch.ones_like(node)
-    nodes, parents, rows = [node], [torch.full_like(node, -1)], []
-    for level in range(tree.depth):
-        draws, count = tree.children(node)
-        k = torch.maximum(k, count)
-        q = tree.q_at(node)
-        key = rank_key(advantage(tree.p[node], q), exact)
-        drawn = torch.arange(draws.shape[1], device=draws.device) < count
-        rank = torch.where(drawn, place(key, draws), -1)
-        token = draws.gather(1, rank.argmax(1, keepdim=True))
-        row, order, g, f = tilted_rows(q, key, lower, k[:, None], tree.max_draws)
-        at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
-        upto, below = g.gather(-1, at), f.gather(-1, at)
-        after = torch.where(upto > 0, below / upto, 0.0)
-        lower = torch.where(k > 1, after, lower)  # on the trunk all are still level
-        child = (tree.parents == node) & (tree.tokens == token[0])
-        alive = (count > 0) & (parents[-1] >= -1)
-        parents.append(torch.where(alive, level, -2))
-        node = torch.where(alive, child.to(torch.uint8).argmax(0, keepdim=True), node)
-        nodes.append(node)
-        rows.append(row)
-    selected, tilted = torch.cat(nodes), torch.cat(rows or [tree.q])
-    number = torch.arange(len(nodes), device=node.device)
-    path = RowTree(
-        tree.tokens[selected],
-        torch.cat(parents),
-        number,
-        number[:, None] >= number,
-        tree.p[selected],
-        tilted,
-        tree.depth,
-        1,
-    )
-    end, last = traversal_rows(path, rng)
-    return Verdict(selected[end], last)
+        order = order_of(rank_key(self.score, self.exact))
+        ranked, rest = self.q[order].double(), 1 - self.lower
+        g = self.lower + rest * ranked.cumsum(-1).clamp_(max=1)
+        f = (g - rest * ranked).clamp_(min=0)
+        tilted = tilt(ranked, g, f, self.lower, self.k).to(self.q)
+        return torch.empty_like(tilted).scatter_(-1, order, tilted)
 
 
 def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
@@ -201,8 +140,8 @@ def _ranks(level: "Level") -> tuple[Tensor, Tensor]:
     return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
 
 
-@rule("gbv", DELAYED, on_device=gbv_rows, labels=gbv_gains)
-@rule("gbv_exact", DELAYED, on_device=gbv_rows, exact=True)
+@rule("gbv", DELAYED, labels=gbv_gains)
+@rule("gbv_exact", DELAYED, exact=True)
 def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     """Verify the selected branch of a delayed tree as a path.
 

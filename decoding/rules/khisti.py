@@ -4,16 +4,15 @@ Algorithm 5, NDE paper, with the pair weights of every stage.
 """
 
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import IID, rule
-from nde_talf.decoding.rules.batch import Nodes
 from nde_talf.decoding.rules.naive import Naive
 from nde_talf.decoding.rules.residual import Node, ratio
-from nde_talf.decoding.rules.tournament import play, play_program, play_rows
+from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.sampling import Rng
 
 if TYPE_CHECKING:
@@ -27,11 +26,8 @@ class Khisti(Naive):
     play = staticmethod(play)
     """Gives the stages and laws of the tournament among k draws, from p, q [V] and k."""
 
-    def select(self, node: Any, rng: Rng) -> Any:
-        """Return the node with the winner as its only draw, from the law r; or the nodes."""
-        if isinstance(node, Nodes):
-            winners, law = play_rows(node.p, node.q, node.draws, node.count, rng)
-            return Nodes(node.p, law, winners, node.count.clamp(max=1))
+    def select(self, node: Node, rng: Rng) -> Node:
+        """Return the node with the winner as its only draw, from the law r."""
         stages, laws = self.play(node.p, node.q, node.count)
         winner = node.drafted[0]
         for stage, other in zip(stages, node.drafted[1:], strict=True):
@@ -46,9 +42,7 @@ class Khisti(Naive):
 
 @rule("khisti_lp", IID, labels=True)
 class KhistiProgram(Khisti):
-    """Khisti with the tournament of Khisti et al., on the host alone."""
-
-    host_only = True
+    """Khisti with the tournament of Khisti et al."""
 
     play = staticmethod(play_program)
 

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.batch import Nodes
+from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.rules.traversal_rows import path_weights
+from nde_talf.decoding.rules.traversal_labels import path_weights
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.super_tree import SuperTreeLayout
 
@@ -162,6 +162,17 @@ def states_after(rule: Rule, p: Tensor, q: Tensor, draws: Tensor) -> Any:
     return type(first)(*fields)
 
 
+class _Draws(NamedTuple):
+    """Draws as a rule's `residual` looks at a node: p and q [B, 1, K] of their tokens alone."""
+
+    p: Tensor
+    q: Tensor
+
+    def rest(self, c: Tensor) -> Tensor:
+        """Return (p - c q)_+."""
+        return excess(self.p, self.q, c)
+
+
 class Branching:
     """Branching probabilities of a rule at rows of p, q [R, V] (Eq. 1, NDE paper).
 
@@ -192,8 +203,7 @@ class Branching:
             added = accept * level.none_before(accept)
         if rule.can_hit_draft or rule.offered is not None:
             state = level.states(self.states, level.draws)
-            at_token = Nodes(level.px, level.qx)
-            hit = rule.residual(at_token, state) / state.z.clamp(min=1e-30)
+            hit = rule.residual(_Draws(level.px, level.qx), state) / state.z.clamp(min=1e-30)
             hit = hit.clamp(max=1) * level.fresh
             if rule.offered != 0:
                 drawn = level.same & level.member[None, :, None, :]

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
@@ -37,13 +36,10 @@ class Greedy(NSS):
     """NSS where p is one-hot at every node visited, and an error elsewhere."""
 
     def target(self, p: Tensor) -> Tensor:
-        """Return p.
+        """Return p [V].
 
-        Raises UserError for a row [V] above temperature 0, ValueError where it is NaN. Rows [B, V]
-        become zeros instead, from which no token can be drawn.
+        Raises UserError for one above temperature 0, ValueError where it is NaN.
         """
-        if p.dim() > 1:
-            return torch.where(p.amax(-1, keepdim=True) >= 1 - 1e-6, p, 0.0)
         top = float(p.max())
         if math.isnan(top):
             raise ValueError("weights: the target's distribution is NaN")

@@ -37,11 +37,6 @@ def order_of(key: Tensor) -> Tensor:
     return key.argsort(dim=-1, stable=True)
 
 
-def place(key: Tensor, token: Tensor) -> Tensor:
-    """Return [m, n]: numbers by which `token` [m, n] is ranked by keys [m, V] of scores >= 0."""
-    return key.gather(-1, token).long() * key.shape[-1] + token
-
-
 def bracket(score: float, exact: bool) -> tuple[float, float]:
     """Return the interval [low, high) of scores >= 0 that share the key of `score`."""
     (bits,) = struct.unpack("<I", struct.pack("<f", score))

@@ -1,4 +1,4 @@
-"""Residuals of p after rejected draws, and one node of a tree as rules on the host see it.
+"""Residuals of p after rejected draws, and one node of a tree as rules see it.
 
 SpecInfer, Naive and Traversal share one family of residuals, what is left of p after rejections:
 (w0 p - c q)_+ / z. Its functions take numbers of one node, or tensors of many.
@@ -67,16 +67,16 @@ def reject(
     return Residual(c, z, z + 1 - w0)
 
 
-def excess(p: Tensor, q: Tensor, c: Any, w0: Any = 1.0) -> Tensor:
-    """Return (w0 p - c q)_+ of a row [V], of rows [R, V] or of numbers at single tokens.
+def excess(p: Tensor, q: Tensor, c: Any) -> Tensor:
+    """Return (p - c q)_+ of a row [V], of rows [R, V] or of numbers at single tokens.
 
-    c: a number, with w0 = 1, or a tensor: of rows [R]. Where it is the number 0 this is p itself.
+    c: a number, or a tensor: of rows [R]. Where it is the number 0 this is p itself.
     """
     if not isinstance(c, Tensor):
         return p if c == 0 else p.sub(q, alpha=c).clamp_(min=0)
     if p.dim() > c.dim():
-        c, w0 = (x.to(p)[..., None] if isinstance(x, Tensor) else x for x in (c, w0))
-    return (w0 * p - c * q).clamp_(min=0)
+        c = c.to(p)[..., None]
+    return (p - c * q).clamp_(min=0)
 
 
 def ratio(numerator: Any, denominator: Any) -> Any:
@@ -108,7 +108,7 @@ def total(row: Tensor) -> float:
 
 
 class Node:
-    """One node on the host.
+    """One node of a tree.
 
     Args:
         p: row [V].

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import IID, rule
-from nde_talf.decoding.rules.batch import Nodes
-from nde_talf.decoding.rules.residual import Node, ratio, where
+from nde_talf.decoding.rules.residual import Node, excess, ratio, where
 from nde_talf.decoding.rules.sums import rows_at_once
 from nde_talf.decoding.rules.walk import Rule
 
 TURNS = 12
-"""Steps of the search on a device, which cannot stop early; any valid rho is lossless."""
+"""Steps of the search in many rows, which does not stop early; any valid rho is lossless."""
 
 
 class KSeq(NamedTuple):
@@ -44,20 +43,12 @@ class SpecTr(Rule):
     by_count = True
     can_hit_draft = False  # at rho* the residual has no mass at any draw
 
-    def start(self, node: Any) -> KSeq:
+    def start(self, node: Node) -> KSeq:
         """Return rho for the node's number of draws; it stays as it is."""
-        exact = node.p.dtype == torch.float64
-        if isinstance(node, Node):
-            if node.count == 1:
-                return KSeq()  # speculative sampling; its acceptance is not asked for
-            sums = partial_sums(node.p, node.q)
-            return k_seq(*threshold(sums, node.count, exact), node.count)
-        counts = node.count.clamp(min=1).double()
-
-        def covered(rho: Tensor) -> Tensor:
-            return (1 - node.mass(rho)).clamp(min=0)
-
-        return k_seq(*threshold(covered, counts, exact, torch.ones_like(counts)), counts)
+        if node.count == 1:
+            return KSeq()  # speculative sampling; its acceptance is not asked for
+        sums, exact = partial_sums(node.p, node.q), node.p.dtype == torch.float64
+        return k_seq(*threshold(sums, node.count, exact), node.count)
 
     def chance(self, px: Any, qx: Any, state: KSeq, left: Any = None) -> Any:
         """Return min(1, p(x) / (rho q(x)))."""
@@ -65,7 +56,7 @@ class SpecTr(Rule):
 
     def residual(self, node: Any, state: KSeq) -> Any:
         """Return (p - gamma min(p / rho, q))_+."""
-        rho, _, fraction = (x.to(node.p)[:, None] if isinstance(x, Tensor) else x for x in state)
+        rho, _, fraction = state
         return (node.p - torch.minimum(node.p, rho * node.q).mul_(fraction)).clamp_(min=0)
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: KSeq) -> Tensor:
@@ -80,13 +71,12 @@ class SpecTr(Rule):
         states = KSeq(*(p.new_full(shape, value, dtype=torch.float64) for value in KSeq()))
         for k in range(1, shape[1]):
             for rows in (draws >= k).nonzero()[:, 0].split(rows_at_once(p)):
-                node = Nodes(p[rows], q[rows], draws[rows, None], torch.full_like(rows, k))
-                for field, value in zip(states, self.start(node), strict=True):
+                for field, value in zip(states, k_seqs(p[rows], q[rows], k), strict=True):
                     field[rows, k] = value
         return states
 
     def _row_by_row(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        """Search on the host: a large row stays in the cache for all its searches."""
+        """Search row by row: a large one stays in the cache for all its searches."""
         states = np.tile(np.array(KSeq())[:, None, None], (1, len(p), int(draws.max()) + 1))
         for row, count in enumerate(draws.tolist()):
             covered = cache(partial_sums(p[row], q[row]))
@@ -95,12 +85,22 @@ class SpecTr(Rule):
         return KSeq(*torch.from_numpy(states))
 
 
+def k_seqs(p: Tensor, q: Tensor, k: int) -> KSeq:
+    """Return the states for k draws at rows of p, q [R, V]."""
+
+    def covered(rho: Tensor) -> Tensor:
+        return (1 - excess(p, q, rho).sum(-1, dtype=torch.float64)).clamp(min=0)
+
+    one = p.new_ones(len(p), dtype=torch.float64)
+    return k_seq(*threshold(covered, k, p.dtype == torch.float64, one), k)
+
+
 def partial_sums(p: Tensor, q: Tensor) -> Callable[[float], float]:
     """Return the function rho -> sum_t min(p, rho q) of one row."""
     return lambda rho: 1 - float(p.sub(q, alpha=rho).clamp_(min=0).sum())
 
 
-def acceptance(rho: Any, covered: Any, k: Any) -> Any:
+def acceptance(rho: Any, covered: Any, k: int) -> Any:
     """Return p_acc = 1 - (1 - beta)^k with beta = covered / rho, to full relative precision."""
     beta = covered / rho
     if isinstance(beta, Tensor):
@@ -108,7 +108,7 @@ def acceptance(rho: Any, covered: Any, k: Any) -> Any:
     return beta if k == 1 else -math.expm1(k * math.log1p(-beta)) if beta < 1 else 1.0
 
 
-def k_seq(rho: Any, covered: Any, k: Any) -> KSeq:
+def k_seq(rho: Any, covered: Any, k: int) -> KSeq:
     """Return the state at rho, where covered is sum_t min(p, rho q)."""
     accepted = acceptance(rho, covered, k)
     if isinstance(accepted, Tensor):
@@ -117,7 +117,7 @@ def k_seq(rho: Any, covered: Any, k: Any) -> KSeq:
 
 
 def threshold(
-    covered: Callable[[Any], Any], k: Any, exact: bool = False, one: Any = 1.0
+    covered: Callable[[Any], Any], k: int, exact: bool = False, one: Any = 1.0
 ) -> tuple[Any, Any]:
     """Return (rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws.
 
@@ -127,7 +127,7 @@ def threshold(
 
     Args:
         covered: of a number for one node, of a tensor [B] for B nodes.
-        k: a number, or [B].
+        k: how many draws each of them has.
         exact: to 1e-13 instead of 1e-5, which float32 rows allow.
         one: 1, or ones [B].
     """
@@ -164,7 +164,7 @@ def threshold(
     return rho, covered(rho)
 
 
-def inverse(b: Any, k: Any) -> Any:
+def inverse(b: Any, k: int) -> Any:
     """Return g(b) = b / (1 - (1 - b)^(1/k)), the rho at which b is both covered and accepted."""
     if isinstance(b, Tensor):
         b = b.clamp(1e-300, 1 - 2**-53)

@@ -14,14 +14,11 @@ p - a q shares out their pairs, and in every other pair the token of larger p - 
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise, permutations
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.ranking import advantage, order_of, place, rank_key
-from nde_talf.decoding.rules.residual import where
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
 
 GRID = 20  # theta in steps of 1 / GRID
 CORE = 5  # tokens whose pairs the program shares out
@@ -66,7 +63,7 @@ def play(p: Tensor, q: Tensor, k: int) -> Played:
         key = rank_key(advantage(p, q))
         order = order_of(key)
     for _ in range(k - 1):
-        law, _ = _law_by_token(laws[-1], q, order)
+        law, _ = stage_law(laws[-1], q, order)
         change = law.sub_(laws[-1])
         theta = best_mix(p, laws[-1], change)
         stages.append(Stage(key, theta))
@@ -81,7 +78,7 @@ def play_program(p: Tensor, q: Tensor, k: int) -> Played:
         a = laws[-1]
         key = rank_key((p - a * q).float(), exact=True)
         order = order_of(key)
-        law, worse = _law_by_token(a, q, order)
+        law, worse = stage_law(a, q, order)
         core = order[-CORE:].flip(0)
         a_core, q_core, demands = (x[core].double() for x in (a, q, p))
         a_worse, q_worse = worse[:, -len(core)].double()
@@ -101,69 +98,32 @@ def play_program(p: Tensor, q: Tensor, k: int) -> Played:
     return stages, laws
 
 
-def play_rows(
-    p: Tensor, q: Tensor, draws: Tensor, count: Tensor, rng: Rng
-) -> tuple[Tensor, Tensor]:
-    """Play at B nodes at once: the winner [B, 1] of the first `count` [B] of `draws` [B, n].
+def stage_law(a: Tensor, b: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the law [V] of the better of Y ~ a and X ~ b.
 
-    With it the winner's law [B, V]. Tokens stay in the order of their rank, which is the same at
-    every stage.
+    With it the mass of a and of b [2, V] that is ranked strictly worse, by rank.
+
+    order: token ids from the worst.
     """
-    winner = draws[:, :1]
-    if draws.shape[1] < 2:
-        return winner, q
-    key = rank_key(advantage(p, q))
-    order = order_of(key)
-    ranked_p, ranked_q = (rows.gather(-1, order) for rows in (p, q))
-    law = ranked_q
-    for stage in range(1, draws.shape[1]):
-        change = stage_law(law, ranked_q)[0] - law
-        theta = torch.where(count > stage, best_mix(ranked_p, law, change), 0.0)
-        law = law + theta.to(law)[:, None] * change
-        other = draws[:, stage, None]
-        better = place(key, winner) >= place(key, other)
-        keeps = torch.where(better[:, 0], 1.0, 1 - theta)
-        winner = torch.where(rng.bernoulli(keeps)[:, None], winner, other)
-    return winner, torch.empty_like(law).scatter_(-1, order, law)
-
-
-def stage_law(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the law [..., V] of the better of Y ~ a and X ~ b, tokens ranked from the worst.
-
-    With it the mass of a and of b [2, ..., V] that is ranked strictly worse.
-    """
-    pairs = torch.stack([a, b])
+    pairs = torch.stack([a.index_select(0, order), b.index_select(0, order)])
     worse = pairs.cumsum(-1, dtype=torch.float64).to(pairs) - pairs
-    return a * (b + worse[1]) + b * worse[0], worse
-
-
-def _law_by_token(a: Tensor, b: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `stage_law` of rows [V], the law by token; order: ids from the worst."""
-    ranked, worse = stage_law(a.index_select(0, order), b.index_select(0, order))
+    ranked = pairs[0] * (pairs[1] + worse[1]) + pairs[1] * worse[0]
     return torch.empty_like(ranked).scatter_(0, order, ranked), worse
 
 
-def best_mix(p: Tensor, a: Tensor, change: Tensor) -> Any:
-    """Return theta on the grid that maximises sum min(p, a + theta change), which is concave in it.
+def best_mix(p: Tensor, a: Tensor, change: Tensor) -> float:
+    """Return theta on the grid that maximises sum min(p, a + theta change), concave in theta."""
 
-    A number for rows [V], float64 [B] for [B, V].
-    """
-    many = p.dim() > 1
-
-    def covered(step: Any) -> Any:
-        if many:
-            mixed = a + (step / GRID).to(a)[:, None] * change
-            return torch.minimum(p, mixed).sum(-1, dtype=torch.float64)
+    def covered(step: int) -> float:
         return float(torch.minimum(p, torch.add(a, change, alpha=step / GRID)).sum())
 
-    low: Any = torch.zeros(len(p), dtype=torch.float64, device=p.device) if many else 0
-    high: Any = torch.full_like(low, GRID) if many else GRID
-    for _ in range(GRID.bit_length()):
-        if not many and low == high:
-            break
+    low, high = 0, GRID
+    while low < high:
         middle = (low + high) // 2
-        rises = (covered(middle) < covered(middle + 1)) & (low < high)
-        low, high = where(rises, middle + 1, low), where(rises, high, middle)
+        if covered(middle) < covered(middle + 1):
+            low = middle + 1
+        else:
+            high = middle
     return low / GRID
 
 

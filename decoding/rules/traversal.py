@@ -17,27 +17,20 @@ from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
 if TYPE_CHECKING:
-    from nde_talf.decoding.rules.batch import RowTree
     from nde_talf.decoding.rules.labels import Level
 
 
-def _rows(tree: "RowTree", rng: Rng) -> Verdict:
-    from nde_talf.decoding.rules.traversal_rows import traversal_rows
-
-    return traversal_rows(tree, rng)
-
-
 def _gains(levels: "list[Level]", start: Tensor) -> Tensor:
-    from nde_talf.decoding.rules.traversal_rows import traversal_gains
+    from nde_talf.decoding.rules.traversal_labels import traversal_gains
 
     return traversal_gains(levels, start)
 
 
 # Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that
 # block verification has.
-@rule("tv", PATHS, on_device=_rows)
-@rule("bv", PATHS, on_device=_rows)
-@rule("traversal", IID, on_device=_rows, labels=_gains)
+@rule("tv", PATHS)
+@rule("bv", PATHS)
+@rule("traversal", IID, labels=_gains)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
     verdict = _visit(tree, 0, 1.0, rng, without_replacement)
@@ -45,9 +38,7 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
     return verdict
 
 
-rule("traversal_without_replacement", DISTINCT, on_device=_rows)(
-    partial(traversal, without_replacement=True)
-)
+rule("traversal_without_replacement", DISTINCT)(partial(traversal, without_replacement=True))
 
 
 def _visit(

@@ -12,13 +12,12 @@ accepted:
         state = rule.reject(node, state)
     otherwise draw from rule.residual(node, state)
 
-Three drivers use these four methods: `walk` here, `batch.walk_rows` for a tree on a device,
-and `labels.Branching` for the branching probabilities that labels are made of. So all three use
-the same formulas.
+Two drivers use these four methods: `walk` here, and `labels.Branching` for the branching
+probabilities that labels are made of. So both use the same formulas.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -26,9 +25,6 @@ from nde_talf.decoding.rules.residual import Node, Residual
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.batch import RowTree
 
 
 class Rule:
@@ -39,20 +35,18 @@ class Rule:
         by_count: the state depends on how many draws a node has, and not on how many were rejected.
         can_hit_draft: a token that is drawn from the residual may be one of the node's draws, where
             all of them were offered. Labels count such hits.
-        host_only: there is no form for trees on a device.
     """
 
     offered: ClassVar[int | None] = None
     by_count: ClassVar[bool] = False
     can_hit_draft: ClassVar[bool] = True
-    host_only: ClassVar[bool] = False
 
     def target(self, p: Tensor) -> Tensor:
         """Return what the token is drawn from at a leaf: p. `Greedy` checks it here."""
         return p
 
-    def select(self, node: Any, rng: Rng) -> Any:
-        """Return the node or nodes to be solved: Khisti first turns the draws of each into one."""
+    def select(self, node: Node, rng: Rng) -> Node:
+        """Return the node to be solved: Khisti first turns its draws into one."""
         return node
 
     def start(self, node: Any) -> Any:
@@ -63,7 +57,7 @@ class Rule:
         """Return the probability that the next draw x is accepted if all before it were rejected.
 
         Args:
-            px: p(x); a number on the host, [B] on a device, [B, S, K] for labels.
+            px: p(x); a number in a walk, [B, S, K] for labels.
             qx: q(x) likewise.
             state: what the rejections so far have left, as `start` and `reject` return it.
             left: for a draw without replacement, the mass of q that it was drawn from.
@@ -80,7 +74,7 @@ class Rule:
     def residual(self, node: Any, state: Any) -> Any:
         """Return the weights of the token when no draw was accepted, not normalised.
 
-        They have the shape of node.p, which is a row [V], rows [B, V] or numbers at single tokens.
+        They have the shape of node.p, which is a row [V] or numbers at single tokens.
         """
         raise NotImplementedError
 
@@ -138,13 +132,5 @@ def verifier_of(name: str, rule: Rule, trees: frozenset[str], labels: bool = Fal
     """
     # A tree of kind top_k has no masses to look at, whatever the rule.
     masses = "without_replacement" in trees and "iid" not in trees
-    host = partial(walk, rule, without_replacement=masses)
-    device = None if rule.host_only else partial(_walk_on_device, rule)
-    return Verifier(name, host, trees, device, rule if labels else None)
-
-
-def _walk_on_device(rule: Rule, tree: "RowTree", rng: Rng) -> Verdict:
-    """Walk a tree on a device; what that needs is imported by the first."""
-    from nde_talf.decoding.rules.batch import walk_rows
-
-    return walk_rows(rule, tree, rng)
+    walking = partial(walk, rule, without_replacement=masses)
+    return Verifier(name, walking, trees, rule if labels else None)

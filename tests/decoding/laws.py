@@ -18,16 +18,14 @@ def distance(law: dict, other: dict) -> float:
     return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
 
 
-def step_error(
-    tables, policy, rule, length: int, device: bool = False, room: int = 1 << 20
-) -> float:
+def step_error(tables, policy, rule, length: int, room: int = 1 << 20) -> float:
     """Largest difference of probability between the first `length` tokens that a step emits,
     continued by the target, and the target's.
 
     What follows the step is not enumerated: its law is p's, of which the float64 quotients are
     taken.
     """
-    law = exact_law(lambda rng: emitted(scored(tables, policy, rng, device, room), rule, rng))
+    law = exact_law(lambda rng: emitted(scored(tables, policy, rng, room), rule, rng))
     assert abs(sum(law.values()) - 1) < 1e-12
     return distance(continued(law, tables, length), continued({(): 1.0}, tables, length))
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from nde_talf import DecodingState, Drafter, DraftTree
-from nde_talf.decoding.device_tree import DeviceTree
 from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.tree import Verdict
 
@@ -61,12 +60,12 @@ class TableDrafter(Drafter):
         """Contexts are known by their tokens."""
 
 
-def context_of(tree: DraftTree | DeviceTree, node: int) -> tuple[int, ...]:
+def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
     """Tokens from below the root down to `node`."""
     tokens = []
     while node:
-        tokens.append(int(tree.tokens[node]))
-        node = int(tree.parents[node])
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
     return tuple(reversed(tokens))
 
 
@@ -81,21 +80,14 @@ def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, 
     return tree, verify(tree, rng)
 
 
-def scored(
-    tables: Tables, policy, rng, device: bool = False, room: int = 1 << 20, tau=None
-) -> DraftTree | DeviceTree:
-    """A tree of the policy with the target's rows of the tables, on the host or, as far as the loop
-    sees, on a device.
-    """
-    state = DecodingState(0, 1, room, RAW, None, None, tau, device)
+def scored(tables: Tables, policy, rng, room: int = 1 << 20, tau=None) -> DraftTree:
+    """A tree of the policy with the target's rows of the tables."""
+    state = DecodingState(0, 1, room, RAW, None, None, tau)
     tree = policy.draft(state, TableDrafter(tables), rng)
-    assert tree.on_device == device
-    rows = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-    tree.p = torch.stack(rows) if device else rows
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
     return tree
 
 
-def emitted(tree: DraftTree | DeviceTree, rule, rng) -> tuple[int, ...]:
+def emitted(tree: DraftTree, rule, rng) -> tuple[int, ...]:
     """The tokens that a step commits: those of the accepted nodes, then the target's own."""
-    committed = tree.commit(*rule(tree, rng))
-    return tuple((committed.read() if tree.on_device else committed).tokens)
+    return tuple(tree.commit(*rule(tree, rng)).tokens)

@@ -37,10 +37,10 @@ SMALLER = {  # options that keep the trees of slow policies small
 }
 
 
-def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, head=False):
+def decode(policy, rule, draft=None, setting=GREEDY, count=16, head=False):
     drafter = EagleDrafter(HEAD_OF_PAIR) if head else LMDrafter(PAIR[1])
     drafter = None if policy.trees == "none" else drafter
-    decoder = SpeculativeDecoder(PAIR[0], drafter, policy, rule, draft, device=device)
+    decoder = SpeculativeDecoder(PAIR[0], drafter, policy, rule, draft)
     return decoder.generate([1, 2, 3], count, setting, Rng.seeded(0)).tokens
 
 
@@ -110,13 +110,10 @@ def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
     for rule in VERIFIERS.values():
         if policy.trees in rule.trees:
             assert decode(policy, rule, draft) == plain, rule.name
-            if name == "delayed" and rule.on_device:
-                assert decode(policy, rule, draft, device=True) == plain, rule.name
 
 
-@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("draft", ["match", "raw"])
-def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
+def test_features_under_a_greedy_target_are_of_unwarped_rows(draft):
     """They are those that a trace computes from the models' logits, and change from root to root."""
     target, small = PAIR
     computed, asked = [], []
@@ -128,7 +125,7 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
             return super().draft(state, drafter, rng)
 
     policy = Seeing(make_policy("delayed", {"k": 2, "l2": 2}))
-    text = [1, 2, 3, *decode(policy, "specinfer", draft, device, count=24)]
+    text = [1, 2, 3, *decode(policy, "specinfer", draft, count=24)]
     with torch.inference_mode():
         p, q = (model.module(torch.tensor([text])).logits[0] for model in (target, small))
     for features, (context, setting) in zip(computed, asked, strict=True):

@@ -64,9 +64,7 @@ def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", EACH)
 def test_greedy_text_is_that_of_plain_passes(name):
-    """Well past the window, with trees deeper than half of it; on the host, and with static shapes
-    on the device.
-    """
+    """Well past the window, with trees deeper than half of it; also with static shapes."""
     prompt, static = text(20), StaticShapes(CONTEXT, rows=32)
     for rows, policy, rule, shapes in (
         (FEWER, Delayed(Action(2, 3, 8)), "specinfer", None),
@@ -75,9 +73,7 @@ def test_greedy_text_is_that_of_plain_passes(name):
         target, draft = padded_pair(name, rows)
         assert target.form == draft.form == FORMS[name]
         shapes = shapes if target.form == "masks" else None
-        decoder = SpeculativeDecoder(
-            target, LMDrafter(draft, shapes), policy, rule, static=shapes, device=shapes is not None
-        )
+        decoder = SpeculativeDecoder(target, LMDrafter(draft, shapes), policy, rule, static=shapes)
         generation = decoder.generate(prompt, 32, SamplingSetting(0.0), Rng.seeded(0))
         plain = alone(target, [*prompt, *generation.tokens])[len(prompt) - 1 : -1].argmax(-1)
         assert generation.tokens == plain.tolist()

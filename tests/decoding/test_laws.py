@@ -1,4 +1,4 @@
-"""Every rule's output law is the target's on every kind of tree that it takes, host and device.
+"""Every rule's output law is the target's on every kind of tree that it takes.
 
 By exact enumeration of the code that the decode loop calls, in float64 and float32, with rows that
 have zeros, ones, ties and hardly any difference between p and q.
@@ -58,67 +58,60 @@ TREES = {
 }
 LARGE = ("trunk", "deep", "deep trunk", "three deep", "iid", "deep distinct", "deep beam")
 BOTTOM_UP = ("bv", "tv", "traversal", "gbv", "gbv_exact", "traversal_without_replacement")
-DEEPEST = ("deep trunk", "three deep")
 DISTINCT = ("without_replacement", "traversal_without_replacement")
 CASES = [
-    (tree, name, device)
+    (tree, name)
     for tree, (make, _) in TREES.items()
     for name, rule in VERIFIERS.items()
     if name != "greedy" and make().trees in rule.trees
-    for device in (False, True)
-    if not device or (rule.on_device and isinstance(make(), Delayed) and tree not in DEEPEST)
 ]
-FEW = ("random", "sparse")  # kinds for large trees and for the device
+FEW = ("random", "sparse")  # kinds for large trees
 SLOW = pytest.mark.slow
 
 
-def error(tree: str, name: str, device: bool, tables) -> float:
+def error(tree: str, name: str, tables) -> float:
     make, length = TREES[tree]
     room = 1 if tree.endswith("context ends") else 100
-    return step_error(tables, make(), VERIFIERS[name], length, device, room)
+    return step_error(tables, make(), VERIFIERS[name], length, room)
 
 
 @pytest.mark.parametrize(
-    "tree,name,device,kind",
+    "tree,name,kind",
     [
-        pytest.param(*case, kind, marks=() if plain and kind == "random" else SLOW)
+        pytest.param(*case, kind, marks=SLOW if case[0] in LARGE or kind != "random" else ())
         for case in CASES
-        for plain in [not case[2] and case[0] not in LARGE]
-        for kind in (KINDS if plain else FEW)
+        for kind in (FEW if case[0] in LARGE else KINDS)
     ],
 )
-def test_output_law_is_the_targets(tree, name, device, kind):
-    tables = Tables(kind, seed=3, vocabulary=2 if tree in LARGE or device else 3)
+def test_output_law_is_the_targets(tree, name, kind):
+    tables = Tables(kind, seed=3, vocabulary=2 if tree in LARGE else 3)
     # "close" is p = q up to 1e-9, so that the residual is rounding noise.
-    assert error(tree, name, device, tables) < (1e-7 if kind == "close" else 1e-9)
+    assert error(tree, name, tables) < (1e-7 if kind == "close" else 1e-9)
 
 
 TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
 SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")
 
 
-def kinds_of(tree: str, device: bool) -> tuple[str, ...]:
+def kinds_of(tree: str) -> tuple[str, ...]:
     """Peaked rows that `make test` looks at; all others are for the night."""
-    if device and tree not in ("path", "two", "distinct"):
-        return ()
     return tuple(PEAKED) if tree in ("distinct", "three distinct", "dyspec") else SOME
 
 
 @pytest.mark.parametrize(
-    "tree,name,device,night",
+    "tree,name,night",
     [
         pytest.param(*case, night, marks=pytest.mark.law if night else SLOW)
         for case in CASES
         for night in (False, True)
-        if night or kinds_of(case[0], case[2])
     ],
 )
-def test_laws_of_peaked_rows(tree, name, device, night):
-    for kind in PEAKED if night else kinds_of(tree, device):
+def test_laws_of_peaked_rows(tree, name, night):
+    for kind in PEAKED if night else kinds_of(tree):
         for dtype in TOLERANCE if night or kind == "two steps" else [torch.float32]:
-            small = 3 if device or tree in LARGE else 4
+            small = 3 if tree in LARGE else 4
             tables = PeakedTables(kind, dtype, small if night else 2 if tree in LARGE else 3)
-            assert error(tree, name, device, tables) < TOLERANCE[dtype], (kind, dtype)
+            assert error(tree, name, tables) < TOLERANCE[dtype], (kind, dtype)
 
 
 @pytest.mark.parametrize("last_tau", [None, 0, 1, 2, 3])
@@ -218,13 +211,9 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
 
 
 def test_greedy_matching_is_refused_above_temperature_0():
-    host, device = (
-        scored(Tables("random", seed=7), Delayed(Action(2, 0, 1)), Rng.seeded(0), on_device)
-        for on_device in (False, True)
-    )
+    tree = scored(Tables("random", seed=7), Delayed(Action(2, 0, 1)), Rng.seeded(0))
     with pytest.raises(UserError, match="temperature 0"):
-        VERIFIERS["greedy"](host, Rng.seeded(0))
-    assert int(VERIFIERS["greedy"](device, Rng.seeded(0)).token) == -1
+        VERIFIERS["greedy"](tree, Rng.seeded(0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

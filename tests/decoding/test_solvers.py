@@ -15,6 +15,7 @@ from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, o
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
+from nde_talf.decoding.rules.spectr import k_seqs
 from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.testing import exact_law, expectation
 from tests.decoding.laws import distance
@@ -106,6 +107,17 @@ def test_spectr_has_a_threshold_where_p_and_q_hardly_meet():
             assert float(acceptance("spectr", p, q, k)) == pytest.approx(
                 small, rel=1e-6, abs=1e-15
             )  # of 1 - Z
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spectr_searches_many_rows_at_once_as_one_by_one(kind):
+    """As labels are made on a GPU, and on a CPU."""
+    tables = Tables(kind, seed=4, vocabulary=6)
+    p, q = (torch.stack(rows) for rows in zip(*(tables((n,)) for n in range(20)), strict=True))
+    one_by_one = VERIFIERS["spectr"].labels.table(p, q, torch.full((20,), 4))
+    for k in range(1, 5):
+        for many, one in zip(k_seqs(p, q, k), one_by_one, strict=True):
+            torch.testing.assert_close(many, one[:, k], rtol=1e-5, atol=1e-7)
 
 
 TIGHT = {

@@ -90,13 +90,13 @@ def drafter(name: str, static: StaticShapes | None = None):
 
 
 def decoder(
-    policy: str, drafting: str, device: bool, static: StaticShapes | None = None, shared=None
+    policy: str, drafting: str, static: StaticShapes | None = None, shared=None
 ) -> SpeculativeDecoder:
     make, rule = POLICIES[policy]
     chosen = make()
     drafts = None if policy == "autoregressive" else shared or drafter(drafting, static)
     verify = chosen.verifier if rule is None else VERIFIERS[rule]
-    return SpeculativeDecoder(TARGET, drafts, chosen, verify, static=static, device=device)
+    return SpeculativeDecoder(TARGET, drafts, chosen, verify, static=static)
 
 
 def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
@@ -105,9 +105,9 @@ def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
 
 
 @cache
-def alone(policy: str, drafting: str, device: bool) -> list[list[int]]:
+def alone(policy: str, drafting: str) -> list[list[int]]:
     """The texts, each of a decoder of its own."""
-    made = [stream(decoder(policy, drafting, device), number) for number in range(len(ASKED))]
+    made = [stream(decoder(policy, drafting), number) for number in range(len(ASKED))]
     return [[token for block in one for token in block.tokens] for one in made]
 
 
@@ -125,13 +125,8 @@ def in_turn(streams: list) -> list[list[int]]:
 
 
 CASES = [
-    *((name, "lm", device) for name in POLICIES for device in (False, True)),
-    *(
-        (name, head, device)
-        for name in ("delayed", "salf")
-        for head in HEADS
-        for device in (False, True)
-    ),
+    *((name, "lm") for name in POLICIES),
+    *((name, head) for name in ("delayed", "salf") for head in HEADS),
 ]
 
 
@@ -141,12 +136,12 @@ def sizes(streams: list) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy,drafting,device", CASES)
-def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
-    made = decoder(policy, drafting, device)
+@pytest.mark.parametrize("policy,drafting", CASES)
+def test_streams_read_in_turn_are_those_read_alone(policy, drafting):
+    made = decoder(policy, drafting)
     together, apart = (
         [stream(one, number) for number, one in enumerate(decoders)]
-        for decoders in ([made] * len(ASKED), [decoder(policy, drafting, device) for _ in ASKED])
+        for decoders in ([made] * len(ASKED), [decoder(policy, drafting) for _ in ASKED])
     )
     texts = in_turn(together)
     assert texts == [text for one in apart for text in in_turn([one])] and all(
@@ -182,18 +177,17 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "policy,drafting,device",
+    "policy,drafting",
     [
-        ("autoregressive", "lm", False),
-        ("selector", "lm", False),
-        ("selector", "lm", True),
-        ("dynatree", "lm", False),
-        ("salf", "head", False),
-        ("delayed", "head on three layers", True),
+        ("autoregressive", "lm"),
+        ("selector", "lm"),
+        ("dynatree", "lm"),
+        ("salf", "head"),
+        ("delayed", "head on three layers"),
     ],
 )
-def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, drafting, device):
-    made, expected = decoder(policy, drafting, device), alone(policy, drafting, device)
+def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, drafting):
+    made, expected = decoder(policy, drafting), alone(policy, drafting)
     for _ in range(2):
         assert in_threads([made] * len(ASKED)) == expected
 
@@ -209,16 +203,15 @@ def test_a_stream_that_is_being_read_refuses_another_reader():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(
-    drafting, device
+    drafting,
 ):
-    made = decoder("delayed", drafting, device, StaticShapes(100, rows=16))
+    made = decoder("delayed", drafting, StaticShapes(100, rows=16))
     first, second = stream(made, 0), stream(made, 1)
     next(iter(first))
     begun = next(iter(second)).tokens
     with pytest.raises(UserError, match="another sequence"):
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
-    assert begun + rest == alone("delayed", drafting, device)[1]
+    assert begun + rest == alone("delayed", drafting)[1]

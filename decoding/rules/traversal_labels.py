@@ -1,67 +1,15 @@
-"""Traversal verification over many nodes at once: on a device, and for its labels.
+"""Labels of Traversal verification, over many nodes at once. `traversal.py` is the algorithm."""
 
-`traversal.py` is the algorithm.
-"""
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.batch import Nodes, RowTree, correction, or_target
-from nde_talf.decoding.rules.residual import Residual, accept, excess, ratio, reject
+from nde_talf.decoding.rules.residual import Residual, accept, ratio
 from nde_talf.decoding.rules.sums import positive_sums
-from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.tree import Verdict
 
 if TYPE_CHECKING:
     from nde_talf.decoding.rules.labels import Level
-
-
-class Weights(NamedTuple):
-    """Weights of all nodes [N] of a tree, float64.
-
-    Attributes:
-        w0: the weight that a node is reached with.
-        c: the residual's coefficient after all its children.
-        keep: the probability that it is accepted after these were rejected.
-    """
-
-    w0: Tensor
-    c: Tensor
-    keep: Tensor
-
-
-def weights_of(tree: RowTree) -> Weights:
-    """Compute all weights, one draw at a time: none depends on what is accepted."""
-    w0 = torch.ones_like(tree.tokens, dtype=torch.float64)
-    c, z, d = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
-    for number in range(1, len(w0)):
-        draw = slice(number, number + 1)
-        above, real = tree.parents[draw].clamp(min=0), tree.parents[draw] >= 0
-        node = Nodes(tree.p[above], tree.q_at(above), tree.tokens[draw, None], real)
-        state, reached = Residual(c[above], z[above], d[above]), w0[above]
-        weight = accept(node.px(0), node.qx(0), state, reached)
-        w0[draw] = z[draw] = torch.where(real & (tree.first[draw] == number), weight, 0.0)
-        after = reject(node, state, reached)
-        for field, value, before in zip((c, z, d), after, state, strict=True):
-            field[above] = torch.where(real, value, before)
-    return Weights(w0, c, torch.where(w0 < 1, z / d, w0))
-
-
-def traversal_rows(tree: RowTree, rng: Rng) -> Verdict:
-    """Verify a tree on a device.
-
-    The accepted node is the first that is kept in the order of the visits, children before parents.
-    Its law over the nodes is one categorical draw.
-    """
-    weights = weights_of(tree)
-    law = weights.keep * torch.where(tree.before(), 1 - weights.keep, 1.0).prod(-1)
-    end = rng.categorical(law[None])
-    w0, c, p = weights.w0[end], weights.c[end], tree.p[end]
-    left = or_target(excess(p, tree.q_at(end), c, w0), p, c == 0)
-    token = correction(left, torch.ones_like(end, dtype=torch.bool), rng)
-    return Verdict(end, torch.where(law.isfinite().all(), token, -1))
 
 
 def traversal_gains(levels: "list[Level]", start: Tensor) -> Tensor:
