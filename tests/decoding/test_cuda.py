@@ -18,6 +18,7 @@ from nde_talf import (
     StaticShapes,
     fixed_shape,
 )
+from nde_talf.decoding.forward import attention
 from nde_talf.decoding.forward.attention import Seen, attend, seen_in
 from nde_talf.decoding.forward.parts import has_flash
 from tests.decoding.pairs import tiny_pair
@@ -59,7 +60,8 @@ def test_a_gpu_writes_what_the_target_does(pair, name, policy, graphs):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [20, 64, 256])
 @torch.inference_mode()
-def test_attention_in_two_parts_is_plain_attention(dtype, size):
+def test_attention_in_two_parts_is_plain_attention(dtype, size, monkeypatch):
+    monkeypatch.setattr(attention, "OPEN", 600)
     generator = torch.Generator("cuda").manual_seed(0)
     query, keys, values = (
         torch.randn(1, count, rows, size, generator=generator, device="cuda").to(dtype)
