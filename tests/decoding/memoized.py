@@ -27,7 +27,7 @@ def memoized(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if int(positions.max()) >= LONGEST:
             return forward(tokens, positions, mask, cache, **inputs)
         read, written = places(cache, mask, tokens.shape[1])
-        held = (states for layer in at(cache, read) for states in layer)
+        held = (states for layer in at(cache, read).values() for states in layer)
         parts = (tokens, positions, mask, read, written, *inputs.values(), *held)
         key = tuple(x if x is None else (*x.shape, x.contiguous().numpy().tobytes()) for x in parts)
         if key not in known:
@@ -36,18 +36,20 @@ def memoized(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         else:
             if known[key][2]:
                 cache.place(positions)
-            for number, layer in enumerate(known[key][1]):
+            for number, layer in known[key][1].items():
                 cache.update(*layer, number)
         return known[key][0].clone()
 
     return run
 
 
-def at(cache: KVCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Copies of the keys and values at `slots`, by layer."""
-    return [
-        (layer.keys[:, :, slots], layer.values[:, :, slots]) for layer in cache.layers if len(slots)
-    ]
+def at(cache: KVCache, slots: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    """Copies of the keys and values at `slots`, by the number of the layer that holds its own."""
+    return {
+        number: (layer.keys[:, :, slots], layer.values[:, :, slots])
+        for number, layer in enumerate(cache.layers)
+        if len(slots) and layer.is_initialized
+    }
 
 
 def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
