@@ -1,4 +1,4 @@
-"""Record the README's picture: `python -m benchmarks.recording [--seed 7] [--tokens 96]`.
+"""Record the README's picture: `python -m benchmarks.recording [--seed 8] [--tokens 96]`.
 
 A held-out prompt of the shipped pair is continued greedily, without and with a draft, in turn; of
 each side the run of median speed is shown, token by token as it came, slowed down. The SVG moves by
@@ -138,7 +138,7 @@ def picture(plain: Recording, ours: Recording, command: str) -> str:
 def main() -> None:
     """Record both sides in turn, and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
