@@ -75,7 +75,7 @@ ROWS = max(tree.nodes for _, tree in TREES)
 """Rows of static shapes. No more, since every size of a pass is compiled."""
 LENGTH, SAVE_SECONDS = 256, 60.0
 PROFILED_TOKENS = 16
-"""Tokens of a generation under the profiler, which reads its events for seconds."""
+"""Tokens of a generation under the profiler."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ same prompts.
 
 An interrupted command goes on where it stopped. Several processes share the trainings with
 `--train "EAGLE, HASS"`, `--train "EAGLE-3, TALF"` and so on, once the first phases are there
-(`--train "EAGLE, warm"`). `--train time` times the steps, and nothing should run beside it.
+(`--train "EAGLE, warm"`). `--train time` times the steps: run nothing beside it.
 """
 
 import json
@@ -146,7 +146,7 @@ class Clock(pl.Callback):
         self.began = time.perf_counter()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Stop the clock: the step's figures have been read, so that a GPU is done with it."""
+        """Stop the clock: the figures have been read, so a GPU is done."""
         self.seconds.append(time.perf_counter() - self.began)
 
 
@@ -242,7 +242,7 @@ def seconds_a_step(
 ) -> dict[str, Any]:
     """The `device`, and the median seconds of a step of each head's second phase: `folder/name`.
 
-    They are read where they were measured before; the first phases have to be there.
+    Measured once; the first phases have to be there.
     """
     folder = folder_of(bench, steps, WARM).parent
     if not (folder / "seconds.json").exists():
