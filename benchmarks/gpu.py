@@ -8,9 +8,9 @@ standard library's. Each part prints a table, and writes it to benchmarks/result
   cuts the training; started again, it goes on where it stopped.
 - traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels
   run.
-- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and
-  one tree in float32. tokens/s, the time of a step outside kernels and how often the host waits for
-  the device, by torch's profiler; peak memory.
+- decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs).
+  tokens/s, the time of a step outside kernels and how often the host waits for the device, by
+  torch's profiler; peak memory.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 - attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
   parts, by context and rows. The context from which on two parts are faster is `OPEN` of
@@ -274,7 +274,6 @@ def decode(options: argparse.Namespace, size: Size) -> None:
         rule: str = "nss",
         tree: Action | None = None,
         static: StaticShapes | None = None,
-        models: tuple[CausalModel, CausalModel] = models,
     ) -> None:
         drafter = LMDrafter(models[1], static) if tree else None
         policy = Delayed(tree) if tree else Autoregressive()
@@ -284,11 +283,10 @@ def decode(options: argparse.Namespace, size: Size) -> None:
     add(BASELINE)
     add(CONTROL)
     add(f"{BASELINE}, static", static=fixed)
-    titles = [f"{VERIFIERS[rule].name} {tuple(tree)}" for rule, tree in TREES]
-    for title, method in zip(titles, TREES, strict=True):
-        add(title, *method)
-        add(f"{title}, static", *method, fixed)
-    add(f"{titles[0]}, float32", *TREES[0], models=_load(options, "float32"))
+    for rule, tree in TREES:
+        title = f"{VERIFIERS[rule].name} {tuple(tree)}"
+        add(title, rule, tree)
+        add(f"{title}, static", rule, tree, fixed)
     records = options.folder / f"decode-{options.size}.jsonl"
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
     every, table = list(read_records(records)), []
@@ -450,11 +448,11 @@ def _profiled(device: torch.device) -> Iterator[Seen]:
     seen.busy = min(1.0, micros / 1e6 / seconds)
 
 
-def _load(options: argparse.Namespace, dtype: str = "bfloat16") -> tuple[CausalModel, CausalModel]:
+def _load(options: argparse.Namespace) -> tuple[CausalModel, CausalModel]:
     if not (options.folder / "draft" / "config.json").exists():
         raise UserError(f"--folder {options.folder}: there is no pair; run --part pair first.")
     target, draft = (
-        CausalModel.load(options.folder / role, str(options.device), dtype, role)
+        CausalModel.load(options.folder / role, str(options.device), "bfloat16", role)
         for role in ("target", "draft")
     )
     return target, draft
