@@ -176,7 +176,7 @@ def folder_of(bench: Bench, steps: tuple[int, int], name: str, wiring: str = "EA
 def configured(
     start: Path, steps: tuple[int, int], name: str, wiring: str, batch: int
 ) -> HeadConfig:
-    """The settings of a training: of `WARM`, or of what goes on from the head in `start`."""
+    """Return the settings of the first phase (`WARM`), or of one that goes on from `start`."""
     base = HeadConfig(chain_fraction=0.0, roots=32, batch=batch, **WIRINGS[wiring])
     if name == WARM:
         return replace(base, loss=_without_target(base, EagleLoss()), steps=steps[0])
@@ -240,9 +240,9 @@ def _fit_once(bench: Bench, config: HeadConfig, folder: Path, text: Tensor) -> P
 def seconds_a_step(
     bench: Bench, steps: tuple[int, int], batch: int = BATCH, text: Tensor | None = None
 ) -> dict[str, Any]:
-    """The `device`, and the median seconds of a step of each head's second phase: `folder/name`.
+    """Time a step of every second phase alone: median `seconds` by a head's folder, and `device`.
 
-    Measured once; the first phases have to be there.
+    They are measured once and kept; the first phases have to be there.
     """
     folder = folder_of(bench, steps, WARM).parent
     if not (folder / "seconds.json").exists():

@@ -112,8 +112,9 @@ def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBa
 def code_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Cut prompts that begin at a statement outside functions and end in a function's first lines.
 
-    A prompt has as much context as fits, and no line end after it: alone that is the token that a
-    file ends with. One of each document comes first, then the second of each.
+    A prompt has as much context as fits, and does not end with a line end: a line end without the
+    next line's indentation is a token that the target knows from the ends of files. One of each
+    document comes first, then the second of each.
     """
     turns: list[list[Prompt]] = [[] for _ in range(PROMPTS_IN_DOCUMENT)]
     for document in documents:

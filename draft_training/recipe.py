@@ -177,7 +177,7 @@ class Leg(pl.Callback):
         self.evaluated = time.time()
 
 
-def here() -> str:
+def target_device() -> str:
     """Return the device that a target runs on: a GPU where there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -203,7 +203,7 @@ def samples(target: Path, path: Path, rows: Tensor, count: int) -> Tensor:
     """
     if not path.exists():
         dtype = "bfloat16" if native_bfloat16() else "float32"
-        engine = TransformersEngine(CausalModel.load(str(target), here(), dtype))
+        engine = TransformersEngine(CausalModel.load(str(target), target_device(), dtype))
         end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
         length = rows.shape[1]
         written: list[int] = []

@@ -42,9 +42,9 @@ from nde_talf.draft_training.recipe import (
     Leg,
     RecipeConfig,
     RecipeModel,
-    here,
     reached,
     samples,
+    target_device,
 )
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import fit_head
@@ -191,7 +191,7 @@ def _draft(config: SmallConfig, text: Rows) -> None:
 def _head(config: SmallConfig, text: Rows) -> None:
     """Train a TALF head of the newest annealed target on the rows of its draft."""
     above, text = _annealed(config, text)
-    folder, target = above / "head", CausalModel.load(str(above / TARGET), here())
+    folder, target = above / "head", CausalModel.load(str(above / TARGET), target_device())
     folder.mkdir(exist_ok=True)
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())

@@ -223,8 +223,9 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
 def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
     """Find where code and prose prompts may end in a Python source, in random order.
 
-    The ends are character offsets; there are none if the source does not parse. A code prompt has
-    no line end after it: alone that is the token that a file ends with.
+    The ends are character offsets; there are none if the source does not parse. A code prompt does
+    not end with a line end: without the next line's indentation that is a token which a model knows
+    from the ends of files.
     """
     try:
         tree = ast.parse(source)
