@@ -58,7 +58,6 @@ class Drafter:
         takes_features: False: it looks at no features, and `advance` gets any.
         model: that it runs, for checks of a policy that was trained for one; None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
-        ngram: the `NgramDrafter` in it; None for drafters that look up nothing.
         setting: what q is warped with.
         previous: what it knows at the token before the root.
         root: what it knows at the root.
@@ -70,7 +69,6 @@ class Drafter:
     takes_features: bool = True
     model: Any = None
     processed: Processed | None = None
-    ngram: Any = None
     setting: SamplingSetting
     previous: DraftPoint
     root: DraftPoint

@@ -127,17 +127,7 @@ class NgramDrafter(Drafter):
         self.setting, self.index = setting, NgramIndex(self.config)
         self.tested: dict[int, Tested] = {}
         self.previous = self.root = DraftPoint(features.new_empty(0), self.expand)
-        self.append([*prompt, token])
-
-    @property
-    def ngram(self) -> NgramDrafter:
-        """The drafter itself, as a `nde_talf.decoding.mixed.MixedDrafter` has one."""
-        return self
-
-    @property
-    def size(self) -> int:
-        """Size of the match at the root; 0: the text's ending does not occur earlier."""
-        return self._matches[0].size
+        self._append([*prompt, token])
 
     def rate(self, size: int) -> float:
         """Estimate the probability that a token drafted at a match of this size is accepted.
@@ -172,10 +162,10 @@ class NgramDrafter(Drafter):
     def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`."""
         self._learn(accepted)
-        self.append(accepted.tokens)
+        self._append(accepted.tokens)
 
-    def append(self, tokens: list[int]) -> None:
-        """Go on to a new root: tokens that were committed, whoever drafted them."""
+    def _append(self, tokens: list[int]) -> None:
+        """Go on to a new root."""
         self.index.extend(tokens)
         self._matches = {0: self.index.match([])}
 
@@ -191,6 +181,5 @@ class NgramDrafter(Drafter):
 
 
 def statistics(drafter: Any) -> dict[int, Tested]:
-    """Return an n-gram or mixed drafter's counts by size of match; empty for others."""
-    ngram = drafter.ngram if isinstance(drafter, Drafter) else None
-    return dict(sorted(ngram.tested.items())) if ngram is not None else {}
+    """Return an n-gram drafter's counts by size of match; empty for others."""
+    return dict(sorted(drafter.tested.items())) if isinstance(drafter, NgramDrafter) else {}

@@ -35,10 +35,6 @@ class NgramConfig:
     """Tokens less likely to be accepted than this, by what was accepted in this text so far, are
     not drafted.
     """
-    min_rate: Proper = 0.0
-    """With another draft beside it: how likely the next token must be accepted for the n-gram to
-    draft in its place.
-    """
 
     def __post_init__(self) -> None:
         if self.min_size > self.max_size:

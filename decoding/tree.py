@@ -5,7 +5,7 @@ Node 0 is the root, the last committed token. Parents come before their children
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ class DraftTree:
             drawn without replacement: the float64 sum over the tokens not drawn before it. None
             where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
-        rule: the verifier that goes with this tree, where its policy chose one.
     """
 
     tokens: list[int]
@@ -43,7 +42,6 @@ class DraftTree:
     q: list[Tensor | None]
     p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=lambda: [[]])
-    rule: Any = None
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _ends: list[int] = field(
         default_factory=lambda: [0], repr=False

@@ -11,7 +11,6 @@ from typing import Any
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.mixed import Mixed, MixedDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig
@@ -19,7 +18,7 @@ from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.registry import POLICIES, VERIFIERS
+from nde_talf.decoding.registry import POLICIES
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
@@ -400,25 +399,6 @@ def _lookups(
     }
 
 
-def mixed(bench: Bench) -> Iterator[Method]:
-    """N-grams where the text repeats itself, and elsewhere another draft.
-
-    That is a static tree of the draft model, or the head's static tree.
-    """
-    for head, draft in ((None, bench.draft), (bench.head, bench.head)):
-        if draft is None:
-            continue
-        method = bench.best_static(bench.main, head)
-        title, tree = bench.fastest(method)
-        grid, tuned = {}, bench.tuned and head is None
-        for sizes, config in _lookups(bench, tuned, (4, 8), "min_rate", (0.0, 0.4, 0.7)).items():
-            policy = Mixed(Delayed(tree), VERIFIERS[bench.main], NgramTree(config))
-            ngram = NgramDrafter(bench.target.vocab_size, config)
-            both = MixedDrafter(ngram, head or drafter_of(draft, bench.fixed))
-            grid[f"{NGRAM}{sizes} + {title}"] = bench.ours(policy, policy.verifier, both)
-        yield Method(f"{NGRAM} + {title if head else method.role}", grid)
-
-
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
     "assisted": assisted,
     "transformers": outside,
@@ -429,6 +409,5 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
     "policies": given_policies,
     "head": head,
     "ngram": ngrams,
-    "mixed": mixed,
 }
 """Groups of methods by the names of evaluation.methods, in the order of the table."""

@@ -5,8 +5,6 @@ from nde_talf.decoding.common.errors import UserError as UserError
 from nde_talf.decoding.drafter import Drafter as Drafter
 from nde_talf.decoding.drafter import LMDrafter as LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder as SpeculativeDecoder
-from nde_talf.decoding.mixed import Mixed as Mixed
-from nde_talf.decoding.mixed import MixedDrafter as MixedDrafter
 from nde_talf.decoding.model import CausalModel as CausalModel
 from nde_talf.decoding.ngram import NgramDrafter as NgramDrafter
 from nde_talf.decoding.ngram_settings import NgramConfig as NgramConfig

@@ -52,7 +52,6 @@ METHODS = (
     "assisted",
     "policies",
     "ngram",
-    "mixed",
     "transformers",
 )
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
@@ -196,9 +195,8 @@ class EvaluationConfig:
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
     (cheap rules that choose trees), tuned (stopping while drafting, following or learning
     acceptance: the fastest of each family), policies (those of evaluation.policies), ngram
-    (drafting from the text itself), mixed (n-grams where the text repeats itself, else the draft
-    model, and the head where head is asked for too), transformers (its plain decoding, prompt
-    lookup and default assisted generation).
+    (drafting from the text itself), transformers (its plain decoding, prompt lookup and default
+    assisted generation).
     """
     settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.
@@ -212,7 +210,7 @@ class EvaluationConfig:
     evaluation.policies.salf.nodes=32.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
-    """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
+    """For ngram: what is looked up in the text, and how much of it is drafted."""
     draft_temperature: Text = "auto"
     """Warp of the draft: match, raw or a temperature (docs/decoding.md); auto: as
     traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's

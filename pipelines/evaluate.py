@@ -45,7 +45,7 @@ def settings(config: Config) -> dict[str, Any]:
     chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
     if "policies" not in asked:
         del chosen["policies"]
-    if not {"ngram", "mixed"} & asked:
+    if "ngram" not in asked:
         del chosen["ngram"]
     traces = config.traces  # without a draft model they are no stage of the run
     alone = {} if config.drafts else {"tuned": [traces.train_prompts, traces.draft_temperature]}
@@ -204,14 +204,12 @@ def _without_labels(config: Config) -> str:
 def _groups(config: Config) -> set[str]:
     """Return the groups of methods that are compared with plain decoding.
 
-    They are those asked for. Without a draft model they are those of them that need none, and
-    n-grams are mixed with the head alone.
+    They are those asked for. Without a draft model they are those of them that need none.
     """
     groups = {*config.evaluation.methods}
     if config.traces.drafter == "head":
         return groups - {"assisted", "head"}  # all methods draft with the head
-    mixed = {"mixed"} if "head" in groups else set()
-    return groups if config.model.has_draft else groups & {*WITHOUT_DRAFT, *mixed}
+    return groups if config.model.has_draft else groups & {*WITHOUT_DRAFT}
 
 
 def _notices(config: Config, assists: bool) -> Iterator[str]:

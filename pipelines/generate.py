@@ -32,7 +32,7 @@ from nde_talf.pipelines.config import LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.machine import threads
 
-DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
+DRAFTERS = ("lm", "head", "ngram")
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
 
@@ -50,7 +50,7 @@ class GenerateConfig:
     """
     drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
-    without a model; ngram+lm and ngram+head: n-grams where the text repeats itself, else the other.
+    without a model.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """Length of looked-up n-grams, and how much is drafted of what follows them."""

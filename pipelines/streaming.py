@@ -19,7 +19,6 @@ from nde_talf.decoding.common.files import content_digest, user_cache
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.mixed import Mixed, MixedDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.ngram import statistics as matches
@@ -133,16 +132,13 @@ def make_decoder(
     if run.shipped and isinstance(policy, NeuralPolicy) and draft is not None:
         text = pair.rows("held_out")[0].tolist()
         policy = NeuralPolicy(policy.selector, table_here(policy.table, target, draft, text))
-    ngram = NgramDrafter(target.vocab_size, config.ngram)
-    mixed = config.drafter.startswith("ngram+")
     drafter: Drafter | None = None
-    if mixed or policy.trees != "none":
-        alone = config.drafter == "ngram"
-        drafter = ngram if alone else _draft_of_run(config, run, target, draft, static)
+    if policy.trees != "none":
+        if config.drafter == "ngram":
+            drafter = NgramDrafter(target.vocab_size, config.ngram)
+        else:
+            drafter = _draft_of_run(config, run, target, draft, static)
         _check_fits(config, policy, drafter)
-    if mixed and drafter:
-        policy = Mixed(policy, rule, NgramTree(config.ngram))
-        rule, drafter = policy.verifier, MixedDrafter(ngram, drafter)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
 
 
@@ -162,7 +158,7 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
     elif name is None and drafter == "ngram":
         policy = NgramTree(config.ngram)
         rule = VERIFIERS["nss" if config.temperature else "greedy"]
-    elif name is None and (drafter in ("head", "ngram+head") or not selectors):
+    elif name is None and (drafter == "head" or not selectors):
         policy, rule = Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
     else:
         selector = Selector.from_pretrained(
@@ -183,7 +179,7 @@ def _draft_of_run(
     draft: CausalModel | None,
     static: StaticShapes | None,
 ) -> Drafter:
-    if config.drafter.endswith("lm"):
+    if config.drafter == "lm":
         if draft is None:
             raise UserError(
                 f"drafter={config.drafter}: this run has no draft model. Use drafter=head,"
@@ -204,7 +200,7 @@ def _check_fits(config: GenerateConfig, policy: TreePolicy, drafter: Drafter) ->
     if isinstance(drafter, NgramDrafter) and not isinstance(policy, NgramTree):
         raise UserError(
             f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not drawn."
-            " Leave policy out, or use drafter=ngram+lm."
+            " Leave policy out, or use drafter=lm."
         )
     if not isinstance(policy, NeuralPolicy) or not isinstance(drafter, EagleDrafter):
         return

@@ -27,16 +27,14 @@ from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.mixed import RuleOfTree
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
-from nde_talf.decoding.registry import DELAYED, VERIFIERS
+from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.decoding.verifier import Verifier
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
 from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
@@ -160,21 +158,20 @@ def disagreement_of(one: LatencyTable, other: LatencyTable) -> float:
 
 
 class _Probe(TreePolicy):
-    """A policy that drafts the tree and names the verifier that it is told to.
+    """A policy that drafts the tree that it is told to.
 
     levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.
     """
 
     trees = "delayed"
 
-    def __init__(self, rule: Verifier) -> None:
-        self.action, self.rule, self.context = PROBES[0], rule, 0
+    def __init__(self) -> None:
+        self.action, self.context = PROBES[0], 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         self.context, (k, l1, l2) = state.context, self.action
         tree = draft_delayed(self.action, state, drafter, rng)
-        tree.rule = self.rule
         if l2:
             self.levels[k].append([tree.depth.count(l1 + below) for below in range(1, l2 + 1)])
         return tree
@@ -202,12 +199,10 @@ class _Bench:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
-        self.probe = _Probe(VERIFIERS[verifiers[0]])
-        drafter, first = drafter_of(draft, static), self.probe.rule
-        rule = RuleOfTree("probed", first.rule, DELAYED)
+        self.probe, drafter = _Probe(), drafter_of(draft, static)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
         self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, rule, draft_setting, **timing
+            target, drafter, self.probe, verifiers[0], draft_setting, **timing
         )
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)
@@ -252,7 +247,7 @@ class _Bench:
             at = start
             while todo and at + 3 * MAX_DEPTH < start + ROOM:
                 probe.action, verifier = todo.pop()
-                probe.rule = VERIFIERS[verifier]
+                self.drafting.verify = VERIFIERS[verifier]
                 next(steps)
                 step = next(steps)
                 draft, passed = step.seconds["draft"], step.seconds["target"]

@@ -196,7 +196,7 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
 
 def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     greedy = at(bench, GREEDY, head=EagleDrafter(random_head(bench.target)))
-    plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram", "mixed"})
+    plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram"})
     names = list(plan.methods)
     assert names[3] == PLAIN and assisted_title(None) in (names[2], names[5])
     assert plan.roles["Traversal, TALF head, best static"] in plan.learned

@@ -78,10 +78,6 @@ def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
         "DynaTree": (nde_talf.DynaTree, {}),
         "NgramConfig": (nde_talf.NgramConfig, {}),
         "NgramDrafter": (nde_talf.NgramDrafter, {"vocab_size": 300}),
-        "Mixed": (
-            nde_talf.Mixed,
-            {"elsewhere": delayed(), "rule": nde_talf.VERIFIERS["traversal"]},
-        ),
         "StaticShapes": (nde_talf.StaticShapes, {"context": 64}),
         "Selector.from_pretrained": (
             nde_talf.Selector.from_pretrained,
