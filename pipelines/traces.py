@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.filesize import decimal as size
 
 from nde_talf.data.engines.settings import EngineConfig
@@ -27,8 +26,6 @@ from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
-ALIKE = 0.97
-"""Overlap of draft and target from which on, at nearly all roots, contexts do not differ."""
 SUPER_TREE_DEPTH = 17
 """Tokens after a root that a context has to have room for."""
 
@@ -68,8 +65,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 console.print(f"{engine.name}: {said}")
                 _write(pool, work, missing)
         store = _finished(stores, len(work), len(prompts))
-        if reason := nothing_to_choose([part["l1_previous"] for part in store.batches("train")]):
-            console.print(f"! {reason}")
         metrics = {"roots": store.roots, "shards": len(work)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
@@ -150,22 +145,6 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder
             " traces.verifiers)."
         )
     return f"up to {roots:,} roots, about {size(most)} of disk"
-
-
-def nothing_to_choose(distances: list[np.ndarray]) -> str | None:
-    """Say why one tree is best at every root, if it is; `distances` are L1, by shard."""
-    low, high = np.quantile(1 - np.concatenate(distances or [np.ones(1)]) / 2, [0.1, 0.9])
-    if low <= ALIKE and high >= 1 - ALIKE:
-        return None
-    where, tree = (
-        ("nearly everywhere", "the deepest tree that pays")
-        if low > ALIKE
-        else ("nearly nowhere", "drafting nothing")
-    )
-    return (
-        f"Draft and target agree {where} (overlap {low:.2f} to {high:.2f} at 8 of 10 roots):"
-        f" {tree} is best at every root, so a selector has nothing to win with this pair."
-    )
 
 
 def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineConfig:

@@ -1,13 +1,11 @@
 """What settings mean, and what is told before any work."""
 
-import numpy as np
 import pytest
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.traces import nothing_to_choose
 
 
 def test_a_head_that_drafts_is_trained_before_it_is_traced():
@@ -27,13 +25,6 @@ def test_numbers_become_texts_and_integers_floats_where_the_key_says_so():
     config = composed(Config, "run=1", "selector.lr=1", "evaluation.draft_temperature=0.6")
     assert (config.run, config.selector.lr) == ("1", 1.0) and isinstance(config.selector.lr, float)
     assert config.evaluation.draft_temperature == "0.6"
-
-
-def test_a_pair_with_nothing_to_choose_is_told_the_reason():
-    few = np.array([0.9])  # one root in ten that differs changes nothing
-    assert "agree nearly everywhere (overlap 0.99" in nothing_to_choose([np.full(30, 0.02), few])
-    assert "agree nearly nowhere" in nothing_to_choose([np.full(30, 1.98), few])
-    assert nothing_to_choose([np.full(30, 0.02), np.full(30, 1.0)]) is None
 
 
 def test_a_corpus_beside_the_shipped_pair_is_refused():
