@@ -142,8 +142,6 @@ class TraceStore:
 
     def batches(self, split: str) -> Iterator[dict[str, np.ndarray]]:
         """Read one shard after the other, each as `read` does."""
-        if not self.roots:
-            raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
         for name, entry in sorted(self.shards.items()):
             if entry["rows"] and entry["split"] == split:
                 table = self._table(name)
