@@ -77,8 +77,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     text = _read(config, folder, models, context)
     if config.stage == "all" and models:
         check_prompts(text.prompts, models[0], config.evaluation.new_tokens, context)
-    examples = first_of_each(text.prompts)
-    for kind, example in examples.items():
+    for kind, example in first_of_each(text.prompts).items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
     with tracked(config, "pair", folder) as tracker:
@@ -97,7 +96,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             target, draft, text.prompts, data.test_prompts, text.train, text.held_out
         )
         tracker.log(metrics)
-        tracker.sample("first_prompt", examples)
     _print(metrics)
     return metrics
 

@@ -40,11 +40,6 @@ class Tracker:
         """Nested numbers, as the run's summary."""
         self.run.summary.update(flat(metrics, "/"))
 
-    def sample(self, name: str, texts: dict[str, str]) -> None:
-        """Log texts of the user in the run's summary, where tracking.samples allows it."""
-        if self.samples:
-            self.log({name: texts})
-
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
         """Log an exported folder or file.
 
