@@ -73,9 +73,8 @@ def dialogue_rows(
         if not packed:
             console.print(
                 Panel(
-                    _coloured(encoder, documents[0]),
-                    title="first dialogue: what counts"
-                    + ("" if console.color_system else " stands in ⟦ ⟧"),
+                    _marked(encoder, documents[0]),
+                    title="first dialogue: what counts stands in ⟦ ⟧",
                     title_align="left",
                 )
             )
@@ -144,13 +143,13 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     return TransformersEngine(target), min(length, target.max_context)
 
 
-def _coloured(encoder: ChatEncoder, document: Document) -> Text:
-    """A document's text; what counts is green, without colours in brackets, and the rest dim."""
+def _marked(encoder: ChatEncoder, document: Document) -> Text:
+    """A document's text; what counts is green and in brackets, and the rest dim."""
     text = Text()
     for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
         part = shortened(encoder.decode([token for token, _ in run]))
-        marked = f"⟦{part}⟧" if counts and not console.color_system else part
-        text.append(marked, "bold green" if counts else "dim")
+        marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
+        text.append(marked, style)
     return text
 
 
