@@ -93,7 +93,7 @@ def answer(error: BaseException) -> None:
             each.__traceback__ = None  # its frames hold what took the memory
         fail(
             "the memory is too small, or other programs use it"
-            f" ({_first_lines(short).rstrip('.') or 'MemoryError'}). Close them, or ask for less at"
+            f" ({_first_lines(short) or 'MemoryError'}). Close them, or ask for less at"
             " once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller"
             " models; then run the same command again. Everything finished so far is kept."
         )
@@ -172,7 +172,7 @@ def launch(
     except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
         if errors:
             raise
-        fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error).rstrip('.')}).")
+        fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error)}).")
 
 
 @contextmanager
@@ -266,7 +266,7 @@ def explained(error: Exception, schema: type) -> str:
     if bare := re.search(r"force-add of config groups is not supported: '\W*(\w+)=", text):
         its = [key for key in keys(schema) if key.startswith(f"{bare[1]}.")]
         return f"{bare[1]}: it has no presets; set its keys, {', '.join(its)}."
-    return f"{_first_lines(error)} See --help for every key."
+    return f"{_first_lines(error)}. See --help for every key."
 
 
 def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
@@ -277,7 +277,7 @@ def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
         return f"{key}: this cannot be read; every argument is key=value, such as {such}."
     inner = value.replace('"', '\\"')
     return (
-        f"{given}: this cannot be read ({_first_lines(error).rstrip('.')}). A value"
+        f"{given}: this cannot be read ({_first_lines(error)}). A value"
         " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
         f" single ones: '{key}=\"{inner}\"'."
     )
@@ -291,10 +291,9 @@ def _no_such_preset(group: str, name: str) -> str:
 
 
 def _first_lines(error: BaseException) -> str:
-    """Return the message of an OmegaConf error, without its notes about types."""
+    """Return the message of an OmegaConf error, without its notes about types and its full stop."""
     passed_over = re.compile(r"\s*(full_key|reference_type|object_type|See |$)")
     text = " ".join(
         [line.strip() for line in str(error).splitlines() if not passed_over.match(line)][:2]
     )
-    text = text.replace("++", "")  # see `marked`
-    return text if text.endswith(".") else f"{text}."
+    return text.replace("++", "").rstrip(".")  # see `marked`
