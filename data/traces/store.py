@@ -15,7 +15,7 @@ grows. `finish` gathers the entries in `shards.json`:
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -136,16 +136,15 @@ class TraceStore:
         Strings and numbers are [R], features [R, H], labels [R, s, A]; empty if there are no roots.
         Only files of this split are opened and checked.
         """
-        batches = list(self.batches(split))
-        names = batches[0] if batches else ()
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
-
-    def batches(self, split: str) -> Iterator[dict[str, np.ndarray]]:
-        """Read one shard after the other, each as `read` does."""
-        for name, entry in sorted(self.shards.items()):
-            if entry["rows"] and entry["split"] == split:
-                table = self._table(name)
-                yield {key: _values(table[key].combine_chunks()) for key in table.column_names}
+        tables = [
+            self._table(name)
+            for name, entry in sorted(self.shards.items())
+            if entry["rows"] and entry["split"] == split
+        ]
+        if not tables:
+            return {}
+        table = pa.concat_tables(tables)
+        return {name: _values(table[name].combine_chunks()) for name in table.column_names}
 
     def _table(self, name: str) -> pa.Table:
         """Read a shard. Its checksum is looked at the first time."""
