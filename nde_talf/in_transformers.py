@@ -151,13 +151,6 @@ class Speculation:
         kept: Any = _steps([text.logits for text in texts]) if config.output_logits else None
         return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=kept)
 
-    @checked
-    def save(self, folder: str | Path) -> Path:
-        """Write a folder for `generate(custom_generate=folder)`; see `nde_talf.saved`."""
-        from nde_talf.saved import save
-
-        return save(self, Path(folder))
-
     def _tokens(
         self, decoders: list[SpeculativeDecoder], row: Row, limit: int, setting: SamplingSetting
     ) -> Iterator[tuple[int, Tensor | None]]:

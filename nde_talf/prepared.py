@@ -285,8 +285,7 @@ def _check_processors(asked: list[Any], stateless: tuple[type, ...], rows: int) 
 def of_generate(name: str) -> Any:
     """Read a variable of the `generate` that called us.
 
-    transformers gives a callable neither `streamer` nor `assistant_model`, nor does it tell the
-    code of a folder which folder it came from.
+    transformers gives a callable neither `streamer` nor `assistant_model`.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -254,6 +254,8 @@ def test_other_faults_are_refused_too(pair, monkeypatch):
         return str(caught.value)
 
     assert "another number of tokens" in fault(pair[1])
+    with pytest.raises(UserError, match=r'custom_generate=speculate\("'):  # it is not called
+        TARGET.module.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=speculate)
     several = {"input_ids": torch.tensor([PROMPT] * 2), "prefix_allowed_tokens_fn": lambda *_: [1]}
     assert "several rows" in fault("ngram", several)
     monkeypatch.setattr("transformers.__version__", "5.2.0")

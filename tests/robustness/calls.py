@@ -96,7 +96,6 @@ def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
             ),
             {"draft": str(pair / "draft")},
         ),
-        "save": (nde_talf.speculate("ngram").save, {"folder": run / "saved"}),
     }
     return values, calls
 
