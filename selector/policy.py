@@ -11,7 +11,7 @@ from torch import Tensor
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.device import asynchronous, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -19,12 +19,9 @@ from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
 from nde_talf.selector.network import Selector
-
-Inputs = tuple[tuple[Tensor, ...], tuple[Tensor, ...], int, float, float]
 
 
 class NeuralPolicy(TreePolicy):
@@ -56,9 +53,6 @@ class NeuralPolicy(TreePolicy):
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(self.table, schema.verifier, LONGEST, schema.pricing)
-        self._fast: FastSelector | None = None
-        if any(schema.learned) and not asynchronous(selector.mean.device):
-            self._fast = FastSelector(selector, self._costs)
         self._openings: dict[tuple, Opening] = {}
         self.verifier = VERIFIERS[schema.verifier]
 
@@ -113,26 +107,18 @@ class NeuralPolicy(TreePolicy):
             opening = state.memory[self] = self._open(state, drafter)
         if opening.static is not None:
             return opening.static
-        states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
         rows, setting = (state.p_previous, *drafter.seen()), state.setting
-        inputs = states, rows, state.context, setting.temperature, setting.top_p
-        if self._fast is not None and not asynchronous(state.p_previous.device):
-            return int(self._fast.logits(*inputs).argmax())
-        return self._by_module(inputs, opening)
+        at, size = self._costs.row(state.context), self.selector.schema.target_hidden
+        known = state.context, setting.temperature, setting.top_p, *self._costs.passes[at].tolist()
+        scalars = [scalar_features(*rows).float(), upload(torch.tensor(known), rows[0].device)]
+        hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
+        states = [h[None].float() for h in hidden]
+        logits = self.selector(*states, torch.cat(scalars)[None], opening.seconds[at, None])
+        return int(logits.argmax())
 
     def static(self, setting: SamplingSetting) -> int | None:
         """Return the tree that is always taken under a setting, or None: the network chooses."""
         return self.selector.static_action(setting.temperature, setting.top_p, self._costs)
-
-    def _by_module(self, inputs: Inputs, opening: "Opening") -> int:
-        """Run the selector's own forward pass, where the models are not on a CPU."""
-        (h_p, *h_q), rows, context, temperature, top_p = inputs
-        at, size = self._costs.row(context), self.selector.schema.target_hidden
-        setting = upload(torch.tensor([context, temperature, top_p]), rows[0].device)
-        scalars = [scalar_features(*rows).float(), setting, opening.passes[at]]
-        states = [h[None].float() for h in (h_p[:size], *h_q)]
-        logits = self.selector(*states, torch.cat(scalars)[None], opening.seconds[at, None])
-        return int(logits.argmax())
 
     def _open(self, state: DecodingState, drafter: Drafter) -> "Opening":
         """Look once for a sampling setting and a device whether the models are the selector's."""
@@ -146,18 +132,17 @@ class NeuralPolicy(TreePolicy):
             )
         if key not in self._openings:
             self.selector.to(device)
-            prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
-            self._openings[key] = Opening(self.static(state.setting), *prices)
+            seconds = upload(self._costs.seconds, device)
+            self._openings[key] = Opening(self.static(state.setting), seconds)
         return self._openings[key]
 
 
 class Opening(NamedTuple):
     """One sampling setting on one device.
 
-    static: the one tree that is taken; None where the network chooses. seconds, passes:
-    `StepCosts`, on the device.
+    static: the one tree that is taken; None where the network chooses. seconds: of `StepCosts`, on
+    the device.
     """
 
     static: int | None
     seconds: Tensor
-    passes: Tensor

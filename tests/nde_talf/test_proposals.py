@@ -14,6 +14,7 @@ import torch
 from nde_talf.decoding.actions import Action, tree_index
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
@@ -151,6 +152,8 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
     assert len(policy.counts) > 1
     lengths = PathLengths(priced(again), DRAFT, 8, sampled)
     paths = [tree_index(Action(1, 0, length)) for length in range(9)]
+    costs = policy._costs
+    known = torch.tensor([4, 1.0, 1.0, *costs.passes[costs.row(4)]])
     drafts = [LMDrafter(DRAFT) for _ in range(6)]
     with torch.inference_mode():
         for row, drafter in enumerate(drafts):
@@ -160,7 +163,8 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
             states = torch.empty(0), drafter.previous.hidden, drafter.root.hidden
             rows = (drafter.previous.q, drafter.root.q)
             for p in (torch.full((VOCABULARY,), 1 / VOCABULARY), rows[1]):
-                logits = policy._fast.logits(states, (p, *rows), 4, 1.0, 1.0)
+                scalars = torch.cat([scalar_features(p, *rows), known])
+                logits = again(*states, scalars, costs.seconds[costs.row(4)])
                 assert int(logits[paths].argmax()) == length
     assert len({*by_length}) > 1
 

@@ -1,6 +1,7 @@
 """Training finds what the features tell, resumes, exports and refuses what does not fit."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.selector.entropy import ENTROPY, EntropyRule
 from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
-from nde_talf.selector.fast import FastSelector
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy, Opening
+from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.train import (
     CrossFit,
@@ -130,7 +131,7 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
     for table, depth in ((TABLE, 16), (SLOW_DRAFT, 1)):
         policy = NeuralPolicy(selector, table)
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-        monkeypatch.setattr(policy._fast, "logits", lambda *_: pytest.fail("the network was asked"))
+        monkeypatch.setattr(selector, "forward", lambda *_: pytest.fail("the network was asked"))
         decoder.generate([1, 2], 20, SamplingSetting(1.2), Rng.seeded(0))
         assert {TREES[index].depth for index in policy.counts} == {depth}
         with pytest.raises(pytest.fail.Exception, match="asked"):
@@ -139,36 +140,27 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
 
 @pytest.mark.parametrize("target_hidden", [6, 0])
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
-def test_the_fast_form_and_the_module_in_the_loop_are_the_selector(target_hidden, sharpness):
+def test_the_policy_takes_the_tree_of_the_largest_logit(target_hidden, sharpness):
     torch.manual_seed(0)
     selector = Selector(schema(target_hidden, 4, sharpness=sharpness)).eval()
     with torch.no_grad():
         for parameter in selector.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
-    costs = StepCosts(TABLE, "specinfer", 200)
-    fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
-    opening = Opening(None, costs.seconds, costs.passes)
+    policy, costs = NeuralPolicy(selector, TABLE), StepCosts(TABLE, "specinfer", 200)
     for seed, top_p in enumerate((0.9, 1.0, 0.9, 1.0)):  # below 1 there are zeros among the rows
-        states = [torch.randn(size).bfloat16().float() for size in (6, 4, 4)]
-        logits = 3 * torch.randn(3, 30 + 250 * seed)
-        rows = warp(logits, SamplingSetting(1.0, top_p)).unbind()
-        inputs = states, rows, 20 + 40 * seed, 0.5 + 0.1 * seed, top_p
-        row = costs.row(inputs[2])
-        seconds, passes = costs.seconds[row, None], costs.passes[row]
-        scalars = torch.cat([scalar_features(*rows), torch.tensor(inputs[2:]), passes])
-        seen = [states[0][:target_hidden], *states[1:]]
+        context, setting = 20 + 40 * seed, SamplingSetting(0.5 + 0.1 * seed, top_p)
+        states = [torch.randn(size).bfloat16() for size in (6, 4, 4)]  # a model's own dtype
+        p, *q = warp(3 * torch.randn(3, 30 + 250 * seed), SamplingSetting(1.0, top_p)).unbind()
+        row, known = costs.row(context), torch.tensor([context, setting.temperature, top_p])
+        scalars = torch.cat([scalar_features(p, *q), known, costs.passes[row]])
+        seen = [x[None].float() for x in (states[0][:target_hidden], *states[1:])]
         with torch.inference_mode():
-            expected = selector(*(x[None] for x in seen), scalars[None], seconds)[0]
-            fast_logits = torch.from_numpy(fast.logits(*inputs))
-            half = fast.logits([x.bfloat16() for x in states], *inputs[1:])  # a model's own dtype
-        assert torch.allclose(expected / (sharpness or 1.0), fast_logits, atol=1e-4)
-        assert np.allclose(half, fast_logits, atol=1e-5)
-        assert (
-            int(fast_logits.argmax())
-            == policy._by_module(inputs, opening)
-            == int(expected.argmax())
-        )
+            expected = selector(*seen, scalars[None], costs.seconds[row, None])
+        previous, root = (SimpleNamespace(hidden=state) for state in states[1:])
+        drafter = SimpleNamespace(previous=previous, root=root, seen=q.copy)
+        state = DecodingState(0, context, 99, setting, p, states[0])
+        assert policy.choose(state, drafter) == int(expected.argmax())
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
