@@ -48,14 +48,6 @@ def integers(values: Any) -> Tensor:
     return torch.from_numpy(np.array(values, np.int64))
 
 
-def number(row: Any, index: int) -> float:
-    """row[index] of a row [V], or of what gives numbers by index.
-
-    On the host NumPy reads a tensor in a fraction of the time that torch takes.
-    """
-    return float(row.numpy()[index] if isinstance(row, Tensor) and row.is_cpu else row[index])
-
-
 def free_memory() -> None:
     """Release unused memory.
 

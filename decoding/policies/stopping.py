@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
-from nde_talf.decoding.device import number
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
@@ -68,7 +67,7 @@ class ConfidenceStop(TreePolicy):
             tree.add(end, token)
             if self.by == "largest":
                 continue
-            confidence = number(q, token) * (confidence if self.by == "path" else 1.0)
+            confidence = float(q[token]) * (confidence if self.by == "path" else 1.0)
             if confidence < self.threshold:
                 break
         return tree

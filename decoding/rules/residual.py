@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import number
 from nde_talf.decoding.sampling import LEAST_MASS, Rng
 
 EMPTY = 1e-12
@@ -130,11 +129,11 @@ class Node:
 
     def px(self, draw: int) -> float:
         """Return p of a draw."""
-        return number(self.p, self.drafted[draw])
+        return float(self.p[self.drafted[draw]])
 
     def qx(self, draw: int) -> float:
         """Return q of a draw."""
-        return number(self._q, self.drafted[draw])
+        return float(self._q[self.drafted[draw]])
 
     def mass(self, c: float, w0: float = 1.0) -> float:
         """Return sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
