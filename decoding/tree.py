@@ -14,8 +14,6 @@ from nde_talf.decoding.device import integers, upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 
-_FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
-
 
 @dataclass
 class DraftTree:
@@ -166,8 +164,7 @@ class Verdict(NamedTuple):
 class WarpedRows:
     """Rows of warp(logits), computed when looked at.
 
-    A top-down verifier visits only tau + 1 of the N nodes. A few short rows are computed together,
-    in the time that two take one by one.
+    A top-down verifier visits only tau + 1 of the N nodes.
     """
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
@@ -179,10 +176,7 @@ class WarpedRows:
 
     def __getitem__(self, node: int) -> Tensor:
         if node not in self._rows:
-            if self.logits.numel() <= _FEW and not self.setting.cuts:
-                self._rows = dict(enumerate(warp(self.logits, self.setting).unbind()))
-            else:
-                self._rows[node] = warp(self.logits[node], self.setting)
+            self._rows[node] = warp(self.logits[node], self.setting)
         return self._rows[node]
 
     def seen(self, node: int) -> Tensor:
