@@ -4,6 +4,7 @@ SpecInfer, Naive and Traversal share one family of residuals, what is left of p 
 (w0 p - c q)_+ / z. Its functions take numbers of one node, or tensors of many.
 """
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -46,13 +47,11 @@ def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: float | None 
     return ratio(mass, state.d * qx / left) if left >= LEAST_MASS else 0.0
 
 
-def reject(
-    node: Any, state: Residual, w0: Any = 1.0, left: float | None = None, last: bool = False
-) -> Residual:
+def reject(node: Any, state: Residual, w0: Any = 1.0, left: float | None = None) -> Residual:
     """Return the state after one more rejected draw, a repeated one too.
 
     c' = c + d, z' = sum_t (w0 p - c' q)_+, d' = z' + 1 - w0. Without replacement c' = c + d / left
-    (Appendix A.3, DySpec paper). last: no draw follows, so that z' is not asked for.
+    (Appendix A.3, DySpec paper).
     """
     step = state.d
     if left is not None:
@@ -60,8 +59,6 @@ def reject(
             return state
         step = step / left
     c = state.c + step
-    if last:
-        return Residual(c, None, None)
     z = node.mass(c, w0)
     return Residual(c, z, z + 1 - w0)
 
@@ -120,9 +117,8 @@ class Node:
 
     def __init__(self, p: Tensor, q: Any, drafted: list[int], left: list[float] | None = None):
         self.p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
-        self._rest: tuple[float, Tensor] | None = None
 
-    @property
+    @cached_property
     def q(self) -> Any:
         """The draft's row [V]."""
         return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
@@ -142,13 +138,9 @@ class Node:
     def rest(self, c: float, w0: float = 1.0) -> Tensor:
         """Return weights [V] in proportion to (w0 p - c q)_+.
 
-        Where c / w0 is no float32 number there are none, to its rounding. The last ones are kept:
-        a node's mass is asked for before a token is drawn from them.
+        Where c / w0 is no float32 number there are none, to its rounding.
         """
-        fraction = min(c / w0, 1e37)
-        if self._rest is None or self._rest[0] != fraction:
-            self._rest = fraction, excess(self.p, self.q, fraction)
-        return self._rest[1]
+        return excess(self.p, self.q, min(c / w0, 1e37))
 
     def draw(self, weights: Tensor, rng: Rng, w0: float = 1.0) -> int:
         """Draw a token from `weights`, or from p where w0 times these are rounding noise."""

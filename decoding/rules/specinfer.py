@@ -28,9 +28,9 @@ class SpecInfer(Rule):
         """Return min(1, (p(x) - c q(x))_+ / (z q(x)))."""
         return accept(px, qx, state, 1.0, left)
 
-    def reject(self, node: Any, state: Residual, left: Any = None, last: bool = False) -> Residual:
+    def reject(self, node: Any, state: Residual, left: Any = None) -> Residual:
         """Return c + z, and the mass of (p - c q)_+ there."""
-        return reject(node, state, 1.0, left, last)
+        return reject(node, state, 1.0, left)
 
     def residual(self, node: Any, state: Residual) -> Any:
         """Return (p - c q)_+."""

@@ -86,5 +86,5 @@ def _kept(node: Node, state: Residual, w0: float, left: float | None, rng: Rng) 
         keep = state.z / state.d / bound
     elif node.count:
         # Something is always accepted at weight 1, also where rounding left z = 0.
-        state = reject(node, state, w0, left, last=True)
+        state = reject(node, state, w0, left)
     return state if rng.bernoulli(keep) else None

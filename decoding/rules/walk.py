@@ -64,11 +64,8 @@ class Rule:
         """
         raise NotImplementedError
 
-    def reject(self, node: Any, state: Any, left: Any = None, last: bool = False) -> Any:
-        """Return the state after one more rejected draw.
-
-        last: no draw follows, so what only the next one needs can be left out.
-        """
+    def reject(self, node: Any, state: Any, left: Any = None) -> Any:
+        """Return the state after one more rejected draw."""
         return state
 
     def residual(self, node: Any, state: Any) -> Any:
@@ -103,12 +100,11 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
     """Return a token of law p, given draws from q. Stops at the first draw that is accepted."""
     node = rule.select(node, rng)
     state = rule.start(node)
-    offered = node.drafted[: rule.offered]
-    for draw, token in enumerate(offered):
+    for draw, token in enumerate(node.drafted[: rule.offered]):
         left = node.left[draw] if node.left else None
         if rng.bernoulli(rule.chance(node.px(draw), node.qx(draw), state, left)):
             return token
-        state = rule.reject(node, state, left, draw + 1 == len(offered))
+        state = rule.reject(node, state, left)
     return node.draw(rule.residual(node, state), rng)
 
 
