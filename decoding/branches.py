@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.fitness import (
     FAULTS,
     HALF,
@@ -184,7 +184,7 @@ class BranchSession(TreeSession):
         ends = {path[-1]: at for at, path in enumerate(paths) if len(path) == longest}
         self._grown_on = memory, ends
         places = {row: (at, i) for at, path in enumerate(paths) for i, row in enumerate(path)}
-        at = upload(integers([places[row] for row in range(first, self.rows)]), self.device)
+        at = upload(torch.tensor([places[row] for row in range(first, self.rows)]), self.device)
         return hidden[at[:, 0], at[:, 1]]
 
     def _start(self, paths: list[list[int]], first: int) -> tuple[Memory, list[list[int]], int]:
@@ -218,7 +218,7 @@ class BranchSession(TreeSession):
         """Run the `batch` of B sequences after `start` tokens; hidden states [B, n, H]."""
         width = len(batch[0])
         positions = upload(torch.arange(start, start + width)[None], self.device)
-        tokens = upload(integers(batch), self.device)
+        tokens = upload(torch.tensor(batch), self.device)
         step = width if self.chunks or not start else 1
         return torch.cat(
             [

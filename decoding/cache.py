@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 
 _FIRST_CAPACITY = 256
 
@@ -158,7 +158,7 @@ class KVCache(Cache):
         if inside < len(slots):
             start, moved = (
                 length + inside,
-                upload(integers(slots[inside:]), self.layers[0].device),
+                upload(torch.tensor(slots[inside:]), self.layers[0].device),
             )
             for buffer in dict.fromkeys(layer.slots for layer in self.layers):
                 buffer.gather(start, moved)

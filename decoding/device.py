@@ -6,9 +6,7 @@ one; so is a plain copy to a device, which is why everything goes up through `up
 
 import gc
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,14 +36,6 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     if asynchronous(device):
         return host.pin_memory().to(device, non_blocking=True)
     return host if host.device == device else host.to(device)
-
-
-def integers(values: Any) -> Tensor:
-    """A tensor of (lists of) whole numbers on the host.
-
-    NumPy takes a fraction of the time that torch.tensor takes.
-    """
-    return torch.from_numpy(np.array(values, np.int64))
 
 
 def free_memory() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 
 Forward = Callable[..., Tensor]
 
@@ -133,7 +133,7 @@ class TreeSession:
 
     def _uploaded(self, tokens: list[int], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Put tokens and positions on the device at once, [1, n] each."""
-        both = upload(integers([[tokens], [positions]]), self.device).unbind()
+        both = upload(torch.tensor([[tokens], [positions]]), self.device).unbind()
         return both[0], both[1]
 
     def _run(

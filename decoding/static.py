@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
@@ -304,7 +304,7 @@ class StaticSession(TreeSession):
         passes.shapes.size(self.rows)  # all rows of the tree need slots
         padding = passes.shapes.size(count) - count
         end = self.length + self.rows
-        slots = integers([*range(end - count, end), *[passes.nowhere] * padding])
+        slots = torch.tensor([*range(end - count, end), *[passes.nowhere] * padding])
         padded = {name: F.pad(x, (0, 0, 0, padding)) for name, x in inputs.items()}
         ids = F.pad(torch.stack([tokens, positions]), (0, padding))
         with passes.turn(self):
@@ -322,4 +322,4 @@ class StaticSession(TreeSession):
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
                 moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
-                passes.move(*upload(integers(moved).T.contiguous(), self.device).unbind())
+                passes.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())

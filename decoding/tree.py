@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 
@@ -142,7 +142,7 @@ class Accepted(NamedTuple):
 
     def of(self, states: Tensor) -> Tensor:
         """Select from `states` [N, ...] those at the old root and at the accepted nodes."""
-        return states.index_select(0, upload(integers([0, *self.path]), states.device))
+        return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the target's distribution [V] and hidden state at the last accepted node.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.device import integers, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
@@ -77,5 +77,5 @@ class EagleDrafter(SessionDrafter):
     def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""
         states = torch.cat(self._states)  # the root's first
-        at = upload(integers([1 + parent for parent in parents]), states.device)
+        at = upload(torch.tensor([1 + parent for parent in parents]), states.device)
         return {"features": states.index_select(0, at)[None]}
