@@ -58,7 +58,7 @@ and sizes (fields of the layer's configuration that are not the target's: those 
 that it was trained from).
 """
 
-_WEIGHTS, _CONFIG, ADAPTER = "model.safetensors", "config.json", "adapter_config.json"
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 _DIFFERS = {
     "hidden_size": "hidden_size",
@@ -203,11 +203,6 @@ def load_head(
     exactly a head's, or if it was trained beside another target.
     """
     folder = Path(folder)
-    if (folder / ADAPTER).exists():
-        raise UserError(
-            f"{folder}: it holds a LoRA adapter ({ADAPTER}), not a draft head. Give the folder of a"
-            " head."
-        )
     if not (folder / _CONFIG).is_file():
         raise UserError(
             f"{folder}: there is no draft head: it has no {_CONFIG}. Give the folder that"

@@ -181,7 +181,7 @@ def test_norms_of_three_layers_in_a_head_on_one_are_refused(target, tmp_path):
     [
         ("another target's embedding", "head for another target"),
         ("another width", r"fc\.weight is \[32, 64\].*head for another target"),
-        ("a LoRA adapter", r"LoRA adapter \(adapter_config\.json\)"),
+        ("a LoRA adapter", r"there is no draft head: it has no config\.json"),
         ("a missing weight", r"Missing key\(s\) in state_dict"),
         ("no weights", r"no model\.safetensors or pytorch_model\.bin"),
         ("other layers", r"features of the layers \[0, 1, 1\]"),
@@ -206,7 +206,7 @@ def test_what_is_no_head_for_the_target_is_refused(target, eagle, eagle3, tmp_pa
         )
     publish(folder, {name: weight.detach().clone() for name, weight in weights.items()}, config)
     if fault == "a LoRA adapter":
-        (folder / "adapter_config.json").write_text("{}")
+        (folder / "config.json").rename(folder / "adapter_config.json")
     elif fault == "no weights":
         (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=words):
