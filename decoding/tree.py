@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.setting import feature_setting
 
 
@@ -41,11 +41,6 @@ class DraftTree:
     p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=lambda: [[]])
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-    _ends: list[int] = field(
-        default_factory=lambda: [0], repr=False
-    )  # of every path the number of its end among the tips
-    tips: list[int] = field(default_factory=lambda: [0], repr=False)
-    """The nodes that `draw` grows next."""
 
     @classmethod
     def rooted(cls, token: int, q: Tensor | None = None) -> "DraftTree":
@@ -82,20 +77,6 @@ class DraftTree:
     def q_rows(self, nodes: list[int]) -> Tensor:
         """Return q [n, V] at expanded nodes."""
         return torch.stack([self.q_at(node) for node in nodes])
-
-    def draw(self, count: int, rng: Rng) -> None:
-        """Let every path go on with `count` i.i.d. draws from its end's q.
-
-        Paths that drew the same tokens share their nodes and stay as many as they are.
-        """
-        tips, ends = self.tips, [end for end in self._ends for _ in range(count)]
-        tokens = rng.categorical(self.q_rows(tips), ends)
-        numbers: dict[int, int] = {}
-        self._ends = [
-            numbers.setdefault(self.add(tips[at], token), len(numbers))
-            for at, token in zip(ends, tokens, strict=True)
-        ]
-        self.tips = list(numbers)
 
     def masses(self, node: int) -> list[float]:
         """`left` of the node, where children were drawn without replacement.

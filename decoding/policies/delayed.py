@@ -20,11 +20,15 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: R
     """
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
-    tree = DraftTree.rooted(state.root, drafter.root.q)
+    tree, ends = DraftTree.rooted(state.root, drafter.root.q), [0]  # the last node of every path
     for level in range(l1 + l2):
+        nodes = list(dict.fromkeys(ends))
         if level:
-            drafter.expand(tree, tree.tips)
-        tree.draw(action.k if level == l1 else 1, rng)
+            drafter.expand(tree, nodes)
+        if level == l1:
+            ends = action.k * ends
+        tokens = rng.categorical(tree.q_rows(nodes), [nodes.index(end) for end in ends])
+        ends = [tree.add(end, token) for end, token in zip(ends, tokens, strict=True)]
     return tree
 
 
