@@ -86,7 +86,7 @@ class TreeSession:
             hidden = self.grow(tokens, range(-1, count - 1), **inputs)
             self.rows = 0
         else:
-            hidden = self._run(*self._uploaded(tokens, range(count)), None, inputs)
+            hidden = self._run(self._uploaded(tokens, range(count)), None, inputs)
         self.length += count
         return hidden
 
@@ -101,14 +101,18 @@ class TreeSession:
         Returns:
             [n, H], hidden states.
         """
-        sees = self._grown(parents)
+        first = self.rows
+        del self._sees[first:]
+        for row, parent in enumerate(parents, first):
+            self._sees.append((self._sees[parent] if parent >= 0 else 0) | 1 << row)
+        self.rows, sees = len(self._sees), self._sees[first:]
         ids = self._uploaded(tokens, [self.length - 1 + row.bit_count() for row in sees])
         if self.skips_masks and sees == [(1 << self.rows) - 1]:
-            return self._run(*ids, None, inputs)
+            return self._run(ids, None, inputs)
         width = -(-self.rows // 8)  # bytes
         packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in sees), np.uint8)
         bits = np.unpackbits(packed.reshape(-1, width), 1, self.rows, "little")
-        return self._run(*ids, upload(torch.from_numpy(bits.view(bool)), self.device), inputs)
+        return self._run(ids, upload(torch.from_numpy(bits.view(bool)), self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -122,30 +126,18 @@ class TreeSession:
     def _keep(self, rows: list[int]) -> None:
         self.cache.commit(self.length, [self.length + row for row in rows])
 
-    def _grown(self, parents: Sequence[int]) -> list[int]:
-        """Add a row for each of `parents`; return what each sees, see `_sees`."""
-        first, sees = self.rows, self._sees
-        del sees[first:]
-        for row, parent in enumerate(parents, first):
-            sees.append((sees[parent] if parent >= 0 else 0) | 1 << row)
-        self.rows = len(sees)
-        return sees[first:]
+    def _uploaded(self, tokens: list[int], positions: Sequence[int]) -> Tensor:
+        """Put tokens and positions on the device at once, [2, 1, n]."""
+        return upload(torch.tensor([[tokens], [positions]]), self.device)
 
-    def _uploaded(self, tokens: list[int], positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Put tokens and positions on the device at once, [1, n] each."""
-        both = upload(torch.tensor([[tokens], [positions]]), self.device).unbind()
-        return both[0], both[1]
-
-    def _run(
-        self, tokens: Tensor, positions: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]
-    ) -> Tensor:
-        """Run n rows, [1, n]; hidden states [n, H].
+    def _run(self, ids: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
+        """Run n rows, of tokens and positions `ids` [2, 1, n]; hidden states [n, H].
 
         sees: which of the tree's rows so far each one sees, bool [n, rows]. None: one row that sees
         everything, or the first tokens of a sequence, which see those before them.
         """
         mask = None if sees is None else self._additive(sees)[None, None]
-        return self.forward(tokens, positions, mask, self.cache, **inputs)[0]
+        return self.forward(ids[0], ids[1], mask, self.cache, **inputs)[0]
 
     def _additive(self, sees: Tensor) -> Tensor:
         """Return the mask that is added to scores: 0 where a row sees, else the least number."""

@@ -225,10 +225,10 @@ class FixedPasses:
                 )
             yield
 
-    def first(self, tokens: Tensor, positions: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    def first(self, ids: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """A sequence's first pass, over the prompt: neither padded nor compiled."""
-        self.cache.write_to(torch.arange(tokens.shape[1], device=self.device), alone=True)
-        hidden = self.forward(tokens, positions, None, self.cache, **inputs)[0]
+        self.cache.write_to(torch.arange(ids.shape[2], device=self.device), alone=True)
+        hidden = self.forward(ids[0], ids[1], None, self.cache, **inputs)[0]
         if not self.warm:
             self._warm_up({name: x[:, :1] for name, x in inputs.items()})
         return hidden
@@ -293,20 +293,18 @@ class StaticSession(TreeSession):
     def _new_cache(self, expected: int) -> KVCache:
         return self.passes.cache
 
-    def _run(
-        self, tokens: Tensor, positions: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]
-    ) -> Tensor:
+    def _run(self, ids: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
         """See `TreeSession._run`: rows are padded to one of the sizes."""
-        passes, count = self.passes, tokens.shape[1]
+        passes, count = self.passes, ids.shape[2]
         if sees is None:
             with passes.turn(self, takes=True):
-                return passes.first(tokens, positions, inputs)
+                return passes.first(ids, inputs)
         passes.shapes.size(self.rows)  # all rows of the tree need slots
         padding = passes.shapes.size(count) - count
         end = self.length + self.rows
         slots = torch.tensor([*range(end - count, end), *[passes.nowhere] * padding])
         padded = {name: F.pad(x, (0, 0, 0, padding)) for name, x in inputs.items()}
-        ids = F.pad(torch.stack([tokens, positions]), (0, padding))
+        ids = F.pad(ids, (0, padding))
         with passes.turn(self):
             # All rows see the prefix, none what is after the tree. Padded rows see what there is,
             # so that they stay finite.
