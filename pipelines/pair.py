@@ -208,7 +208,7 @@ def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int
         name: replace(one, max_tokens=min(one.max_tokens, context - new))
         for name, one in config.data.sets.items()
     }
-    return load_sets(sets, config.data.prompt_count, config.seed, tokenizer, console.print)
+    return load_sets(sets, config.data.prompt_count, config.seed, tokenizer)
 
 
 def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> None:

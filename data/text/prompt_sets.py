@@ -3,7 +3,7 @@
 The sets themselves are configs/data/*.yaml.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.templates import render
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
 
 CHARACTERS_PER_TOKEN = 16
 """Text to look at for a cut: more than any tokenizer packs into a token on average."""
@@ -25,18 +26,17 @@ def load_sets(
     count: int,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], object] = print,
 ) -> list[Prompt]:
     """Draw `count` prompts in all, in equal parts from the sets and, within a set, from its parts.
 
-    No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a.
+    No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a. Prints how many
+    prompts are left out because they are too long.
 
     Args:
         sets: by name.
         count: of all sets together.
         seed: of the choice of rows.
         tokenizer: counts tokens, and has the chat template.
-        say: gets a sentence where prompts are left out because they are too long.
 
     Raises:
         UserError: a set cannot be read, has too few prompts, or does not fit its template or the
@@ -60,7 +60,7 @@ def load_sets(
             by_part.append(prompts)
             if long:
                 fate = "cut to it" if prompt_set.shorten else "left out"
-                say(
+                console.print(
                     f"{part.source}: {long} prompts of more than data.sets.{name}.max_tokens="
                     f"{prompt_set.max_tokens} tokens are {fate}"
                 )

@@ -25,7 +25,6 @@ from nde_talf.data.traces.trace import STATES, trace_trajectories
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
-from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 
@@ -99,7 +98,7 @@ class Tracer:
         self.pair, self.config, self.engine = Pair(pair), config, engine
         self.placed, self.head = placed, head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
-        self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"! {text}"))
+        self.micro_batch = MicroBatch(config.micro_batch)
         self._vllm: VLLMEngine | None = None
         if threads:
             torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ import torch
 
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import lacks_memory
+from nde_talf.decoding.common.progress import console
 
 T = TypeVar("T")
 
@@ -14,15 +15,12 @@ T = TypeVar("T")
 class MicroBatch:
     """Number of items that go through the models at once.
 
-    When they do not fit into memory the number is halved, for good.
-
-    Args:
-        size: number of items at the start.
-        say: gets a sentence whenever the size is halved.
+    It begins with `size`. When they do not fit into memory the number is halved, for good, with a
+    warning.
     """
 
-    def __init__(self, size: int, say: Callable[[str], object] = print):
-        self.size, self.say = size, say
+    def __init__(self, size: int):
+        self.size = size
 
     def run(self, count: int, work: Callable[[slice], T]) -> list[T]:
         """Call `work` with slices of 0..count and collect what it returns.
@@ -45,7 +43,7 @@ class MicroBatch:
                     ) from error
             # Outside the handler, which would keep the tensors of the failed attempt.
             self.size = max(1, min(self.size, count) // 2)
-            self.say(f"out of memory: traces.micro_batch is now {self.size}")
+            console.print(f"! out of memory: traces.micro_batch is now {self.size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return done

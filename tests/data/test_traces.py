@@ -29,7 +29,7 @@ def pair():
 
 
 def trace(pair, names, texts=(TRACED, ENDED), **changes):
-    settings, batch = [SETTINGS[name] for name in names], MicroBatch(4, pytest.fail)
+    settings, batch = [SETTINGS[name] for name in names], MicroBatch(4)
     prompts, trajectories = map(list, zip(*texts, strict=True))
     config = replace(CONFIG, **changes)
     return trace_trajectories(*pair, prompts, trajectories, settings, config, batch, 7)
