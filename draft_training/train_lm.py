@@ -6,11 +6,9 @@ tokenizers or speculative decoding: it sees rows of token ids and Llama models.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from pytorch_lightning.loggers import Logger
@@ -123,7 +121,6 @@ def fit(
     tokens: Tensor,
     folder: Path,
     logger: Logger | list[Logger] | None = None,
-    callbacks: Sequence[pl.Callback] = (),
 ) -> LlamaForCausalLM:
     """Train `module` for `config.steps` steps and return its model, evaluating, on the CPU.
 
@@ -138,12 +135,11 @@ def fit(
             them.
         folder: where the checkpoint goes; it is created.
         logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
-        callbacks: of Lightning.
 
     Raises:
         UserError: the loss diverged, or the checkpoint is of a run with other settings.
     """
-    train_rows(module, tokens, folder, logger, callbacks)
+    train_rows(module, tokens, folder, logger)
     module.model.config.trained_in = module.trained_in
     return module.model.eval().cpu()
 

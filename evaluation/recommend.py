@@ -87,9 +87,9 @@ def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
     ]
 
 
-def held_out(roots: PricedRoots, tree: Action, table: int, sequences: int = 1) -> Choice:
+def held_out(roots: PricedRoots, tree: Action, sequences: int = 1) -> Choice:
     """Gain of a tree on roots that it was not chosen on; intervals resample prompts."""
-    pace, plain = (seconds_per_token(roots, choice, table).double() for choice in (tree, NONE))
+    pace, plain = (seconds_per_token(roots, choice, 0).double() for choice in (tree, NONE))
     one, prompt = torch.ones_like(pace), roots.roots.prompt
     tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]
     return Choice(
@@ -123,10 +123,10 @@ def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) ->
     labels, paths, trees = chain_labels(training, rule), {}, {}
     for count in sorted({end for first, last, _ in ranges(lengths) for end in (first, last)}):
         roots = PricedRoots.of(others, labels, [table.batched(count)])
-        paths[count] = held_out(roots, Action(1, 0, lengths[count - 1]), 0, count)
+        paths[count] = held_out(roots, Action(1, 0, lengths[count - 1]), count)
     for name in training.samples:
         (tree,) = fastest_trees(PricedRoots.of(training, name, [table]), DRAFTING)
-        trees[name] = held_out(PricedRoots.of(others, name, [table]), tree, 0)
+        trees[name] = held_out(PricedRoots.of(others, name, [table]), tree)
     return Recommendation(lengths, paths, trees)
 
 

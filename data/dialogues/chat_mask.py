@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message, UnsuitedError
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
-from nde_talf.data.text.templates import SECONDS, render, within
+from nde_talf.data.text.templates import in_time, render
 from nde_talf.decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
@@ -179,7 +179,7 @@ class ChatEncoder:
     def _render(self, messages: Sequence[Message], **how) -> Any:
         how |= {"chat_template": self.template, "tokenize": False, **self.options}
         try:
-            with within(SECONDS):
+            with in_time():
                 return self.tokenizer.apply_chat_template(list(messages), **how)
         except (TemplateError, TimeoutError) as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error

@@ -99,7 +99,7 @@ def prompts_from_documents(
         if document["name"].endswith(".py"):
             cuts = _python_cuts(document["text"], generator)
         else:
-            words = _word_cuts(document["text"], generator, 8 * PER_DOCUMENT)
+            words = _word_cuts(document["text"], generator)
             cuts = {str(document.get("kind") or TEXT): words}
         for kind, ends in cuts.items():
             taken = 0
@@ -212,9 +212,9 @@ def _last_tokens(
     return None
 
 
-def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]:
+def _word_cuts(text: str, generator: random.Random) -> Iterator[int]:
     """Yield random ends of words in `text`, as offsets of the space that follows them."""
-    for _ in range(count):
+    for _ in range(8 * PER_DOCUMENT):
         end = text.find(" ", generator.randrange(len(text)))
         if end > 0 and not text[end - 1].isspace():
             yield end

@@ -49,7 +49,7 @@ def render(
     try:
         template = tokenizer.get_chat_template(how.get("chat_template"))
         _check_numbers(template)
-        with within(SECONDS):
+        with in_time():
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
         if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
             raise ValueError(f"it gives no text of 1 to {LONGEST} characters")
@@ -73,17 +73,17 @@ def _check_numbers(template: str) -> None:
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block when it takes longer; only in the main thread."""
+def in_time() -> Iterator[None]:
+    """Raise TimeoutError inside the block after `SECONDS`; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {seconds:g} s")
+        raise TimeoutError(f"it takes more than {SECONDS:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from nde_talf.decoding.common.checkpoint import (
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
+from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.tracking import read_curves
 from tests.draft_training.heads import KillBefore, same
 
@@ -34,7 +35,8 @@ ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 def train(folder, kill: int | None = None):
     module, name = LanguageModel(build_llama(TINY, 29), TINY), folder.name + "-curve"
     curves = CSVLogger(folder.parent, name)
-    return fit(module, ROWS, folder, curves, [] if kill is None else [KillBefore(kill)])
+    train_rows(module, ROWS, folder, curves, [] if kill is None else [KillBefore(kill)])
+    return module.model
 
 
 def flip(path) -> None:
