@@ -79,6 +79,7 @@ def imports_at_once(module: str) -> set[str]:
     return modules - {module}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_rooms_below_it(room):
     for module in FILES:
@@ -99,6 +100,7 @@ def test_decoding_common_imports_nothing_else_of_the_project():
         assert not foreign, f"{module} imports {foreign}"
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_through_others():
     graph = {module: imports_at_once(module) for module in FILES}
     done: set[str] = set()

@@ -154,6 +154,7 @@ def test_secrets_are_masked_where_they_are_shown_or_stored(tmp_path, monkeypatch
     assert "***" in str(recorded) and "hunter2" not in str(recorded)
 
 
+@pytest.mark.slow
 def test_a_command_line_is_masked_before_anything_logs_it_and_in_tracebacks():
     code = """
 import sys

@@ -1,13 +1,6 @@
 """A tiny run that benchmarks are tried on."""
 
 import pytest
-import torch
-
-from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.prompts import Prompt
-from nde_talf.draft_training.export import save_head
-from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
 
 V = 40
 
@@ -15,6 +8,14 @@ V = 40
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """A run's folder with a pair of random Llamas, a head and ten prompts."""
+    import torch
+
+    from nde_talf.data.text.pair import Pair
+    from nde_talf.data.text.prompts import Prompt
+    from nde_talf.draft_training.export import save_head
+    from tests.decoding.pairs import tiny_pair
+    from tests.draft_training.heads import random_head
+
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     target, draft = tiny_pair(V, hidden=32, layers=2)
     for role, model in (("target", target), ("draft", draft)):

@@ -2,6 +2,8 @@
 end a dialogue.
 """
 
+import pytest
+
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, in_order
 from nde_talf.data.dialogues.regenerate import regenerate
@@ -16,6 +18,7 @@ QUESTIONS = [
 ] + [["Hm?", "日本" * 40]]
 
 
+@pytest.mark.slow
 def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
     tokenizer = family_tokenizer("llama3", ["Who? And why? Since when?"])
     target = tiny_target(vocabulary=len(tokenizer), seed=1)

@@ -13,6 +13,7 @@ def standard_library():
     return load_documents("stdlib")
 
 
+@pytest.mark.slow
 def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=0)
     assert not set(training["name"]) & set(held_out["name"])

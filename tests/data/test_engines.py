@@ -57,6 +57,7 @@ def first_tokens(engine, setting: SamplingSetting) -> torch.Tensor:
     return torch.tensor([text[-1] for text in texts]).view(2, DRAWS)
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_model_and_its_seed(model):
     engine = TransformersEngine(model)
     for prompt, text in zip(PROMPTS, engine.sample(PROMPTS, GREEDY, 6, 0), strict=True):

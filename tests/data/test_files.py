@@ -55,6 +55,7 @@ def start(path, word: str, seconds: float) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.slow
 def test_two_writers_do_not_share_a_temporary_name_and_a_killed_ones_is_removed(tmp_path):
     path = tmp_path / "file"
     killed, slow = start(path, "killed", 60), start(path, "slow", 1.0)

@@ -23,6 +23,7 @@ def test_the_text_does_not_change_from_one_version_of_python_to_the_next():
     assert GENERATED["tables"]("tables-0").startswith(TABLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", BUILT_IN)
 def test_every_machine_has_the_built_in_sources(source):
     train, held_out = split_documents(load_documents(source), 0.2, seed=0)

@@ -14,6 +14,7 @@ def document(length: int, mark: int, counting: int = 1) -> Document:
     return Document([mark] * length, [i >= length - counting for i in range(length)])
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(2, 12), min_size=1, max_size=30))
 def test_documents_that_fit_are_whole_and_in_few_rows(lengths):
     rows = pack_documents([document(length, i + 1) for i, length in enumerate(lengths)], 12)

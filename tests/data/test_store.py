@@ -65,6 +65,7 @@ for shard in range(int(sys.argv[2]), 40, 2):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_store_at_once(tmp_path):
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)])

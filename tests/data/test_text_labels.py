@@ -28,6 +28,7 @@ def labels(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, root: int) ->
     return text_labels(rows, torch.tensor([root]))["specinfer"][0].double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
     p, q = chain(seed)

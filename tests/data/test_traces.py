@@ -35,6 +35,7 @@ def trace(pair, names, texts=(TRACED, ENDED), **changes):
     return trace_trajectories(*pair, prompts, trajectories, settings, config, batch, 7)
 
 
+@pytest.mark.slow
 def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     names = ["t0.6", "t1.0", "p0.9"]
     together = trace(pair, names)

@@ -277,6 +277,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
     make, printed = PRINTED[name]

@@ -75,6 +75,7 @@ def test_what_a_user_may_write():
         SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
 @pytest.mark.parametrize(
     "name",

@@ -62,6 +62,7 @@ def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
     return model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_greedy_text_is_that_of_plain_passes(name):
     """Well past the window, with trees deeper than half of it; also with static shapes."""
@@ -80,6 +81,7 @@ def test_greedy_text_is_that_of_plain_passes(name):
         assert generation.block_efficiency > 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*FAST[:-1], "llama-3", "qwen2", "qwen3", "gemma-2", "gemma-3"))
 def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
     """Weights, the output layer and the cache are in bfloat16; probabilities are in float32.
@@ -102,6 +104,7 @@ def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
         assert {layer.keys.dtype for layer in cache.layers} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 @torch.inference_mode()
 def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monkeypatch):
@@ -147,6 +150,7 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monk
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 @torch.inference_mode()
 def test_rows_of_super_trees_are_those_of_plain_passes(name):
@@ -219,6 +223,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_serve_targets_of_another_kind(name):
     target = family(DRAFTERS[name][0])
@@ -276,6 +281,7 @@ def test_attention_that_ignores_the_mask_is_found_out():
     assert model.form == "branches" and "each branch alone" in model.forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_a_context_that_fills_up_in_the_middle_of_a_tree_makes_it_smaller(name):
     """OPT's table of positions ends with its context: a tree that reached beyond would be an error."""

@@ -71,6 +71,7 @@ def test_text_without_a_mask_and_tree_under_one_are_plain_attention(
 # Passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NATIVE)
 @torch.no_grad()
 def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transformers(name):
@@ -120,6 +121,7 @@ def same_logits(model: CausalModel) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma-3"])
 def test_weights_are_shared_and_changes_of_any_kind_are_seen_by_the_next_sequence(name, tmp_path):
     model = family(name)
@@ -221,6 +223,7 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     )  # so that a looser bound would take it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,fault", [("llama", "siblings"), ("mistral", "windows"), ("llama", "positions")]
 )

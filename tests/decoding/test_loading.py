@@ -38,6 +38,7 @@ def configure(folder, **changes) -> None:
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2", "pythia", "opt"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_whole_model_loads_with_its_weights_tied_or_not(tmp_path, family, tied):
@@ -132,6 +133,7 @@ def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_nam
         CausalModel.load(folder, name="model.target")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-3-images", "mistral-3", "gpt-oss", "gemma-2"])
 def test_language_models_inside_others_and_of_eager_attention_load_from_a_folder(tmp_path, name):
     model = family(name)

@@ -11,6 +11,8 @@ import sys
 import tokenize
 from pathlib import Path
 
+import pytest
+
 MODULES, TOKENS = 25, 20_000
 _LAYOUT = {
     tokenize.COMMENT,
@@ -58,6 +60,7 @@ def modules_of_a_step() -> dict[Path, int]:
     return {file: size for file, size in sizes.items() if size}  # empty packages are no reading
 
 
+@pytest.mark.slow
 def test_a_step_is_read_in_an_afternoon():
     sizes = modules_of_a_step()
     assert len(sizes) <= MODULES and sum(sizes.values()) <= TOKENS

@@ -16,6 +16,7 @@ def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
     return CausalModel(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [40, 50, 60])
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()

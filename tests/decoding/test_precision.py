@@ -40,6 +40,7 @@ def test_labels_in_float32_are_those_of_float64(name, kind):
     assert ((single - exact).abs() / exact).max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 def test_rates_are_probabilities_and_no_more_than_the_optimum(kind):
     p, q = rows(kind, 3)

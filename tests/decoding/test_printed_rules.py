@@ -59,6 +59,7 @@ def ours(p: list[float], q: list[float], drafted: tuple[int, ...]) -> dict[int, 
     return {x: sum(part for part, t in zip(parts, drafted, strict=True) if t == x) for x in drafted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "one-hot p", "equal"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_14(kind, k):
@@ -106,6 +107,7 @@ def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[in
     return law | {(len(drafted), t): w * x for t, x in enumerate(tables(drafted)[0].tolist())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "sparse", "one-hot p", "one-hot q"])
 @pytest.mark.parametrize("name", ["tv", "bv"])
 def test_tree_verification_and_block_verification_have_one_law_on_every_path(name, kind):

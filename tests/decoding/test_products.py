@@ -65,6 +65,7 @@ def read(model: CausalModel) -> torch.Tensor:
     return model.logits(session.grow([4, 5, 6], [-1, 0, 0]))
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize("name", ["llama-3", "qwen2", "gemma-3"])
 @torch.inference_mode()

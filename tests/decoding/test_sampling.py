@@ -89,6 +89,7 @@ def test_a_row_is_the_same_alone_and_together():
             assert rows[1].equal(expected[1]) and rows[0].equal(expected[0])
 
 
+@pytest.mark.slow
 def test_draws_from_a_large_row_are_those_of_its_cumulative_sums():
     generator = torch.Generator().manual_seed(0)
     rows = torch.rand(3, 20_000, generator=generator) ** 8
@@ -156,6 +157,7 @@ CUTS += [{"top_k": 1}, {"top_k": 40}, {"min_p": 0.05}, {"min_p": 1.0}, {"top_k":
 CUTS += [{"top_p": 0.9, "min_p": 0.1}, {"top_k": 30, "top_p": 0.7, "min_p": 0.02}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vocabulary", "dtype"),
     [(n, torch.float32) for n in (1, 2, 65, 3000, 150_000)] + [(300, torch.float64)],

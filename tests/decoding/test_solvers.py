@@ -55,6 +55,7 @@ def every_draw(q, k: int):
             yield list(drafted), probability
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rows(), st.integers(1, 3), st.sampled_from(SOLVERS))
 def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
@@ -140,6 +141,7 @@ def best_transport(p, q) -> float:
     return -best.fun
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows(4))
 def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):

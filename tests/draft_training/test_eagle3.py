@@ -186,6 +186,7 @@ def written_out_logits(weights, norms, embedding, tokens, features, drafted, con
         inputs = torch.cat([inputs, fed[-1:]])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("norms", [(), *((name,) for name in NORMS), NORMS])
 def test_each_norm_is_vllms_and_its_export_comes_back(target, tmp_path, norms):

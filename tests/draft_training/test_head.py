@@ -68,6 +68,7 @@ def assert_close(ours, theirs):
         torch.testing.assert_close(one / size, other / size, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, tokens):
     features, roots = features_of(head, tokens), torch.tensor([1, 4, 8])
@@ -79,6 +80,7 @@ def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, to
     assert_close(trees, branch_by_branch(drafting, tokens, features, roots, levels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detach", [False, True])
 def test_gradients_of_trees_are_those_of_each_path_run_alone(head, tokens, detach):
     tokens, weights = tokens[:1, :7], torch.randn(1, 2, 2, head.config.hidden_size)
@@ -102,6 +104,7 @@ def test_gradients_of_trees_are_those_of_each_path_run_alone(head, tokens, detac
     assert all(equal) is not detach
 
 
+@pytest.mark.slow
 def test_decoding_with_the_exported_head_is_greedy_decoding(head, tmp_path):
     target = head.target
     drafter = EagleDrafter.from_pretrained(save_head(head, tmp_path / "head"), target)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from nde_talf.decoding.model import CausalModel
@@ -18,6 +19,7 @@ VOCABULARY = 24
 TINY = replace(ONE_LAYER, layers=2, max_length=64, steps=40, batch=4)
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
     """On rows that can be predicted: each token is the one before it plus one or two."""
     steps = torch.randint(1, 3, (40, 16), generator=torch.Generator().manual_seed(0))

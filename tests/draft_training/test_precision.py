@@ -37,6 +37,7 @@ def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native):
         native_bfloat16()
 
 
+@pytest.mark.slow
 def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
     target, rows, tmp_path, monkeypatch
 ):
@@ -61,6 +62,7 @@ def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
         fit_head(target, rows, TINY, tmp_path / "killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_angles_at_8192_are_those_of_float32_beside_a_target_in_bfloat16(family, tmp_path):
     target = family_target(family)

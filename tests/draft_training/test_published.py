@@ -93,6 +93,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_published_head_loads_and_starts_a_training_which_exports_it(
     kind, target, rows, tmp_path, request

@@ -61,6 +61,7 @@ def equal(one, other):
     return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
+@pytest.mark.slow
 def test_a_leg_that_ended_is_gone_on_with_to_the_same_weights(tmp_path):
     """Three legs of one step each, then the rest, against one training."""
     whole = train(tmp_path / "whole", settings())
@@ -71,6 +72,7 @@ def test_a_leg_that_ended_is_gone_on_with_to_the_same_weights(tmp_path):
     assert curve(tmp_path / "legs") == curve(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_decay_begins_from_a_copy_and_leaves_the_stable_phase_as_it_is(tmp_path):
     """The stable phase goes on as if there had been none."""
     train(tmp_path / "stable", settings(), hours=0)
@@ -82,6 +84,7 @@ def test_a_decay_begins_from_a_copy_and_leaves_the_stable_phase_as_it_is(tmp_pat
     assert equal(weights(tmp_path / "stable" / CHECKPOINT, settings(), VOCABULARY), whole)
 
 
+@pytest.mark.slow
 def test_a_paused_training_waits_and_goes_on(tmp_path):
     """Its state is on disk meanwhile, and the time isn't counted."""
     pause = tmp_path / "pause"

@@ -124,6 +124,7 @@ class Weights(pl.Callback):
         self.after[trainer.global_step] = weights
 
 
+@pytest.mark.slow
 def test_a_bad_step_moves_nothing_and_the_training_goes_on(target, rows, tmp_path, broken, capsys):
     config, seen = replace(TINY, gradient_clip=1.0), Weights()
     broken |= {2, 4}
@@ -144,6 +145,7 @@ class Spoil(pl.Callback):
                 pl_module.head.fc.weight[0, 0] = float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [False, True])
 def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
     target, rows, tmp_path, broken, weights
@@ -157,6 +159,7 @@ def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
 
 
+@pytest.mark.slow
 def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     """At a rate at which it gets worse again, also after a kill in an evaluation."""
     config = replace(TINY, steps=8, batch=2, evaluate_every=2, lr_muon=0.3, lr_adam=0.3)
@@ -247,6 +250,7 @@ def lives(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
     some = TokenRows(rows, torch.zeros_like(rows).bool(), torch.zeros_like(rows))
     with pytest.raises(UserError, match="assistant's turn"):

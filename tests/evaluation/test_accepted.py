@@ -23,6 +23,7 @@ def test_counts_by_hand():
     assert histogram([Record("T=1", "m", "a", "code", 7, 3, 15, 1.0)]) == []  # not counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_counts_agree_with_tokens_and_passes(temperature):
     """A step commits what it accepts and one token more, in our loop and in transformers' own."""

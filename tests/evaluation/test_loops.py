@@ -15,6 +15,7 @@ from nde_talf.evaluation.loops import (
 from tests.decoding.pairs import tiny_pair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 6])
 def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     """A flat draft stops the default schedule behind its first token, whose probability is far

@@ -14,6 +14,7 @@ from tests.decoding.pairs import tiny_model
 HERE = "tests.evaluation.engines"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, status", [("honest", 0), ("unwarped", 1), ("repeating", 1), ("short", 2)]
 )

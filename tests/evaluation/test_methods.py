@@ -111,6 +111,7 @@ def test_a_plan_decodes_each_method_once(bench):
     assert len({str(text) for text in texts(plan, [BASELINE, CONTROL])}) == 1
 
 
+@pytest.mark.slow
 def test_a_selector_chooses_or_is_its_static_export(bench):
     bench.selectors = {
         "specinfer": selector("specinfer", Action(1, 0, 4), False),
@@ -164,6 +165,7 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     assert plan.roles == {"role": "takes 2 s"} and plan.learned == {"takes 2 s"}
 
 
+@pytest.mark.slow
 def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
     greedy = at(
         bench,
@@ -180,6 +182,7 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
     assert len({str(text) for text in texts(plan, names)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [SETTING, GREEDY], ids=str)
 def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
     """Greedy, all of them write one text; sampled, each runs with a rule that takes its trees."""
@@ -194,6 +197,7 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
             assert len(text) == len(plain) and (setting != GREEDY or text == plain)
 
 
+@pytest.mark.slow
 def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     greedy = at(bench, GREEDY, head=EagleDrafter(random_head(bench.target)))
     plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram"})
@@ -205,6 +209,7 @@ def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     assert len({str(text) for text in texts(plan, ours)}) == 1
 
 
+@pytest.mark.slow
 def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):
     alone = Bench(bench.target, None, GREEDY, bench.tune)
     plan = plan_methods(alone, {"ngram", "transformers"})

@@ -74,6 +74,7 @@ def same(model, ours, **asked) -> torch.Tensor:
     return theirs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.law) for name in FAMILIES],
@@ -162,6 +163,7 @@ def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_e
     assert len(asked_at) > 24  # twelve times by `generate` alone
 
 
+@pytest.mark.slow
 def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
     asked = {
         "input_ids": torch.tensor([PROMPT]),
@@ -188,6 +190,7 @@ def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
     assert len(ours.generations) == 4  # of each row with the draft and without
 
 
+@pytest.mark.slow
 def test_hooks_that_come_and_go_between_two_calls_are_called():
     """A native pass calls none, so it may run only while there are none."""
     model, draft = noisy("llama")

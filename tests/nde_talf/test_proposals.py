@@ -80,6 +80,7 @@ def accepted(draft: list[int], rest: list[int]) -> int:
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lm", "ngram"])
 def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts, monkeypatch):
     """Rows change places at every step, some steps leave requests out, and one loses its cache
@@ -110,6 +111,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
         assert len(PROMPTS) <= Counted.started["texts"] - steps < steps / 2
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_our_loop(texts):
     """Greedily as many tokens are drafted and accepted as by `Delayed` with the same path."""
     proposals, policy = Proposals(LMDrafter(DRAFT), None, DRAFTED), Delayed(PATH)

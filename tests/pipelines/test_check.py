@@ -21,6 +21,7 @@ def decoder(rule="specinfer"):
     return SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 0, 3)), rule)
 
 
+@pytest.mark.slow
 def test_a_lossless_rule_passes_both():
     passed, sentence = sampled(decoder(), prompts(16, 20), 64, T1, seed=0)
     assert passed and "1024 tokens of 16 texts" in sentence and "13." in sentence, sentence
@@ -40,6 +41,7 @@ def from_the_target(tree, rng):
     return node, rng.categorical(tree.p[node])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [first_child, from_the_target])
 def test_a_faulty_rule_is_found(fault):
     faulty = decoder()

@@ -76,6 +76,7 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
     assert "% padding" in printed and "first dialogue: what counts" in printed
 
 
+@pytest.mark.slow
 def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tokenizer, capsys):
     configured = config(folders, regenerate=True)
     rows = dialogue_rows(configured, folders, tokenizer, 512)

@@ -50,6 +50,7 @@ def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_l
         assert not (run / "pair/.file.1-0badcafe.tmp").exists()
 
 
+@pytest.mark.slow
 def test_a_fork_drops_nothing(tmp_path):
     held = locked(tmp_path)
     with held:

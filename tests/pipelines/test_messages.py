@@ -32,6 +32,7 @@ def test_a_message_is_shown_as_it_is(capsys, text):
     assert shown.count(text) == 4, shown
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_help_may_leave():
     read, write = os.pipe()
     os.close(read)

@@ -70,6 +70,7 @@ def test_words_are_written_out_and_presets_win(tmp_path, monkeypatch, capsys):
     assert list(in_full(["data=openai/gsm8k:main"]))[1].endswith("='openai/gsm8k:main'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.parquet", "p.txt", "folder/p.jsonl"])
 def test_counts_and_splits_follow_the_file(name, tmp_path):
     (tmp_path / "folder").mkdir()
@@ -101,6 +102,7 @@ def test_columns_are_recognised(row, template):
     assert question_template([row] * 3, "file", "key") == template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows,words",
     [
@@ -120,6 +122,7 @@ def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path)
     assert words in str(told.value) and "selector.tables" in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, capsys):
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
     sizes = {"vocab_size": 300, "max_position_embeddings": 256}
@@ -143,6 +146,7 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
 ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row,key,value",
     [

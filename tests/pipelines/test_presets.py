@@ -17,6 +17,7 @@ GIVEN = {"text": "data.source=pydoc", "file": "data.sets.file.source=README.md"}
 """What some presets of `data` leave to the user."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "group,name", [(group, name) for group in GROUPS for name in presets(group)]
 )

@@ -20,6 +20,7 @@ from nde_talf.pipelines.streaming import table_here
 from nde_talf.selector.latency import LatencyTable
 
 
+@pytest.mark.slow
 def test_the_recipe_takes_the_word_of_a_run_for_tracking():
     config = composed(SmallConfig, "tracking=disabled", "tracking.project=x", config="small")
     assert (config.tracking.mode, config.tracking.project) == ("disabled", "x")
@@ -43,6 +44,7 @@ def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
         run(SmallConfig(step=step, state=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     """It is exported for the newest annealed target, with weights that it can begin with."""
     target = RecipeConfig(hidden=16, layers=2, heads=2, intermediate=16, max_length=12)
@@ -63,6 +65,7 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     assert not torch.equal(first.fc.weight, second.fc.weight)
 
 
+@pytest.mark.slow
 def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     """From any folder, without a run: a text, what decoded it, and how much faster it was."""
     monkeypatch.chdir(tmp_path)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines import micro
-
 WORDS = 250
 FRAME = re.compile(r"^.*[─-] error [─-]+|[╭╮╰╯─]+")
 """Everything before a sentence, and the lines around it."""
@@ -38,6 +36,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
     """The folder of a corpus and of checkpoints, which hold one finished run, `default`."""
+    from tests.pipelines import micro
+
     folder = tmp_path_factory.mktemp("finished")
     done = micro.run(folder, "model=tiny_ci", "tracking=disabled", "model.threads=1")
     assert done.returncode == 0, done.stdout + done.stderr

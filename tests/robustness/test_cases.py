@@ -174,6 +174,7 @@ def unfinished(tmp_path_factory) -> Path:
 QUICK = [case for case in CASES if case.get("quick")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: label(case)[:80])
 def test_a_bad_input_that_needs_no_models_is_told(case, unfinished, files, tmp_path):
     told_or_works(case, outcome(case, unfinished, files, tmp_path))

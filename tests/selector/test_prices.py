@@ -114,6 +114,7 @@ def of_many_contexts(count: int, seed: int, longest: int):
     return replace(spread, context=context, scalars=scalars)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["table", "eq11"])
 def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
     """Priced at the mean context, another tree would be taken, and lose to the baseline."""
@@ -136,6 +137,7 @@ def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
     )
 
 
+@pytest.mark.slow
 def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
     selector = Selector(schema(16, 16, pricing="eq11", draft_setting=(1.0, 1.0)))
     dear = replace(TABLE, target=[[1.0, 50.0]] * 2)
@@ -159,6 +161,7 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
         NeuralPolicy(again)
 
 
+@pytest.mark.slow
 def test_a_decoder_of_another_pair_or_draft_temperature_is_warned_of():
     target, draft = tiny_pair(16)
     pair = {"target": fingerprint(target), "draft": fingerprint(draft)}

@@ -118,6 +118,7 @@ def test_folds_keep_a_prompt_together_and_need_prompts_enough():
         prompt_folds(some.prompt, 30)
 
 
+@pytest.mark.slow
 def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_costs_nothing(
     monkeypatch,
 ):
@@ -138,6 +139,7 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
             decoder.generate([1, 2], 20, SamplingSetting(0.4), Rng.seeded(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_hidden", [6, 0])
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_the_policy_takes_the_tree_of_the_largest_logit(target_hidden, sharpness):
