@@ -34,7 +34,7 @@ from nde_talf.evaluation.table import by_setting, row
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.network import Selector
 
-GROUPS = {"assisted", "transformers", "selector", "head", "ngram", "mixed"}
+GROUPS = {"assisted", "transformers", "selector", "head", "ngram"}
 COLUMNS = [
     "setting",
     "method",

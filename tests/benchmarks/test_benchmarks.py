@@ -46,8 +46,7 @@ def kind(method: str) -> str:
 
 def test_the_loop_beside_transformers(run, results, few, monkeypatch):
     rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *SMALL)
-    ours = {"Traversal", "Traversal, TALF head"}
-    names = {BASELINE, "n-gram", *ours, *(f"n-gram + {name}" for name in ours)}
+    names = {BASELINE, "n-gram", "Traversal", "Traversal, TALF head"}
     others = {"transformers plain", "transformers assisted", "transformers prompt lookup"}
     for setting in ("T=1", "T=0"):
         measured = {row["method"]: row for row in rows if row["setting"] == setting}
