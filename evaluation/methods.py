@@ -375,28 +375,26 @@ def head(bench: Bench) -> Iterator[Method]:
 
 def ngrams(bench: Bench) -> Iterator[Method]:
     """Drafting from the text alone."""
-    grid = {}
-    for sizes, config in _lookups(bench, bench.tuned, (4, 8, 16), "threshold", (0.1, 0.3)).items():
-        drafter = NgramDrafter(bench.target.vocab_size, config)
-        grid[f"{NGRAM}{sizes}"] = bench.ours(NgramTree(config), "nss", drafter)
-    yield Method(NGRAM, grid)
-
-
-def _lookups(
-    bench: Bench, tuned: bool, nodes: Sequence[int], key: str, values: Sequence[float]
-) -> dict[str, NgramConfig]:
-    """Settings of n-grams to try, of several sizes and values of a key, by their part of a name."""
-    if not tuned:
-        return {"": bench.ngram}
-    varied: list[dict[str, Any]] = [
-        {"min_size": size, "nodes": count, key: value}
-        for size, count, value in product((1, 2), nodes, values)
-    ]
-    tried = [replace(bench.ngram, **changes) for changes in varied]
-    return {
-        f" ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, {key} {getattr(c, key):g})": c
-        for c in tried
-    }
+    tried = {NGRAM: bench.ngram}
+    if bench.tuned:
+        grid = product((1, 2), (4, 8, 16), (0.1, 0.3))
+        configs = [
+            replace(bench.ngram, min_size=size, nodes=nodes, threshold=threshold)
+            for size, nodes, threshold in grid
+        ]
+        tried = {
+            f"{NGRAM} ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, threshold"
+            f" {c.threshold:g})": c
+            for c in configs
+        }
+    vocabulary = bench.target.vocab_size
+    yield Method(
+        NGRAM,
+        {
+            title: bench.ours(NgramTree(config), "nss", NgramDrafter(vocabulary, config))
+            for title, config in tried.items()
+        },
+    )
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
