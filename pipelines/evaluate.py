@@ -204,7 +204,7 @@ def _without_labels(config: Config) -> str:
 def _groups(config: Config) -> set[str]:
     """Return the groups of methods that are compared with plain decoding.
 
-    They are those asked for. Without a draft model they are those of them that need none.
+    Example: of selector, head and ngram, a run without a draft model compares head and ngram.
     """
     groups = {*config.evaluation.methods}
     if config.traces.drafter == "head":

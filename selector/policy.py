@@ -140,8 +140,8 @@ class NeuralPolicy(TreePolicy):
 class Opening(NamedTuple):
     """One sampling setting on one device.
 
-    static: the one tree that is taken; None where the network chooses. seconds: of `StepCosts`, on
-    the device.
+    static: the one tree that is taken; None where the network chooses. seconds: prices of all
+    trees (`StepCosts`), on the device.
     """
 
     static: int | None

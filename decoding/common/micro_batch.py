@@ -15,8 +15,8 @@ T = TypeVar("T")
 class MicroBatch:
     """Number of items that go through the models at once.
 
-    It begins with `size`. When they do not fit into memory the number is halved, for good, with a
-    warning.
+    It begins with `size`. When the items do not fit into memory, it is halved for good, and a
+    warning is printed.
     """
 
     def __init__(self, size: int):
