@@ -134,7 +134,7 @@ class TraceStore:
         """Read the shards of one split as columns.
 
         Strings and numbers are [R], features [R, H], labels [R, s, A]; empty if there are no roots.
-        Only files of this split are opened and checked.
+        Only files of this split are opened and checked. The arrays may be written to.
         """
         tables = [
             self._table(name)
@@ -144,7 +144,7 @@ class TraceStore:
         if not tables:
             return {}
         table = pa.concat_tables(tables)
-        return {name: _values(table[name].combine_chunks()) for name in table.column_names}
+        return {name: _values(table[name].combine_chunks()).copy() for name in table.column_names}
 
     def _table(self, name: str) -> pa.Table:
         """Read a shard. Its checksum is looked at the first time."""

@@ -36,6 +36,7 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
     written(tmp_path, *shards)
     first, second, third = (shard["specinfer"].numpy() for shard in shards)
     read = TraceStore(tmp_path).read("train")
+    assert all(values.flags.writeable for values in read.values())
     assert read["prompt_id"].tolist() == shards[0]["prompt_id"] + shards[1]["prompt_id"]
     assert np.array_equal(read["specinfer"], np.concatenate([first, second]))
     assert np.array_equal(TraceStore(tmp_path).read("validation")["specinfer"], third)
