@@ -200,7 +200,8 @@ class Selector(nn.Module):
             seconds: [B, C] of every action.
         """
         outputs = self.network(
-            (h_p_previous, h_q_previous, h_q_root), (scalars - self.mean) * self.scale
+            (h_p_previous, h_q_previous, h_q_root),
+            (scalars - self.mean.float()) * self.scale.float(),
         )
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs

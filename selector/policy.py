@@ -50,6 +50,7 @@ class NeuralPolicy(TreePolicy):
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
         self.selector, self.table, schema = selector.eval(), selector.prices(table), selector.schema
+        selector.network.float()  # the inputs' type, whatever the default one was at loading
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(self.table, schema.verifier, LONGEST, schema.pricing)
@@ -130,8 +131,8 @@ class NeuralPolicy(TreePolicy):
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"
                 " load the selector of this pair."
             )
+        self.selector.to(device)
         if key not in self._openings:
-            self.selector.to(device)
             seconds = upload(self._costs.seconds, device)
             self._openings[key] = Opening(self.static(state.setting), seconds)
         return self._openings[key]

@@ -133,9 +133,11 @@ class TraceStore:
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Read the shards of one split as columns.
 
-        Strings and numbers are [R], features [R, H], labels [R, s, A]; empty if there are no roots.
+        Strings and numbers are [R], features [R, H], labels [R, s, A]; no columns without roots.
         Only files of this split are opened and checked. The arrays may be written to.
         """
+        if not self.roots:
+            raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
         tables = [
             self._table(name)
             for name, entry in sorted(self.shards.items())

@@ -46,7 +46,8 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
 
 
 def test_a_shard_without_rows_is_only_an_entry(tmp_path):
-    assert written(tmp_path, {}).read("train") == {}
+    with pytest.raises(UserError, match="no traces"):
+        written(tmp_path, {}).read("train")
     store = written(tmp_path, {}, columns(3))
     again = TraceStore(tmp_path)
     assert again.holds(store.name(0, 2)) and not again.faults()

@@ -207,6 +207,16 @@ def test_traces_that_cannot_be_learnt_from_are_named():
         roots_from_traces(traces, ["specinfer"])
 
 
+def test_a_selector_of_another_type_chooses_as_in_float32():
+    target, draft = tiny_pair(16)
+    policies = [NeuralPolicy(Selector(schema(16, 16)).to(to), TABLE) for to in (None, torch.double)]
+    policies[1].selector.network.load_state_dict(policies[0].selector.network.state_dict())
+    for policy in policies:
+        decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
+        decoder.generate([1, 2], 20, SamplingSetting(), Rng.seeded(0))
+    assert policies[0].counts == policies[1].counts
+
+
 def test_selector_of_another_pair_is_refused():
     target, draft = tiny_pair(16)
     policy = NeuralPolicy(Selector(schema(99, 4)), TABLE)
