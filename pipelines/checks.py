@@ -226,7 +226,8 @@ def _installed(config: Config) -> Iterator[str]:
         return
     if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
         yield (
-            "engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers."
+            "engine.name=vllm: vLLM is not installed. Install it (docs/traces.md), or use"
+            " engine.name=transformers."
         )
     if engine.workers > 1 and importlib.util.find_spec("ray") is None:
         yield (

@@ -193,8 +193,8 @@ class EvaluationConfig:
         default_factory=lambda: ["selector", "head", "assisted"]
     )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
-    (cheap rules that choose trees), tuned (stopping while drafting, following or learning
-    acceptance: the fastest of each family), policies (those of evaluation.policies), ngram
+    (cheap rules that choose trees), tuned (stopping while drafting, following the mean acceptance,
+    draft trees: the fastest of each family), policies (those of evaluation.policies), ngram
     (drafting from the text itself), transformers (its plain decoding, prompt lookup and default
     assisted generation).
     """
@@ -276,7 +276,7 @@ class Config:
     force: bool = False
     """Redo a finished stage."""
     dry_run: bool = False
-    """Print what the run would need (memory, GPUs, disk, hours) and stop."""
+    """Print what the run would need (memory, disk, stages) and stop."""
     base: Text | None = None
     """Another run, whose finished stages are used where they are the same."""
     seed: Seed = 0

@@ -135,7 +135,7 @@ def _regenerated(
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length, model = config.dialogues.length, config.model
-    engine = chosen_engine(config.engine, model.device, length)
+    engine = chosen_engine(config.engine, model, length)
     longest = min(length, engine.max_length or length)
     if engine.name == "vllm":
         return VLLMEngine(pair.where("target"), model.dtype, engine), longest

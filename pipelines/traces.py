@@ -21,7 +21,7 @@ from nde_talf.data.traces.worker import Tracer, Unit, units
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import Config, ModelConfig
 from nde_talf.pipelines.drafted import load_head_draft, needs
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, model, folder = config.traces, config.model, folders["traces"]
     prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config.engine, model.device, longest)
+    engine = chosen_engine(config.engine, model, longest)
     work, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
@@ -147,15 +147,16 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder
     return f"up to {roots:,} roots, about {size(most)} of disk"
 
 
-def chosen_engine(asked: EngineConfig, device: str, max_length: int) -> EngineConfig:
+def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> EngineConfig:
     """Return the engine that samples, with the GPUs of each Ray actor.
 
     It is the one asked for; with "auto" it is vLLM where that is installed and the device is one
     GPU. max_length: where none is asked for.
     """
-    name, on_gpu = asked.name, device != "cpu"
+    name, on_gpu = asked.name, model.device != "cpu"
     if name == "auto":
-        name = "vllm" if on_gpu and importlib.util.find_spec("vllm") else "transformers"
+        one = on_gpu and model.device_map is None
+        name = "vllm" if one and importlib.util.find_spec("vllm") else "transformers"
     shared = asked.tensor_parallel if name == "vllm" else 1
     gpus = shared * on_gpu if asked.gpus is None else asked.gpus
     return replace(asked, name=name, max_length=asked.max_length or max_length, gpus=gpus)

