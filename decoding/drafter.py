@@ -209,9 +209,12 @@ class SessionDrafter(Drafter):
     def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
         """Q [n, V] of hidden states [n, H], after `texts` where these change logits."""
         logits = self._logits(hidden)
-        return warp(
-            logits if self.processed is None else self.processed(texts, logits), self.setting
-        )
+        if self.processed is not None:
+            processed = self.processed(texts, logits)
+            # A head may know none of the tokens that are allowed; what it drafts is then rejected.
+            none = processed.isneginf().all(-1, keepdim=True)
+            logits = torch.where(none, logits, processed)
+        return warp(logits, self.setting)
 
 
 class LMDrafter(SessionDrafter):

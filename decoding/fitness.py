@@ -4,6 +4,7 @@ Before a native forward is used, its logits are compared with transformers'.
 """
 
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -181,11 +182,17 @@ def tree_difference(model: "CausalModel") -> float:
         ours = model.logits(torch.stack(states))
         kept = [*before, *tokens[:3], *tokens[4:7:2]]
         texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
+        # Logits of the last token alone, where the model can: those of OPEN tokens take gigabytes.
+        last = {"logits_to_keep"} & signature(model.module.forward).parameters.keys()
         plain = (
-            model.module(input_ids=torch.tensor([text], device=model.device), use_cache=False)
+            model.module(
+                input_ids=torch.tensor([text], device=model.device),
+                use_cache=False,
+                **dict.fromkeys(last, 1),
+            )
             for text in (*texts, [*kept, tokens[0], *tokens[:3]])
         )
-        alone = torch.stack([output.logits[0, -1] for output in plain])
+        alone = torch.stack([output.logits[0, -1].clone() for output in plain])
     finally:
         for key, size in sizes.items():
             setattr(model.config, key, size)

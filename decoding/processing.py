@@ -96,4 +96,4 @@ class Processed:
         if before not in self._rows or len(text) <= len(self.text):
             return True
         row = self._rows[before]
-        return row is not None and float(row[text[-1]]) > -torch.inf
+        return row is not None and float(row[text[-1]]) > torch.finfo(row.dtype).min

@@ -302,7 +302,7 @@ def tree_loss(
     """
     total, losses, agreements = torch.zeros((), device=readout.weight.device), {}, {}
     for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
-        weight = weight.flatten().to(guess.dtype)
+        weight = weight.flatten().to(torch.promote_types(guess.dtype, torch.float32))
         counted = weight.nonzero()[:, 0]
         weight, nodes = weight[counted], guess.shape[-2]
         guess, truth = (each.flatten(0, -3)[counted].flatten(0, 1) for each in (guess, truth))

@@ -23,7 +23,7 @@ COOL_DOWN = 0.6
 """Fraction of the steps, at the end, over which the learning rates fall to 0."""
 TEMPERATURES = (1.0, 0.6)
 """Temperatures at which `held_out_report` compares target and draft."""
-AT_ONCE = 8
+AT_ONCE, NUMBERS = 8, 1 << 26
 """Rows whose distributions it holds in memory at once."""
 
 
@@ -164,16 +164,23 @@ def held_out_report(
         `trained_in`: role -> precision.
     """
     totals: dict[Any, float] = defaultdict(float)
+    models = [target, draft] if draft else [target]
     for rows in tokens.split(AT_ONCE):
-        p, following = _logits(target, rows[:, :-1]), rows[:, 1:].flatten()
-        totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
-        if draft:
-            q = _logits(draft, rows[:, :-1])
-            totals["draft_nats"] += F.cross_entropy(q, following, reduction="sum").item()
-            totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
-            for at in TEMPERATURES:
-                overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
-                totals[at] += overlap.sum().item()
+        states = [_states(model, rows[:, :-1]) for model in models]
+        following = rows[:, 1:].flatten().to(target.device)
+        parts = [x.split(max(1, NUMBERS // target.vocab_size)) for x in (following, *states)]
+        for following, *some in zip(*parts, strict=True):
+            p, *others = (
+                model.logits(x).to(target.device, torch.float32)
+                for model, x in zip(models, some, strict=True)
+            )
+            totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
+            for q in others:
+                totals["draft_nats"] += F.cross_entropy(q, following, reduction="sum").item()
+                totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
+                for at in TEMPERATURES:
+                    overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
+                    totals[at] += overlap.sum().item()
     positions = tokens[:, 1:].numel()
     report: dict[Any, Any] = {name: total / positions for name, total in totals.items()}
     report["positions"] = positions
@@ -187,8 +194,8 @@ def held_out_report(
     return report | ({"trained_in": trained_in} if trained_in else {})
 
 
-def _logits(model: CausalModel, rows: Tensor) -> Tensor:
-    """Logits [rows * length, V] after every token of rows [rows, length], float32 on the CPU."""
+def _states(model: CausalModel, rows: Tensor) -> Tensor:
+    """Hidden states [rows * length, H] after every token of rows [rows, length]."""
     rows = rows.to(model.device)
     positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-    return model.logits(model.hidden(rows, positions, None, None)).flatten(0, 1).float().cpu()
+    return model.hidden(rows, positions, None, None).flatten(0, 1)

@@ -123,6 +123,11 @@ class Speculation:
         config, streamer = generation_config, streamer or of_generate("streamer")
         check(model, config, given, synced_gpus)
         sampled, stateless = bool(config.do_sample), tuple(self.stateless)
+        if len(input_ids) > 1 and (streamer or config.max_time):
+            raise UserError(
+                "speculate: prompts are decoded one after the other, so a streamer and max_time"
+                " take one prompt. Leave them out, or call generate for each prompt."
+            )
         asked, setting = split(logits_processor, sampled, stateless, len(input_ids))
         loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]

@@ -38,7 +38,7 @@ from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
 from nde_talf.proposals import Lengths, Proposals
-from nde_talf.selector.chains import PathLengths
+from nde_talf.selector.chains import LONGEST_PATH, PathLengths
 from nde_talf.selector.network import Selector
 
 KEY = "nde_talf"
@@ -113,6 +113,8 @@ def for_vllm(
     Raises:
         UserError: an option cannot be used.
     """
+    if selector is not None and tokens > LONGEST_PATH:
+        raise UserError(f"tokens={tokens}: selectors know paths of 1 to {LONGEST_PATH}.")
     own = Options(str(draft), None if selector is None else str(selector), **options)
     method = {
         "method": "custom_class",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.text.corpus import source_digest
 from nde_talf.data.text.pair import Pair, spread
 from nde_talf.data.text.settings import ANSWERS
 from nde_talf.data.text.templates import load_tokenizer
@@ -18,7 +19,7 @@ from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head, write_head_card
-from nde_talf.draft_training.families import family_of, layer_config
+from nde_talf.draft_training.families import NoHeadError, family_of, layer_config
 from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL
 from nde_talf.draft_training.train_head import fit_head
@@ -35,17 +36,22 @@ def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     start = config.draft.warm_start
     weights = [path for name in FILES if start and (path := Path(start) / name).exists()]
-    source = Path(config.dialogues.source or "").expanduser()
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
         "warm_start": file_digest(weights[0]) if weights else None,
-        "file": file_digest(source) if source.is_file() else None,
+        "file": source_digest(config.dialogues.source or ""),
     }
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Train the draft head and export it; return the figures for the manifest."""
+    if config.model.device_map:
+        raise NoHeadError(
+            "model.device_map lays the target over several devices, and a head is trained beside a"
+            " target on one. Leave device_map out, or evaluate without the head"
+            " (evaluation.methods=[selector,assisted])."
+        )
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
@@ -63,7 +69,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             rows, held_out = dialogue_rows(config, folders, tokenizer, room)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
-        target = load() if config.dialogues.regenerate else target
+        if config.dialogues.regenerate:
+            free_memory()
+            target = load()
         rows, held_out = rows.cut(room), held_out.cut(room)
         some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
         head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)

@@ -27,6 +27,7 @@ def timed_on(config: Config) -> dict[str, Any]:
         "device_map": model.device_map,
         "dtype": model.dtype,
         "forward": model.forward,
+        "products": model.products,
         "static_shapes": model.static_shapes,
     }
 

@@ -14,7 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
+from nde_talf.data.text.corpus import (
+    load_documents,
+    load_mixture,
+    source_digest,
+    split_documents,
+)
 from nde_talf.data.text.pair import (
     Pair,
     check_prompts,
@@ -32,9 +37,10 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.checksums import check_checksums, file_digest, write_export
+from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track, working
+from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
@@ -58,12 +64,14 @@ SPECIAL = 4
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     model = asdict(config.model)
-    for name in ("device", "device_map", "forward", "static_shapes", "threads"):
+    for name in ("device", "device_map", "forward", "products", "static_shapes", "threads"):
         del model[name]
+    for name in ("target_lm", "draft_lm"):
+        del model[name]["checkpoint_seconds"]
     files = {
-        source: file_digest(path)
+        source: digest
         for key, source, _ in sources(config)
-        if source and key != "dialogues" and (path := Path(source).expanduser()).is_file()
+        if source and key != "dialogues" and (digest := source_digest(source))
     }
     return {"model": model, "data": asdict(config.data), "files": files, "seed": config.seed}
 
@@ -84,6 +92,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if model.trained:
             _train(config, folder, text, models, tracker)
             models.clear()  # the target is not held twice
+            free_memory()
             where = [*given, *(str(folder / role) for role in model.trained)]
             models = load_models(where, *model.placed)
         tokens = text.train.numel(), text.held_out.numel()

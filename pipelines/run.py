@@ -51,6 +51,7 @@ def run(config: Config) -> None:
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
+    from nde_talf.decoding.device import free_memory
     from nde_talf.draft_training.families import NoHeadError
     from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
@@ -75,6 +76,7 @@ def run(config: Config) -> None:
             except NoHeadError as error:
                 _without_head(config, error)
             raise_swallowed()
+            free_memory()
         remember(folder, config.base, changes)
 
 

@@ -137,6 +137,9 @@ def _anneal(config: SmallConfig, text: Rows) -> None:
         folder = begun[0]
     else:
         folder = config.folder / f"anneal-{reached(stable)}"
+        if (folder / TARGET).exists():
+            console.print(f"finished: {folder}")
+            return
         write_atomically(folder / CHECKPOINT, lambda path: shutil.copy(stable, path))
     start = int(folder.name.partition("-")[2])
     settings = config.recipe(decay_from=start, steps=start + config.decay_steps)

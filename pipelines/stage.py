@@ -97,6 +97,13 @@ class Attempt:
             for name, folder in self.folders.items()
         }
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
+        for name, folder in self.folders.items():
+            for other, used in read_manifest(folder)["inputs"].items():
+                if used != self.inputs.get(other, used):
+                    console.print(
+                        f"! stage={name} in {folder} was made from another {other} than this stage"
+                        f" reads. Run stage={name} again if they should fit."
+                    )
 
     def run(self, force: bool) -> None:
         """Run the stage unless it is finished.

@@ -23,6 +23,7 @@ import torch
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import lacks_memory
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter, LMDrafter
@@ -47,7 +48,7 @@ ROOM = 96
 starts again.
 """
 BATCH_ROUNDS = 4
-BATCH_TOKENS = 1 << 15  # of context, up to which passes over many sequences are timed together
+BATCH_TOKENS = 1 << 13  # of context, up to which passes over many sequences are timed together
 
 Clock = Callable[[], float]
 
@@ -202,7 +203,7 @@ class _Bench:
         self.probe, drafter = _Probe(), drafter_of(draft, static)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
         self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, verifiers[0], draft_setting, **timing
+            target, drafter, self.probe, "nss", draft_setting, **timing
         )
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)
@@ -270,10 +271,27 @@ def _batched(
 
     The passes are those of an engine that verifies B trees at once, padded to the same number of
     rows, one mask for each. They are timed at the longest context that fits; what they take over
-    a pass of one sequence there counts at all contexts, from `single` [contexts][rows].
+    a pass of one sequence there counts at all contexts, from `single` [contexts][rows]. Where a
+    model takes no masks, or memory no batch, sequences count as run one after the other.
     """
-    if model.form != "masks":  # sequences are run one after the other
-        return (np.array(SEQUENCES)[:, None, None] * np.array(single)).tolist()
+    if model.form == "masks":
+        try:
+            return _together(model, text, contexts, rows, single, clock)
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+    return (np.array(SEQUENCES)[:, None, None] * np.array(single)).tolist()
+
+
+def _together(
+    model: CausalModel,
+    text: Sequence[int],
+    contexts: list[int],
+    rows: Sequence[int],
+    single: list[list[float]],
+    clock: Clock,
+) -> list[list[list[float]]]:
+    """Time passes as `_batched` says."""
     clock = synchronised(clock, model.device)
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])

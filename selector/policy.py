@@ -111,7 +111,8 @@ class NeuralPolicy(TreePolicy):
         rows, setting = (state.p_previous, *drafter.seen()), state.setting
         at, size = self._costs.row(state.context), self.selector.schema.target_hidden
         known = state.context, setting.temperature, setting.top_p, *self._costs.passes[at].tolist()
-        scalars = [scalar_features(*rows).float(), upload(torch.tensor(known), rows[0].device)]
+        more = torch.tensor(known, dtype=torch.float32)
+        scalars = [scalar_features(*rows).float(), upload(more, rows[0].device)]
         hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
         logits = self.selector(*states, torch.cat(scalars)[None], opening.seconds[at, None])

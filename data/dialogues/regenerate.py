@@ -6,11 +6,12 @@ or where shards go.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
+from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message, UnsuitedError
 from nde_talf.data.engines.transformers import Engine
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -46,11 +47,10 @@ def regenerate(
     questions = [_said(one, by_system=False) for one in dialogues]
     going_on: Iterable[int] = range(len(dialogues))
     for turn in count():
-        asked = {
-            i: encoder.prompt([*made[i].messages, questions[i][turn]])
-            for i in going_on
-            if turn < len(questions[i])
-        }
+        asked = {}
+        for i in (each for each in going_on if turn < len(questions[each])):
+            with suppress(UnsuitedError):  # the template may refuse a dialogue: it gets no answer
+                asked[i] = encoder.prompt([*made[i].messages, questions[i][turn]])
         prompts = {i: ids for i, ids in asked.items() if len(ids) <= longest - new_tokens}
         if not prompts:
             break

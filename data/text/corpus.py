@@ -24,8 +24,9 @@ from nde_talf.data.text.settings import (
     Corpus,
     is_hub_name,
 )
+from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import memory_is_short, unreadable
+from nde_talf.decoding.common.files import content_digest, memory_is_short, unreadable
 
 SKIPPED_FOLDERS = {
     "test",
@@ -167,6 +168,17 @@ def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
     return datasets.Dataset.from_list(
         list(datasets.load_dataset(builder, streaming=True, **arguments).take(first))
     )
+
+
+def source_digest(source: str) -> str | None:
+    """The digest of a file, or of the files that are read of a folder; None for other sources."""
+    path = Path(source).expanduser()
+    if not source or source in BUILT_IN or not path.exists():
+        return None
+    if path.is_file():
+        return file_digest(path)
+    files = [each for each in sorted(path.rglob("*")) if each.suffix in FILE_FORMATS]
+    return content_digest([(str(each.relative_to(path)), file_digest(each)) for each in files])
 
 
 def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:

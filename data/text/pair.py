@@ -238,6 +238,7 @@ def load_models(
     models: list[CausalModel] = []
     for role, name in zip(ROLES, where, strict=False):
         key, across = f"model.{role}", None if models else device_map
+        device = str(models[0].device) if models and device_map else device
         models.append(CausalModel.load(name, device, dtype, key, forward, across, products))
     for model in models:
         model.match(models[0].vocab_size)

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from nde_talf.data.text.corpus import load_documents, split_documents
+from nde_talf.data.text.corpus import load_documents, source_digest, split_documents
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 
@@ -22,6 +22,19 @@ def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library)
     assert set(split_documents(standard_library, 0.1, seed=1)[1]["name"]) != set(held_out["name"])
     with pytest.raises(UserError, match="held out"):
         split_documents(standard_library.select(range(2)), 1e-9, seed=0)
+
+
+def test_a_digest_of_a_folder_is_that_of_the_files_that_are_read(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("one")
+    seen = [source_digest(str(tmp_path)), source_digest(str(tmp_path / "in/a.txt"))]
+    (tmp_path / "notes").write_text("not read")
+    assert source_digest(str(tmp_path)) == seen[0]
+    (tmp_path / "b.md").write_text("two")
+    seen.append(source_digest(str(tmp_path)))
+    (tmp_path / "b.md").rename(tmp_path / "c.md")
+    assert len({*seen, source_digest(str(tmp_path))}) == 4
+    assert [source_digest(name) for name in ("", "stdlib", "org/name")] == [None] * 3
 
 
 def test_texts_of_a_column_become_documents(tmp_path):

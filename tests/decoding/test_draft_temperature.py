@@ -134,3 +134,15 @@ def test_features_under_a_greedy_target_are_of_unwarped_rows(draft):
         rows = warp(p[context - 2], RAW), warp(q[context - 2], RAW), warp(q[context - 1], RAW)
         torch.testing.assert_close(features, scalar_features(*rows), rtol=1e-3, atol=1e-4)
     assert len(computed) > 4 and (torch.stack(computed).std(0) > 1e-3).all()
+
+
+def test_a_draft_row_without_an_allowed_token_stays_as_it_was():
+    """A head of few tokens may know none that a grammar allows."""
+    drafter, hidden = LMDrafter(PAIR[1]), torch.randn(2, PAIR[1].hidden_size)
+    drafter.start([1, 2], 3, torch.empty(0), SETTING)
+    plain = drafter._distribution(hidden, [])
+    allowed = torch.full((2, PAIR[1].vocab_size), -torch.inf)
+    allowed[1, 5] = 0.0
+    drafter.processed = lambda texts, logits: logits + allowed
+    q = drafter._distribution(hidden, [])
+    assert torch.equal(q[0], plain[0]) and q[1].tolist() == [0] * 5 + [1] + [0] * (len(q[1]) - 6)

@@ -20,7 +20,7 @@ TINY = replace(ONE_LAYER, layers=2, max_length=64, steps=40, batch=4)
 
 
 @pytest.mark.slow
-def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
+def test_distillation_brings_the_draft_closer_to_the_target(tmp_path, monkeypatch):
     """On rows that can be predicted: each token is the one before it plus one or two."""
     steps = torch.randint(1, 3, (40, 16), generator=torch.Generator().manual_seed(0))
     rows, distilled = steps.cumsum(1) % VOCABULARY, replace(TINY, layers=1, seed=1)
@@ -36,6 +36,11 @@ def test_distillation_brings_the_draft_closer_to_the_target(tmp_path):
     for temperature in (1.0, 0.6):
         assert after["overlap"][temperature] > before["overlap"][temperature] + 0.2
     assert after["greedy_agreement"] > before["greedy_agreement"]
+    monkeypatch.setattr("nde_talf.draft_training.train_lm.NUMBERS", 7 * VOCABULARY)
+    in_parts = held_out_report(target, fresh, rows)
+    assert in_parts["overlap"] == pytest.approx(before["overlap"])
+    for name in ("target_nats", "draft_nats", "greedy_agreement", "positions"):
+        assert in_parts[name] == pytest.approx(before[name])
 
 
 def test_every_row_is_seen_once_before_any_is_seen_again():

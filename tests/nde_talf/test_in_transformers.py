@@ -261,6 +261,7 @@ def test_other_faults_are_refused_too(pair, monkeypatch):
         TARGET.module.generate(torch.tensor([PROMPT]), max_new_tokens=4, custom_generate=speculate)
     several = {"input_ids": torch.tensor([PROMPT] * 2), "prefix_allowed_tokens_fn": lambda *_: [1]}
     assert "several rows" in fault("ngram", several)
+    assert "take one prompt" in fault("ngram", {"input_ids": several["input_ids"], "max_time": 9.0})
     monkeypatch.setattr("transformers.__version__", "5.2.0")
     assert "5.2.0 is not supported" in fault("ngram")
 

@@ -223,6 +223,8 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         PathLengths(priced(Selector(schema(6, DRAFT.hidden_size))), DRAFT, 8, GREEDY)
     with pytest.raises(UserError, match="hidden size 99"):
         PathLengths(priced(Selector(schema(0, 99))), DRAFT, 8, GREEDY)
+    with pytest.raises(UserError, match="tokens=20: selectors know paths of 1 to 16"):
+        for_vllm("draft", "selector", tokens=20)
     with pytest.raises(UserError, match="tokens=0"):
         for_vllm("ngram", tokens=0)
     asked = for_vllm("ngram", tokens=5)

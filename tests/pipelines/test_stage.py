@@ -10,8 +10,12 @@ import pytest
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
+from nde_talf.draft_training.families import NoHeadError
+from nde_talf.pipelines import draft
+from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.manifest import BEGUN, MANIFEST
 from nde_talf.pipelines.stage import _set_aside
+from nde_talf.pipelines.traces import chosen_engine
 from tests.pipelines.chain import Chain
 
 
@@ -76,6 +80,16 @@ def test_later_stages_are_made_again_beside_and_the_old_ones_are_kept(chain, cap
     assert (old / "made.txt").read_text() == before["traces"] and (old / MANIFEST).exists()
     assert "what was replaced is kept in" in " ".join(capsys.readouterr().out.split())
     assert chain.run() == []
+
+
+def test_a_stage_of_another_lineage_is_named(chain, capsys):
+    chain.run("selector")
+    assert "was made from another" not in capsys.readouterr().out
+    chain.text = "again"
+    chain.run("pair", force=True)
+    chain.run("selector")
+    assert "stage=traces in" in (out := " ".join(capsys.readouterr().out.split())), out
+    assert "was made from another pair" in out
 
 
 @pytest.mark.parametrize("killed", ["before the swap", "in the swap", "after the swap"])
@@ -160,3 +174,15 @@ def test_an_unfinished_stage_whose_beginning_is_damaged_says_what_to_delete(tmp_
     chain.path("pair", BEGUN).write_text("{}")
     with pytest.raises(UserError, match=r"(?s)begun.json.*Field required.*delete .*pair"):
         chain.run("pair")
+
+
+def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
+    config = Config()
+    config.model.device_map = "auto"
+    with pytest.raises(NoHeadError, match=r"evaluation\.methods"):
+        draft.work(config, {})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "vllm")
+    config.model.device, names = "cuda", []
+    for config.model.device_map in ("auto", None):
+        names.append(chosen_engine(config.engine, config.model, 9).name)
+    assert names == ["transformers", "vllm"]

@@ -3,6 +3,7 @@ is the baseline.
 """
 
 import json
+import time
 import warnings
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
-from nde_talf.selector.measure import disagreement_of, measure_latency
+from nde_talf.selector.measure import _batched, disagreement_of, measure_latency
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots
@@ -95,12 +96,21 @@ def test_a_table_measured_under_load_is_refused():
 def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
     monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
-    table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "nss"], 1)
+    table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["naive", "specinfer", "nss"], 1)
     assert table.sequences == [1, 2, 4, 8, 16]
     assert (table.target_batch[0], table.draft_batch[0]) == (table.target, table.draft)
     assert table.disagreement < float("inf")
     assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
     assert table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
+
+
+def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch):
+    def short(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("nde_talf.selector.measure._together", short)
+    found = _batched(tiny_pair(16)[0], [1], [8], [1, 2], [[1.0, 2.0]], time.thread_time)
+    assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
 
 
 def of_many_contexts(count: int, seed: int, longest: int):
