@@ -14,21 +14,23 @@ from nde_talf.decoding.model import CausalModel
 
 _first = torch.get_num_threads()
 _chosen = _first
+asked = False
+"""True while a configuration's number of threads counts."""
 
 
 def choose_threads(target: CausalModel) -> None:
     """Let torch use one thread for a small target on a CPU, and its own number for others.
 
     Small means that no matrix of its layers is large (`layer.LARGE`). A number that the user set
-    stays: by OMP_NUM_THREADS, where the decode loop does not call this, or by
-    `torch.set_num_threads`, where it is not torch's own.
+    stays: by OMP_NUM_THREADS, where the decode loop does not call this, by
+    `torch.set_num_threads`, where it is not torch's own, or in a configuration (`asked`).
     """
     global _chosen
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     # Torch's own choices: a thread a core, or half of them where they are double.
     defaults = {cores, cores // 2, usable, usable // 2}
-    ours = torch.get_num_threads() == _chosen and _first in defaults
+    ours = not asked and torch.get_num_threads() == _chosen and _first in defaults
     if target.device.type != "cpu" or not ours:
         return
     layers = (each.numel() for each in target.body.parameters() if len(each) != target.vocab_size)

@@ -19,13 +19,17 @@ def threads(count: int) -> Iterator[None]:
     """Let torch use `count` CPU threads inside the block; 0 changes nothing."""
     import torch
 
-    before = torch.get_num_threads()
+    from nde_talf.decoding import threads as chosen
+
+    before, asked = torch.get_num_threads(), chosen.asked
     if count:
         torch.set_num_threads(count)
+        chosen.asked = True
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        chosen.asked = asked
 
 
 def reach_hub(names: Iterable[str]) -> None:

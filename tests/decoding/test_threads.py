@@ -42,6 +42,12 @@ def printed(script: str, unset: str, **variables: str) -> str:
         ("", "layer.LARGE = 1", "all"),
         ("torch.set_num_threads(31)", "", "31"),
         ("", "torch.set_num_threads(31)", "31"),
+        (
+            "",
+            f"from nde_talf.pipelines.machine import threads; own = threads({USABLE});"
+            " own.__enter__()",
+            str(USABLE),
+        ),
     ],
 )
 def test_a_small_model_decodes_on_one_thread_unless_the_user_chose(before, after, expected):
