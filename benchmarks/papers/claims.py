@@ -7,7 +7,7 @@
         traces.shard_prompts=8 selector.verifiers=$rules"
     for stage in pair latency traces selector; do
         python -m pipelines.run run=claims $run selector=nde stage=$stage
-    done   # run=ours the same without selector=nde, for --ours
+    done   # for --ours: run=ours base=claims selector=text stage=selector
     python -m benchmarks.papers.claims --run checkpoints/claims --ours FOLDER --out FOLDER
 
 Every campaign decodes its methods side by side, prompt by prompt, with an A/A control of plain
