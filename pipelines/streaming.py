@@ -220,8 +220,7 @@ def table_here(
     """Return the shipped table if it is of this machine, or else one that is measured here.
 
     It is measured in seconds and kept in the folder `nde-talf` of the user's cache
-    (XDG_CACHE_HOME, ~/.cache); where that cannot be written, or the machine was
-    under load, it is measured each time.
+    (XDG_CACHE_HOME, ~/.cache); where that cannot be written, it is measured each time.
 
     Args:
         shipped: the table that the pair ships with.
@@ -239,7 +238,6 @@ def table_here(
         return LatencyTable.load(path)
     table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS)
     with suppress(OSError, UserError):
-        table.check_quiet(path)
         cache.mkdir(parents=True, exist_ok=True)
         table.save(path)
     return table
