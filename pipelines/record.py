@@ -74,7 +74,8 @@ def completed(arguments: Sequence[str]) -> list[str]:
     recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))
     complete = merged(recorded, given)
     if taken := [shown(each) for each in complete if each not in given]:
-        console.print(f"from the record of run={name}: {' '.join(taken)}", style="dim")
+        whose = f"run={name}" + f" and base={base}" * bool(base)
+        console.print(f"from the record of {whose}: {' '.join(taken)}", style="dim")
     if base and "base" not in values:
         complete.append(f"base={base}")
     return complete

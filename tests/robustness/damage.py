@@ -139,7 +139,9 @@ def set_tensor(file: Path, damage: dict[str, Any]) -> None:
     if damage.get("how") == "one row more":
         other = torch.cat([tensors[name], tensors[name][:1]])
     else:
-        other = torch.full_like(tensors[name], float(damage.get("fill", "nan")))
+        dtype, fill = tensors[name].dtype, float(damage.get("fill", "nan"))
+        fill = fill if dtype.is_floating_point else torch.iinfo(dtype).min
+        other = torch.full_like(tensors[name], fill)
     save_file(tensors | {name: other}, file, metadata={"format": "pt"})
 
 
