@@ -183,12 +183,13 @@ def tree_difference(model: "CausalModel") -> float:
         kept = [*before, *tokens[:3], *tokens[4:7:2]]
         texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
         # Logits of the last token alone, where the model can: those of OPEN tokens take gigabytes.
-        last = {"logits_to_keep"} & signature(model.module.forward).parameters.keys()
+        known = "logits_to_keep" in signature(model.module.forward).parameters
+        last = {"logits_to_keep": 1} if known else {}
         plain = (
             model.module(
                 input_ids=torch.tensor([text], device=model.device),
                 use_cache=False,
-                **dict.fromkeys(last, 1),
+                **last,
             )
             for text in (*texts, [*kept, tokens[0], *tokens[:3]])
         )

@@ -15,7 +15,7 @@ from nde_talf.decoding.model import CausalModel
 _first = torch.get_num_threads()
 _chosen = _first
 asked = False
-"""True while a configuration's number of threads counts."""
+"""True while the number of threads is one that a configuration gives."""
 
 
 def choose_threads(target: CausalModel) -> None:

@@ -274,24 +274,20 @@ def _batched(
     a pass of one sequence there counts at all contexts, from `single` [contexts][rows]. Where a
     model takes no masks, or memory no batch, sequences count as run one after the other.
     """
+    factors = np.array(SEQUENCES)[:, None]
     if model.form == "masks":
         try:
-            return _together(model, text, contexts, rows, single, clock)
+            factors = _factors(model, text, contexts, rows, clock)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
-    return (np.array(SEQUENCES)[:, None, None] * np.array(single)).tolist()
+    return (factors[:, None] * np.array(single)).tolist()
 
 
-def _together(
-    model: CausalModel,
-    text: Sequence[int],
-    contexts: list[int],
-    rows: Sequence[int],
-    single: list[list[float]],
-    clock: Clock,
-) -> list[list[list[float]]]:
-    """Time passes as `_batched` says."""
+def _factors(
+    model: CausalModel, text: Sequence[int], contexts: list[int], rows: Sequence[int], clock: Clock
+) -> np.ndarray:
+    """[sequences, rows], how many times as long a pass over B sequences takes as over one."""
     clock = synchronised(clock, model.device)
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])
@@ -313,7 +309,7 @@ def _together(
     medians = np.median(seconds[1:], 0)  # the first round warms up
     factors = np.maximum(1, rising(medians / medians[0]))
     factors[0] = 1
-    return (factors[:, None] * np.array(single)).tolist()
+    return factors
 
 
 def drafter_of(draft: Any, static: Shapes | None) -> Any:

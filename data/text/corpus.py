@@ -171,7 +171,7 @@ def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
 
 
 def source_digest(source: str) -> str | None:
-    """The digest of a file, or of the files that are read of a folder; None for other sources."""
+    """Return the digest of a file, or of a folder's files that are read; None for other sources."""
     path = Path(source).expanduser()
     if not source or source in BUILT_IN or not path.exists():
         return None

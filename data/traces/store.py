@@ -133,7 +133,7 @@ class TraceStore:
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Read the shards of one split as columns.
 
-        Strings and numbers are [R], features [R, H], labels [R, s, A]; no columns without roots.
+        Strings and numbers are [R], features [R, H], labels [R, s, A]; {} without roots.
         Only files of this split are opened and checked. The arrays may be written to.
         """
         if not self.roots:

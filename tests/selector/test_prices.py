@@ -108,7 +108,7 @@ def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch
     def short(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("nde_talf.selector.measure._together", short)
+    monkeypatch.setattr("nde_talf.selector.measure._factors", short)
     found = _batched(tiny_pair(16)[0], [1], [8], [1, 2], [[1.0, 2.0]], time.thread_time)
     assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
 
