@@ -49,7 +49,7 @@ class HeadReadout(Readout):
         matrix: the head's own, [V, H] or [D, H], which gets gradients; None where the target's
             readout reads the head out.
         vocabulary: ids [D] of the tokens that `matrix` has rows for, ascending; None: all.
-        chunk: rows of [V] that are held at once.
+        chunk: rows of [V] that are held at once; fewer on a CPU, so that they stay in its cache.
     """
 
     matrix: Tensor | None = None
@@ -63,8 +63,8 @@ class HeadReadout(Readout):
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else target.weight.dtype
         matrix = None if matrix is None else matrix.to(dtype)
-        weight = target.weight.to(dtype)
-        return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary)
+        weight, chunk = target.weight.to(dtype), 64 if kind == "cpu" else cls.chunk
+        return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary, chunk)
 
     def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Split tensors of rows alike into chunks."""
@@ -233,12 +233,14 @@ class _Fused(torch.autograd.Function):
             part = slice(start, start + readout.chunk)
             p, best = _target_law(labels[part], readout)
             y, logits = _weighted_labels(p, weights), readout.of_target(features[part])
-            agree[part] = logits.gather(1, best[:, None])[:, 0] == logits.amax(-1)
-            normaliser, total = logits.logsumexp(-1, keepdim=True), y.sum(-1, keepdim=True)
-            losses[part] = (total * normaliser)[:, 0] - (y * logits).sum(-1)
+            top, total = logits.amax(-1, keepdim=True), y.sum(-1, keepdim=True)
+            agree[part] = (logits.gather(1, best[:, None]) == top)[:, 0]
+            expected, by_product = torch.linalg.vecdot(y, logits), readout.slope(logits)
+            q = logits.sub_(top).exp_()
+            mass = q.sum(-1, keepdim=True)
+            losses[part] = (total * (top + mass.log()))[:, 0] - expected
             if slope is not None:
-                by_product = readout.slope(logits)
-                by_logits = logits.sub_(normaliser).exp_().mul_(total).sub_(y)
+                by_logits = q.mul_(total / mass).sub_(y)
                 by_product = by_logits.mul_(by_product).to(readout.weight.dtype)
                 slope[part] = (by_product @ readout.weight).to(slope.dtype)
         ctx.save_for_backward(slope)

@@ -101,9 +101,9 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     whiskers = np.maximum(0, [values - low, high - values])
     error = {"ecolor": INK, "lw": 1}
     axis.barh(names, values, 0.62, xerr=whiskers, color=colours, error_kw=error)
-    furthest = max(high)
+    furthest = max(*high, 1)
     for i, (value, end) in enumerate(zip(values, high, strict=True)):
-        axis.text(end + 0.015 * furthest, i, f"{value:.2f}×", va="center")
+        axis.text(max(end, 1) + 0.015 * furthest, i, f"{value:.2f}×", va="center")
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_xlim(0, 1.14 * furthest)
     axis.invert_yaxis()
