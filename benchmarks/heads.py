@@ -238,30 +238,35 @@ def _fit_once(bench: Bench, config: HeadConfig, folder: Path, text: Tensor) -> P
 
 
 def seconds_a_step(
-    bench: Bench, steps: tuple[int, int], batch: int = BATCH, text: Tensor | None = None
+    bench: Bench,
+    steps: tuple[int, int],
+    batch: int = BATCH,
+    text: Tensor | None = None,
+    wirings: Iterable[str] = WIRINGS,
 ) -> dict[str, Any]:
-    """Time a step of every second phase alone: median `seconds` by a head's folder, and `device`.
+    """Time a step of second phases alone: median `seconds` by a head's folder, and `device`.
 
     They are measured once and kept; the first phases have to be there.
     """
-    folder = folder_of(bench, steps, WARM).parent
-    if not (folder / "seconds.json").exists():
-        target, seconds = bench.models[0], {}
-        rows = TokenRows.plain(bench.pair.rows("train") if text is None else text)
-        rows = rows.cut(target.max_context - SAMPLED)
-        for wiring, name in product(WIRINGS, LOSSES):
+    target, kept = bench.models[0], folder_of(bench, steps, WARM).parent / "seconds.json"
+    on_gpu = target.device.type == "cuda"
+    device = torch.cuda.get_device_name(target.device) if on_gpu else "CPU, one thread"
+    found: dict[str, Any] = {"device": device, "rows": batch, "seconds": {}}
+    found = json.loads(kept.read_text()) if kept.exists() else found
+    rows = TokenRows.plain(bench.pair.rows("train") if text is None else text)
+    rows = rows.cut(target.max_context - SAMPLED)
+    for wiring, name in product(wirings, LOSSES):
+        folder = folder_of(bench, steps, name, wiring).name
+        if folder not in found["seconds"]:
             start = folder_of(bench, steps, WARM, wiring) / "export"
             config = configured(start, steps, name, wiring, batch)
             config = replace(config, steps=TIMED_STEPS, checkpoint_seconds=1e6)
             clock, module = Clock(), HeadModule(build_head(target, config), config)
             with tempfile.TemporaryDirectory() as place:
                 train_rows(module, rows, Path(place), callbacks=[clock])
-            seconds[folder_of(bench, steps, name, wiring).name] = statistics.median(clock.seconds)
-        on_gpu = target.device.type == "cuda"
-        device = torch.cuda.get_device_name(target.device) if on_gpu else "CPU, one thread"
-        content = {"device": device, "rows": batch, "seconds": seconds}
-        (folder / "seconds.json").write_text(json.dumps(content, indent=1))
-    return json.loads((folder / "seconds.json").read_text())
+            found["seconds"][folder] = statistics.median(clock.seconds)
+            kept.write_text(json.dumps(found, indent=1))
+    return found
 
 
 def picture(bench: Bench, steps: tuple[int, int]) -> None:

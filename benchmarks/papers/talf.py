@@ -54,7 +54,7 @@ def curves(bench: Bench, steps: tuple[int, int], picture: Path) -> str:
     """
     few, made, seconds = copy(bench), dict[str, tuple](), dict[str, float]()
     few.prompts = bench.prompts[::4]
-    timed = seconds_a_step(bench, steps)["seconds"]
+    timed = seconds_a_step(bench, steps, wirings=["EAGLE"])["seconds"]
     for loss in LOSSES:
         folder = folder_of(bench, steps, loss)
         for look in looks(folder):
