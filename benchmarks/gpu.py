@@ -38,6 +38,7 @@ from torch.utils.benchmark import Timer
 
 from benchmarks import timing
 from benchmarks.timing import doubts, report
+from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
@@ -56,10 +57,8 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, tree_loss
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
-from nde_talf.draft_training.target_trees import chains, target_beam, target_features
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from nde_talf.draft_training.train_head import HeadModule, build_head
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -323,14 +322,15 @@ def decode(options: argparse.Namespace, size: Size) -> None:
 
 def heads(options: argparse.Namespace, size: Size) -> None:
     device, (target, _) = options.device, _load(options)
+    target.native = None  # as a training has it
     rows = torch.load(options.folder / "held_out.pt", weights_only=True)
     batch = rows[torch.arange(min(8, size.batch)) % len(rows)].to(device)
     table = []
     for loss in (TalfLoss(), HassLoss(), EagleLoss()):
-        torch.manual_seed(0)
-        head = EagleHead(target)
-        optimizer = torch.optim.AdamW(head.parameters(), lr=3e-4)
-        step = partial(_head_step, head, batch, loss, optimizer)
+        config = HeadConfig(loss=loss, chain_fraction=0.0)
+        head = HeadModule(build_head(target, config), config)
+        optimizer = torch.optim.AdamW(head.trained.parameters(), lr=3e-4)
+        step = partial(_head_step, head, TokenRows.plain(batch), optimizer)
         step()  # warm-up
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -342,37 +342,19 @@ def heads(options: argparse.Namespace, size: Size) -> None:
         with _profiled(device) as seen:
             step()
         speeds = [1 / seconds, batch.numel() / seconds, f"{seen.busy:.0%}", _peak(device)]
-        table.append([loss.name, getattr(loss, "depth", 1), *speeds])
+        table.append([loss.name, loss.depth, *speeds])
     columns = ["loss", "depth", "steps/s", "tokens/s", "kernels run", "peak GiB"]
     note = (
-        f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens"
-        " are roots."
+        f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step,"
+        f" {HeadConfig.roots} roots a row, autocast to bfloat16."
     )
     report("gpu_heads", columns, table, [_machine(device), note])
 
 
-def _head_step(
-    head: EagleHead,
-    tokens: Tensor,
-    loss: TalfLoss | HassLoss | EagleLoss,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    target, length, depth = head.target, tokens.shape[1], getattr(loss, "depth", 1)
-    roots = torch.arange(1, length - depth, device=tokens.device).expand(len(tokens), -1)
-    with torch.no_grad():
-        if loss.target_trees:
-            trees = target_beam(target, tokens, loss.k, depth, roots, None)
-        else:
-            trees = chains(tokens, target_features(target, tokens, None)[0], roots, depth)
-    outputs = head.tree_features(
-        trees.tokens, trees.features, trees.roots, trees.levels, loss.detach_features, None
-    )
-    outputs = [head.read(level) for level in outputs]
-    outputs[0] = outputs[0].flatten(0, 1)[:, None]
-    along = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
-    shapes = [outputs[0].shape[:1], *([roots.shape] * (len(outputs) - 1))]
-    weights = [torch.full(shape, 1 / shape.numel(), device=tokens.device) for shape in shapes]
-    tree_loss(outputs, along, HeadReadout.of(head), loss, weights)[0].backward()
+def _head_step(head: HeadModule, rows: TokenRows, optimizer: torch.optim.Optimizer) -> None:
+    with torch.autocast(rows.tokens.device.type, torch.bfloat16):
+        loss, _ = head.loss(rows, 0)
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -62,7 +62,7 @@ class Memory:
 
 def _copied(held: Any, sequences: Tensor) -> Any:
     if isinstance(held, Tensor):
-        return held.index_select(0, sequences.to(held.device)) if held.ndim else held
+        return held.index_select(0, upload(sequences, held.device)) if held.ndim else held
     if isinstance(held, dict):
         return {name: _copied(value, sequences) for name, value in held.items()}
     if isinstance(held, (list, tuple)):

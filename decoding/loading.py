@@ -98,6 +98,11 @@ def load_module(
     _check_names(model, report, f"{name}={folder}")
     if not (quantised or device_map):
         model.to(device)  # type: ignore[arg-type]
+    if any(weight.is_meta for weight in model.parameters()):
+        raise UserError(
+            f"{name}={folder}: the GPUs have no room for all of its weights. Use more of them, or"
+            " quantised weights."
+        )
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
 

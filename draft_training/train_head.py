@@ -133,6 +133,10 @@ class HeadModule(RowModule):
         nn.Module.to(target.module, self.device)
         target.device = self.device
 
+    def on_validation_start(self) -> None:
+        """Move it likewise in processes that only validate."""
+        self.on_fit_start()
+
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass.
 

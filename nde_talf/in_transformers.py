@@ -140,8 +140,9 @@ class Speculation:
             process = RowProcess(asked, row, frozenset(ends), limit) if asked else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
+            ids = torch.tensor([row.ids], device=input_ids.device)
             for token, logits in self._tokens(decoders, row, limit, setting):
-                ids = torch.tensor([[*row.ids, *text.tokens, token]], device=input_ids.device)
+                ids = torch.cat([ids, ids.new_full((1, 1), token)], 1)
                 text.add(token, logits, scored, ids)
                 if streamer:
                     streamer.put(torch.tensor([token]))

@@ -99,6 +99,13 @@ class LoadingConfig:
     threads: Threads = 0
     """CPU threads of training and tracing; 0: torch's own choice."""
 
+    def __post_init__(self) -> None:
+        if self.device_map and self.static_shapes:
+            raise UserError(
+                "model.static_shapes=true: a captured pass runs on one GPU, and model.device_map"
+                " lays the target over several. Leave one of them out."
+            )
+
     @property
     def placed(self) -> tuple[str, str, str | None, str, str]:
         """Arguments of `Pair.models`: device, dtype, device_map, forward, products."""
@@ -130,6 +137,7 @@ class ModelConfig(LoadingConfig):
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.draft and not self.target:
             raise UserError(
                 "model.draft is given and model.target is not: give both, or neither to train a"

@@ -40,7 +40,7 @@ from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.measure import machine, measure_latency
+from nde_talf.selector.measure import ROOM, Conditions, machine, measure_latency
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -131,7 +131,8 @@ def make_decoder(
         console.quiet = False
     if run.shipped and isinstance(policy, NeuralPolicy) and draft is not None:
         text = pair.rows("held_out")[0].tolist()
-        policy = NeuralPolicy(policy.selector, table_here(policy.table, target, draft, text))
+        prices = table_here(policy.table, target, draft, text, static is not None)
+        policy = NeuralPolicy(policy.selector, prices)
     drafter: Drafter | None = None
     if policy.trees != "none":
         if config.drafter == "ngram":
@@ -215,7 +216,11 @@ def _check_fits(config: GenerateConfig, policy: TreePolicy, drafter: Drafter) ->
 
 
 def table_here(
-    shipped: LatencyTable, target: CausalModel, draft: CausalModel, text: list[int]
+    shipped: LatencyTable,
+    target: CausalModel,
+    draft: CausalModel,
+    text: list[int],
+    static: bool = False,
 ) -> LatencyTable:
     """Return the shipped table if it is of this machine, or else one that is measured here.
 
@@ -227,16 +232,19 @@ def table_here(
         target: the shipped target.
         draft: its draft.
         text: tokens that the steps start with.
+        static: passes have fixed shapes; the shipped table's have not.
     """
     here = {key: value for key, value in machine(target, draft).items() if key not in PLACES}
-    if here.items() <= shipped.machine.items():
+    if not static and here.items() <= shipped.machine.items():
         return shipped
     cache = user_cache()
-    key = content_digest({"machine": here, "models": shipped.models})
+    key = content_digest({"machine": here, "models": shipped.models, "static": static})
     path = cache / f"latency-{key[:16]}.json"
     with suppress(UserError):
         return LatencyTable.load(path)
-    table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS)
+    shapes = StaticShapes(max(CONTEXTS) + ROOM) if static else None
+    conditions = Conditions(static=shapes)
+    table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS, conditions)
     with suppress(OSError, UserError):
         cache.mkdir(parents=True, exist_ok=True)
         table.save(path)

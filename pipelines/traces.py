@@ -150,13 +150,19 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder
 def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> EngineConfig:
     """Return the engine that samples, with the GPUs of each Ray actor.
 
-    It is the one asked for; with "auto" it is vLLM where that is installed and the device is one
-    GPU. max_length: where none is asked for.
+    It is the one asked for; with "auto" it is vLLM where that is installed and the device is the
+    first GPU, which vLLM takes. max_length: where none is asked for.
     """
     name, on_gpu = asked.name, model.device != "cpu"
+    first = model.device in ("cuda", "cuda:0")
     if name == "auto":
-        one = on_gpu and model.device_map is None
+        one = first and model.device_map is None
         name = "vllm" if one and importlib.util.find_spec("vllm") else "transformers"
+    if name == "vllm" and on_gpu and not first:
+        raise UserError(
+            f"engine.name=vllm with model.device={model.device}: vLLM takes the first GPUs that it"
+            " sees. Choose with CUDA_VISIBLE_DEVICES, and set model.device=cuda."
+        )
     shared = asked.tensor_parallel if name == "vllm" else 1
     gpus = shared * on_gpu if asked.gpus is None else asked.gpus
     return replace(asked, name=name, max_length=asked.max_length or max_length, gpus=gpus)

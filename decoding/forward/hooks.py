@@ -42,4 +42,4 @@ def with_features(run: "TransformersForward", layers: Sequence[int], *inputs: An
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.cat([hidden, *streams], -1)
+    return torch.cat([hidden, *(each.to(hidden.device) for each in streams)], -1)

@@ -4,6 +4,7 @@ nothing of it is NaN.
 
 import json
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from nde_talf import CausalModel, UserError
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
-from nde_talf.decoding.loading import foreign_names
+from nde_talf.decoding.loading import foreign_names, load_module
 from tests.decoding.families import FAMILIES, family, module
 
 
@@ -110,6 +111,12 @@ def test_numbers_that_are_too_large_for_their_type_are_refused(folder):
     CausalModel.load(folder)
     with pytest.raises(UserError, match=r"infinite or huge numbers \(as float16\)"):
         CausalModel.load(folder, dtype="float16")
+
+
+def test_weights_that_no_gpu_has_room_for_are_refused(folder):
+    load: Any = load_module
+    with pytest.raises(UserError, match="have no room"):
+        load.__wrapped__(folder, "cpu", "float32", "model.target", {"": "meta"})
 
 
 def test_a_model_with_checksums_is_checked_and_one_without_is_not(folder):

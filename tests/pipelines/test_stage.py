@@ -4,6 +4,7 @@ where its name is given.
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,4 +186,8 @@ def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
     config.model.device, names = "cuda", []
     for config.model.device_map in ("auto", None):
         names.append(chosen_engine(config.engine, config.model, 9).name)
-    assert names == ["transformers", "vllm"]
+    config.model.device = "cuda:1"
+    names.append(chosen_engine(config.engine, config.model, 9).name)
+    assert names == ["transformers", "vllm", "transformers"]
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES"):
+        chosen_engine(replace(config.engine, name="vllm"), config.model, 9)
