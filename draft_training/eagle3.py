@@ -59,8 +59,9 @@ class Eagle3Head(EagleHead):
     Its methods mean what `EagleHead`'s do.
 
     Output features are those before the final norm, or after it (norm_output). vocabulary: ids [D]
-    of the tokens it can draft, ascending; None: all. norms: some of `NORMS`. options: `EagleHead`'s
-    dtype and sizes. Raises UserError also where the layer would not be Llama's.
+    of the tokens it can draft, ascending; None: all. norms: some of `NORMS`. layers: of the
+    target, whose features it takes; as vLLM has them if empty. options: `EagleHead`'s dtype and
+    sizes. Raises UserError also where the layer would not be Llama's.
     """
 
     kind = "eagle3"
@@ -72,6 +73,7 @@ class Eagle3Head(EagleHead):
         layer: str = FAMILY,
         vocabulary: Tensor | None = None,
         norms: Sequence[str] = (),
+        layers: Sequence[int] = (),
         **options: Any,
     ):
         if (family := family_of(target, layer).name) != "llama":
@@ -79,7 +81,7 @@ class Eagle3Head(EagleHead):
                 f"draft.features=three has a Llama layer, and {target.name} a {family} one: use"
                 " draft.layer=llama."
             )
-        self.feature_layers = three_layers(target.layers)
+        self.feature_layers = tuple(layers) or three_layers(target.layers)
         self.norms = tuple(name for name in NORMS if name in norms)
         target.reader(self.feature_layers)
         self._layout: Sequence[Tensor | None] = (None, None)
@@ -135,13 +137,16 @@ class Eagle3Head(EagleHead):
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
-        """Measure what fc reads of each layer on some tokens: size [3H] (rms), a power of 2."""
+        """Measure what fc reads of each layer on some tokens: size [3H] (rms), a power of 2.
+
+        The median over the tokens: the first may be a thousand times as large.
+        """
         tokens = torch.arange(
             min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device
         )
         _, features = target_features(self.target, tokens[None], None, layers=self.feature_layers)
         features = self._normed(features.float().cpu())
-        sizes = features.unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
+        sizes = features[0].unflatten(-1, (3, -1)).pow(2).mean(-1).sqrt().median(0).values
         return (
             sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
         )

@@ -91,19 +91,20 @@ def load_layout(
                 " its fc.weight is that of a head on one."
             )
         check_sizes(sizes, weights, target)
+        three = shape[1] == 3 * hidden and len(layers) == 3
+        if layers and not (three and layers == sorted({*layers}) and layers[-1] <= target.layers):
+            raise UserError(
+                f"{folder}: it takes features of the layers {layers}. Beside {target.name}, which"
+                f" has {target.layers}, a head takes three in ascending order."
+            )
         if shape[1] == 3 * hidden:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
-            head: EagleHead = Eagle3Head(target, name, vocabulary, norms, dtype=dtype, sizes=sizes)
+            options: dict[str, Any] = {"dtype": dtype, "sizes": sizes}
+            head: EagleHead = Eagle3Head(target, name, vocabulary, norms, layers, **options)
         else:
             weights.pop("lm_head.weight", None)  # the target's is used
             bias = {"fc_bias": True} if "fc.bias" in weights else {}
             head = EagleHead(target, name, dtype, sizes | bias)
-    if layers and tuple(layers) != head.feature_layers:
-        raise UserError(
-            f"{folder}: it takes features of the layers {layers}; beside {target.name}, which has"
-            f" {target.layers}, these are {list(head.feature_layers)}. It is a head for another"
-            " target."
-        )
     load_weights(head, weights, folder)
     return head.eval().requires_grad_(False)
 

@@ -72,6 +72,8 @@ def build_head(
                 f" draft.norms=[{','.join(config.norms)}] and"
                 f" draft.draft_vocab={config.draft_vocab}."
             )
+        if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM has none
+            head.fc.bias = None
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -115,7 +117,8 @@ class HeadModule(RowModule):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
+        steps = self.config.steps
+        return warm_up_then_cosine(step, steps, min(self.config.warm_up, steps // 2))
 
     def on_fit_start(self) -> None:
         """Move the target to this process's device: it is no submodule, so Lightning does not.
@@ -167,6 +170,10 @@ class HeadModule(RowModule):
         labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
         readout = HeadReadout.of(self.head)
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
+
+    def counted(self, batch: TokenRows) -> int:
+        """See `RowModule`: the roots."""
+        return int(counted_roots(batch.loss, batch.document).sum())
 
     def _trees(
         self, tokens: Tensor, document: Tensor | None, roots: Tensor, depth: int

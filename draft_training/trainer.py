@@ -172,18 +172,25 @@ class RowModule(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The loss on held-out rows, with the same random choices in every evaluation."""
         loss, _ = self.loss(batch, self.config.steps, batch_idx)
-        self.log(HELD_OUT_LOSS, loss, batch_size=len(batch), sync_dist=True)
+        self.log(HELD_OUT_LOSS, loss, batch_size=self.counted(batch), sync_dist=True)
+
+    def counted(self, batch: Any) -> int:
+        """How many losses `loss` averages: a pass weighs as much in a step."""
+        return len(batch)
 
     def _backward(self, batch: Any) -> dict[str, float]:
-        """Gradients of the mean loss over the passes of a step, and the figures' means."""
+        """Gradients of the mean loss over all that counts in a step, and the figures' means."""
         self.trained.zero_grad()
         size, means = self.config.batch, []
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
+        counts = torch.tensor([*map(self.counted, parts)], device=self.device, dtype=torch.float32)
+        # The mean over processes, as which their gradients are averaged.
+        shares = counts / self.trainer.strategy.reduce(counts.sum(), reduce_op="mean")
         for number, part in enumerate(parts):
             loss, figures = self.loss(part, self.global_step, number)
-            self.manual_backward(loss / len(parts))
-            means.append(torch.stack([loss.detach(), *figures.values()]))
-        return dict(zip(["loss", *figures], torch.stack(means).mean(0).tolist(), strict=True))
+            self.manual_backward(loss * shares[number])
+            means.append(torch.stack([loss.detach(), *figures.values()]) * shares[number])
+        return dict(zip(["loss", *figures], torch.stack(means).sum(0).tolist(), strict=True))
 
     def _is_bad(self, loss: float) -> bool:
         """Return whether loss or gradient of this step are not finite.

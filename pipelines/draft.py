@@ -19,16 +19,16 @@ from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head, write_head_card
-from nde_talf.draft_training.families import NoHeadError, family_of, layer_config
+from nde_talf.draft_training.families import NoHeadError
 from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL
-from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.train_head import build_head, fit_head
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.dialogues import dialogue_rows
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
-HELD_OUT_ROWS = 12  # rows of held-out text that the figures are computed on
+HELD_OUT_ROWS = 12  # of held-out text that choose the best weights, and as many for the figures
 HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 
@@ -52,14 +52,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             " target on one. Leave device_map out, or evaluate without the head"
             " (evaluation.methods=[selector,assisted])."
         )
-    folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
+    folder, pair, draft = folders["draft"], Pair(folders["pair"]), config.draft
+    loss = draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
     # A tree at a row's last token fits the target's context too.
     room = target.max_context - max(loss.depth, SAMPLED)
-    layer_config(
-        target, family_of(target, config.draft.layer)
-    )  # raises NoHeadError before any text is read
+    build_head(target, draft)  # raises before any text is read or written
     if config.dialogues.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()
@@ -73,13 +72,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             free_memory()
             target = load()
         rows, held_out = rows.cut(room), held_out.cut(room)
-        some, curves = spread(held_out, HELD_OUT_ROWS), tracker.loggers("head")
-        head = fit_head(target, rows, config.draft, folder / "training", curves, held_out=some)
+        rows_of_steps = draft.steps * draft.batch * draft.accumulate * draft.devices
+        console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
+        some, curves = spread(held_out, 2 * HELD_OUT_ROWS), tracker.loggers("head")
+        head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
         # Read again in the target's dtype, as it is served.
         head = load_head(save_head(head, folder / "export"), target)
         with working("evaluating the head on held-out text"):
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
-            report = held_out_report(head, target, some, loss.k, depth)
+            report = held_out_report(head, target, some[1::2] or some, loss.k, depth)
         write_json(folder / "held_out.json", report)
         write_head_card(folder / "export", head, _facts(config, rows), report)
         tracker.log(report)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.published import LAYERS
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.draft_training.heads import random_eagle3, random_head, same, tiny_target
@@ -137,6 +138,20 @@ def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
     again = load_head(folder, target)
     assert same(read, again) and torch.equal(read.rotary.inv_freq, again.rotary.inv_freq)
     assert LlamaConfig.from_pretrained(folder).rope_parameters["rope_theta"] == 5e5
+    started = build_head(target, replace(TINY, warm_start=str(folder)))
+    on = load_head(save_head(started, tmp_path / "on"), target)
+    assert on.fc.bias is None and same(on, started)
+
+
+def test_a_head_may_take_other_layers_than_eagle3s(eagle31, tmp_path):
+    (weights, config), target = eagle31, tiny_target(layers=4)
+    for layers in ([0, 1, 2], [1, 3, 4], [2, 1, 0], [0, 1], [1, 2, 99]):
+        folder = publish(tmp_path / f"{layers}", weights, config | {LAYERS: layers})
+        if layers == sorted(layers) and len(layers) == 3 and layers[-1] < 5:
+            assert load_head(folder, target).feature_layers == tuple(layers)
+        else:
+            with pytest.raises(UserError, match="three in ascending order"):
+                load_head(folder, target)
 
 
 def test_speculators_layout_is_read(target, eagle3, tmp_path):
