@@ -66,7 +66,7 @@ LATER_RATES = {"lr_muon": HeadConfig.lr_muon / 4, "lr_adam": HeadConfig.lr_adam 
 
 At the first ones a head forgets: TALF's overlap at depth 0 fell from 0.79 to 0.48.
 """
-STEPS = 2600, 2000
+STEPS = 2600, 6000
 """Steps of the two phases."""
 OWN_TEXTS = 2048
 """Texts that the target writes for `OWN_TEXT`, at most."""
