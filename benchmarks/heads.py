@@ -158,12 +158,12 @@ def looks(folder: Path) -> list[dict[str, Any]]:
     )
 
 
-def ended(folder: Path) -> tuple[list[float], float]:
-    """The overlap by depth at the end of a training, and what its mean gained in the last third."""
+def ended(folder: Path, what: str = "overlap") -> tuple[list[float], float]:
+    """A figure by depth at the end of a training, and what its mean gained in the last third."""
     seen = looks(folder)
     steps = seen[-1]["step"]
-    before = next(x["overlap"] for x in seen if x["step"] == round(steps * LOOKS[-3]))
-    last = seen[-1]["overlap"]
+    before = next(x[what] for x in seen if x["step"] == round(steps * LOOKS[-3]))
+    last = seen[-1][what]
     return last, (sum(last) - sum(before)) / len(last)
 
 

@@ -395,9 +395,12 @@ def beside(bench: Bench) -> Iterator[str]:
     yield f"NDE as printed learned from {roots:,} roots; {many}"
     heads, steps = [], bench.options.steps
     for name in ("warm", *LOSSES, TOP_2, OWN_TEXT):
-        overlap, gain = ended(folder_of(bench, steps, name))
-        heads.append(f"{name} {' '.join(f'{x:.2f}' for x in overlap)} ({gain:+.3f})")
-    yield f"Heads, overlap after 0 to 4 drafts (gain of the last third): {', '.join(heads)}."
+        folder = folder_of(bench, steps, name)
+        (overlap, gain), (_, agreed) = ended(folder), ended(folder, "agreement")
+        by_depth = " ".join(f"{x:.2f}" for x in overlap)
+        heads.append(f"{name} {by_depth} ({gain:+.3f}; {agreed:+.3f})")
+    gains = "gains of the last third: of overlap; of agreement by the most likely token"
+    yield f"Heads, overlap after 0 to 4 drafts ({gains}): {', '.join(heads)}."
     picture = talf.curves(bench, steps, RESULTS / "claims.png")
     yield f"{picture} (![tokens a pass over time](claims.png))."
     (tree,) = grown(bench)
