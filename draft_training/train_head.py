@@ -73,7 +73,7 @@ def build_head(
                 f" draft.draft_vocab={config.draft_vocab}."
             )
         if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM has none
-            head.fc.bias = None
+            head.fc.register_parameter("bias", None)
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
