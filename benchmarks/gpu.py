@@ -38,7 +38,6 @@ from torch.utils.benchmark import Timer
 
 from benchmarks import timing
 from benchmarks.timing import doubts, report
-from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
@@ -57,8 +56,10 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadModule, build_head
+from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.losses import HeadReadout, tree_loss
+from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
+from nde_talf.draft_training.target_trees import chains, target_beam, target_features
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -327,10 +328,10 @@ def heads(options: argparse.Namespace, size: Size) -> None:
     batch = rows[torch.arange(min(8, size.batch)) % len(rows)].to(device)
     table = []
     for loss in (TalfLoss(), HassLoss(), EagleLoss()):
-        config = HeadConfig(loss=loss, chain_fraction=0.0)
-        head = HeadModule(build_head(target, config), config)
-        optimizer = torch.optim.AdamW(head.trained.parameters(), lr=3e-4)
-        step = partial(_head_step, head, TokenRows.plain(batch), optimizer)
+        torch.manual_seed(0)
+        head = EagleHead(target, dtype=torch.float32)
+        optimizer = torch.optim.AdamW(head.parameters(), lr=3e-4)
+        step = partial(_head_step, head, batch, loss, optimizer)
         step()  # warm-up
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -345,16 +346,36 @@ def heads(options: argparse.Namespace, size: Size) -> None:
         table.append([loss.name, loss.depth, *speeds])
     columns = ["loss", "depth", "steps/s", "tokens/s", "kernels run", "peak GiB"]
     note = (
-        f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step,"
-        f" {HeadConfig.roots} roots a row, autocast to bfloat16."
+        f"{len(batch)} rows of {batch.shape[1]} tokens a step, labels made in the step, all tokens"
+        " are roots."
     )
     report("gpu_heads", columns, table, [_machine(device), note])
 
 
-def _head_step(head: HeadModule, rows: TokenRows, optimizer: torch.optim.Optimizer) -> None:
-    with torch.autocast(rows.tokens.device.type, torch.bfloat16):
-        loss, _ = head.loss(rows, 0)
-    loss.backward()
+def _head_step(
+    head: EagleHead,
+    tokens: Tensor,
+    loss: TalfLoss | HassLoss | EagleLoss,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    target, length, device = head.target, tokens.shape[1], tokens.device
+    roots = torch.arange(1, length - loss.depth, device=device).expand(len(tokens), -1)
+    with torch.autocast(device.type, torch.bfloat16):
+        if loss.target_trees:
+            trees = target_beam(target, tokens, loss.k, loss.depth, roots, None)
+        else:
+            along, _ = target_features(target, tokens, None)
+            trees = chains(tokens, along, roots, loss.depth)
+        outputs = head.tree_features(
+            trees.tokens, trees.features, trees.roots, trees.levels, loss.detach_features, None
+        )
+        outputs = [head.read(level) for level in outputs]
+        outputs[0] = outputs[0].flatten(0, 1)[:, None]
+        labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
+        shapes = [level.shape[:-2] for level in outputs]
+        weights = [torch.full(shape, 1 / shape.numel(), device=device) for shape in shapes]
+        total, _ = tree_loss(outputs, labels, HeadReadout.of(head), loss, weights)
+    total.backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -403,11 +424,10 @@ class Seen:
 
 @contextmanager
 def _profiled(device: torch.device) -> Iterator[Seen]:
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import profile
 
     seen, on_gpu = Seen(), device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as profiler:
+    with profile() as profiler:
         _wait(device)
         started = time.perf_counter()
         yield seen

@@ -251,10 +251,10 @@ def seconds_a_step(
     target, kept = bench.models[0], folder_of(bench, steps, WARM).parent / "seconds.json"
     on_gpu = target.device.type == "cuda"
     device = torch.cuda.get_device_name(target.device) if on_gpu else "CPU, one thread"
-    new: dict[str, Any] = {"device": device, "rows": batch, "seconds": {}}
-    found = json.loads(kept.read_text()) if kept.exists() else new
-    rows = TokenRows.plain(bench.pair.rows("train") if text is None else text)
-    rows = rows.cut(target.max_context - SAMPLED)
+    found = {"device": device, "rows": batch, "seconds": {}}
+    found = json.loads(kept.read_text()) if kept.exists() else found
+    rows = bench.pair.rows("train") if text is None else text
+    rows = TokenRows.plain(rows[:, : target.max_context - SAMPLED])
     for wiring, name in product(wirings, LOSSES):
         folder = folder_of(bench, steps, name, wiring).name
         if folder not in found["seconds"]:

@@ -391,8 +391,7 @@ def main() -> None:
 def beside(bench: Bench) -> Iterator[str]:
     """Yield the notes below the table: roots, heads, time to the first token, mask blocks."""
     roots = len(nde.labelled(bench).setting)
-    many = "the paper's selectors from 350 prompts of each data set."
-    yield f"NDE as printed learned from {roots:,} roots; {many}"
+    yield f"NDE as printed learned from {roots:,} roots, the paper's selectors from 1,750 prompts."
     heads, steps = [], bench.options.steps
     for name in ("warm", *LOSSES, TOP_2, OWN_TEXT):
         folder = folder_of(bench, steps, name)
