@@ -60,7 +60,7 @@ class Eagle3Head(EagleHead):
 
     Output features are those before the final norm, or after it (norm_output). vocabulary: ids [D]
     of the tokens it can draft, ascending; None: all. norms: some of `NORMS`. layers: of the
-    target, whose features it takes; as vLLM has them if empty. options: `EagleHead`'s dtype and
+    target, whose features it takes; empty: `three_layers`. options: `EagleHead`'s dtype and
     sizes. Raises UserError also where the layer would not be Llama's.
     """
 

@@ -120,7 +120,7 @@ class TrainingConfig:
     The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4.
     """
     warm_up: Natural = 10
-    """Steps over which the learning rates rise linearly."""
+    """Steps over which the learning rates rise linearly; at most half of all steps."""
     gradient_clip: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Largest norm of the gradients in a step, for each optimiser on its own.
 

@@ -72,7 +72,7 @@ def build_head(
                 f" draft.norms=[{','.join(config.norms)}] and"
                 f" draft.draft_vocab={config.draft_vocab}."
             )
-        if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM has none
+        if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM would leave it out
             head.fc.register_parameter("bias", None)
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
@@ -137,7 +137,7 @@ class HeadModule(RowModule):
         target.device = self.device
 
     def on_validation_start(self) -> None:
-        """Move it likewise in processes that only validate."""
+        """Move the target in a process that only validates: it has had no `on_fit_start`."""
         self.on_fit_start()
 
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:

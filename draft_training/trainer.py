@@ -175,7 +175,7 @@ class RowModule(pl.LightningModule):
         self.log(HELD_OUT_LOSS, loss, batch_size=self.counted(batch), sync_dist=True)
 
     def counted(self, batch: Any) -> int:
-        """How many losses `loss` averages: a pass weighs as much in a step."""
+        """Count what `loss` averages over: a pass weighs as much in its step."""
         return len(batch)
 
     def _backward(self, batch: Any) -> dict[str, float]:

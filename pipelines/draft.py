@@ -28,7 +28,7 @@ from nde_talf.pipelines.dialogues import dialogue_rows
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
-HELD_OUT_ROWS = 12  # of held-out text that choose the best weights, and as many for the figures
+HELD_OUT_ROWS = 12  # that choose the best weights; as many others give the figures
 HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 

@@ -11,7 +11,6 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.setting import RAW
-from nde_talf.decoding.static import StaticShapes
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
@@ -19,7 +18,7 @@ from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.latency import AGREE, LatencyTable
-from nde_talf.selector.measure import ROOM, Conditions, measure_latency
+from nde_talf.selector.measure import Conditions, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -47,13 +46,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     timing = threads(config.evaluation.threads)
     with tracked(config, "latency", folders["latency"]) as tracker, timing:
         text = pair.rows("held_out").flatten()[:longest].tolist()
-        static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
         settings = [SETTINGS[name] for name in traces.settings]
-        conditions = Conditions(
-            settings, static, RAW if traces.draft_temperature == "raw" else None
-        )
+        raw = RAW if traces.draft_temperature == "raw" else None
+        conditions = Conditions(settings, config.model.static_shapes, raw)
         repeats = config.latency.repeats
         table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
         if not config.latency.accepts_noise(not config.model.target):

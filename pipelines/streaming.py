@@ -40,7 +40,7 @@ from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.measure import ROOM, Conditions, machine, measure_latency
+from nde_talf.selector.measure import Conditions, machine, measure_latency
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -242,8 +242,7 @@ def table_here(
     path = cache / f"latency-{key[:16]}.json"
     with suppress(UserError):
         return LatencyTable.load(path)
-    shapes = StaticShapes(max(CONTEXTS) + ROOM) if static else None
-    conditions = Conditions(static=shapes)
+    conditions = Conditions(static=static)
     table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS, conditions)
     with suppress(OSError, UserError):
         cache.mkdir(parents=True, exist_ok=True)

@@ -56,12 +56,12 @@ Clock = Callable[[], float]
 class Conditions(NamedTuple):
     """Conditions under which measured steps are decoded.
 
-    settings: sampling settings, which the rounds take in turn. static: shapes of all passes.
+    settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
     draft_setting: what drafts are warped with; None: like the target.
     """
 
     settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
-    static: StaticShapes | None = None
+    static: bool = False
     draft_setting: SamplingSetting | None = None
 
 
@@ -89,8 +89,7 @@ def measure_latency(
         repeats: rounds in a batch.
         conditions: settings and shapes.
     """
-    static = conditions.static
-    longest = min(target.max_context, draft.max_context, *([static.context] if static else []))
+    longest = min(target.max_context, draft.max_context)
     if longest <= ROOM:
         raise UserError(
             f"profiling needs a context of {ROOM + 1} tokens, and these models hold {longest}."
@@ -194,7 +193,8 @@ class _Bench:
         verifiers: Sequence[str],
         conditions: Conditions,
     ):
-        settings, static, draft_setting = conditions
+        settings, fixed, draft_setting = conditions
+        static = StaticShapes(max(contexts) + ROOM) if fixed else None
         self.clock: Clock = time.perf_counter
         if not asynchronous(target.device) and torch.get_num_threads() == 1:
             self.clock = time.thread_time
