@@ -1,6 +1,6 @@
 """The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`.
 
-Each gives one number a node.
+Each gives one number a node, and their sum over nodes that count more or less.
 
 A node is a position where the head predicts the target: the root of a tree, or a drafted token.
 There q is the head's distribution of the next token and f its feature; p and h are the target's.
@@ -11,18 +11,17 @@ Each loss is a weighted sum of three terms:
 - regression: smooth L1 (or L1) between f and h.
 
 The cross-entropies have two forms with the same numbers. `written_out` holds [R, V]: read that
-one. The fused form holds a chunk of rows at a time, and computes their gradient together with the
-loss. Tests compare the two.
+one. The fused form holds a chunk of rows at a time, and computes the sum's gradient together with
+it. Tests compare the two.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from nde_talf.decoding.readout import Readout
 from nde_talf.draft_training.registry import LOSSES, loss
@@ -62,9 +61,13 @@ class HeadReadout(Readout):
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else target.weight.dtype
-        matrix = None if matrix is None else matrix.to(dtype)
         weight, chunk = target.weight.to(dtype), 64 if kind == "cpu" else cls.chunk
         return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary, chunk)
+
+    def cast(self) -> "HeadReadout":
+        """Have `matrix` in the dtype that products are taken in."""
+        matrix = None if self.matrix is None else self.matrix.to(self.weight.dtype)
+        return replace(self, matrix=matrix)
 
     def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Split tensors of rows alike into chunks."""
@@ -81,25 +84,36 @@ class HeadReadout(Readout):
         return F.linear(features.to(self.matrix.dtype), self.matrix).float()
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """Return the derivative of the target's logits z [R, V] by the products W f.
+        """Return the derivative of the head's logits z [R, V] by the products W f.
 
-        It is s, or s (1 - (z / c)^2) with a soft cap c.
+        By the target's W it is s, or s (1 - (z / c)^2) with a soft cap c.
         """
-        if self.cap is None:
-            return self.scale
+        if self.matrix is not None or self.cap is None:
+            return self.scale if self.matrix is None else 1.0
         return (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
 
 
 class NodeLosses(NamedTuple):
-    """The loss of R nodes [R], and whether p and q have the same most likely token, bool [R]."""
+    """Losses of R nodes.
 
+    Attributes:
+        total: their sum, each times what it counts, which has the gradient.
+        loss: of each, [R], without.
+        agree: whether p and q have the same most likely token, bool [R].
+    """
+
+    total: Tensor
     loss: Tensor
     agree: Tensor
 
 
 @loss("talf")
 def talf_loss(
-    features: Tensor, labels: Tensor, readout: HeadReadout, weights: TalfLoss = TalfLoss()
+    features: Tensor,
+    labels: Tensor,
+    readout: HeadReadout,
+    counts: Tensor,
+    weights: TalfLoss = TalfLoss(),
 ) -> NodeLosses:
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
@@ -107,16 +121,18 @@ def talf_loss(
     head that gives 0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
-    >>> round(talf_loss(q.log(), p.log(), HeadReadout(torch.eye(3))).loss.item(), 3)
+    >>> once, readout = torch.ones(1), HeadReadout(torch.eye(3))
+    >>> round(talf_loss(q.log(), p.log(), readout, once).total.item(), 3)
     1.187
 
     Args:
         features: the head's f at the nodes, [R, H].
         labels: the target's h at the nodes, [R, H].
         readout: of both.
+        counts: how much each node counts in the sum, [R].
         weights: of the terms.
     """
-    return distribution_loss(features, labels, readout, weights)
+    return distribution_loss(features, labels, readout, counts, weights)
 
 
 @loss("eagle")
@@ -124,6 +140,7 @@ def eagle_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
+    counts: Tensor,
     weights: EagleLoss,
 ) -> NodeLosses:
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
@@ -133,16 +150,16 @@ def eagle_loss(
     three is 0.232. With weights 1 and 0.1 the loss is 0.232 + 0.1 * 1.187 = 0.351:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
+    >>> once, readout = torch.ones(1), HeadReadout(torch.eye(3))
     >>> weights = EagleLoss(regression=1.0, classification=0.1)
-    >>> round(eagle_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
+    >>> round(eagle_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.351
 
     Args: as `talf_loss` has them.
     """
-    loss, agree = distribution_loss(features, labels, readout, weights)
-    return NodeLosses(
-        loss + weights.regression * regression(features, labels, weights.regression_norm), agree
-    )
+    total, loss, agree = distribution_loss(features, labels, readout, counts, weights)
+    distance = weights.regression * regression(features, labels, weights.regression_norm)
+    return NodeLosses(total + distance @ counts.to(distance), loss + distance.detach(), agree)
 
 
 @loss("hass")
@@ -150,6 +167,7 @@ def hass_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
+    counts: Tensor,
     weights: HassLoss,
 ) -> NodeLosses:
     """HASS (Zhang et al. 2025): EAGLE's loss - w_dis sum_{v in top-10 of p} p(v) log q(v).
@@ -158,13 +176,14 @@ def hass_loss(
     here the second sum equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
+    >>> once, readout = torch.ones(1), HeadReadout(torch.eye(3))
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
-    >>> round(hass_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
+    >>> round(hass_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.589
 
     Args: as `talf_loss` has them.
     """
-    return eagle_loss(features, labels, readout, weights)
+    return eagle_loss(features, labels, readout, counts, weights)
 
 
 def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
@@ -181,6 +200,7 @@ def distribution_loss(
     features: Tensor,
     labels: Tensor,
     readout: HeadReadout,
+    counts: Tensor,
     weights: Loss = TalfLoss(),
 ) -> NodeLosses:
     """-sum_v y(v) log q(v) at R nodes, with y = classification p + distillation p[top].
@@ -192,65 +212,84 @@ def distribution_loss(
         features: the head's f, [R, H]. Gradients reach it, and `readout.matrix`.
         labels: the target's h, [R, H].
         readout: of both.
+        counts: how much each node counts in the sum, [R].
         weights: of the terms.
     """
     with torch.autocast(features.device.type, enabled=False):
-        if readout.matrix is None:
-            return NodeLosses(*_Fused.apply(features, labels, readout, weights))
-        # The gradient of `matrix` needs q again: the backward pass computes a chunk a second time.
-        parts = [
-            checkpoint(written_out, guess, truth, readout, weights, use_reentrant=False)
-            for guess, truth in readout.chunks(features, labels)
-        ]
-    return NodeLosses(*map(torch.cat, zip(*parts, strict=True)))
+        return NodeLosses(*_Fused.apply(features, readout.matrix, labels, readout, counts, weights))
 
 
 def written_out(
-    features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
+    features: Tensor, labels: Tensor, readout: HeadReadout, counts: Tensor, weights: Loss
 ) -> NodeLosses:
     """`distribution_loss`, of all rows at once."""
     log_q = readout.of_head(features).log_softmax(-1)
     p, best = _target_law(labels, readout)
-    y = _weighted_labels(p, weights)
-    return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
+    loss = -(_weighted_labels(p, weights) * log_q).sum(-1)
+    return NodeLosses(loss @ counts, loss.detach(), log_q.argmax(-1) == best)
 
 
 class _Fused(torch.autograd.Function):
-    """`written_out` for a head without a matrix of its own, chunk by chunk.
+    """`written_out`, chunk by chunk.
 
-    d loss / d f = (g z') @ W, where g = |y| q - y is the derivative by the logits, with
-    |y| = sum_v y(v), and z' the slope of these by the products W f.
+    The derivative of a row's loss by its logits is g = |y| q - y, with |y| = sum_v y(v). With z',
+    the slope of these by the products W f, and what the row counts, c:
+
+        d total / d f = c (g z') @ W        d total / d W = sum over rows of (g z')^T @ c f
     """
 
     @staticmethod
     def forward(
-        ctx, features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
-    ) -> tuple[Tensor, Tensor]:
-        losses = features.new_empty(len(features), dtype=torch.float32)
-        agree = features.new_empty(len(features), dtype=torch.bool)
-        slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
-        for start in range(0, len(features), readout.chunk):
-            part = slice(start, start + readout.chunk)
-            p, best = _target_law(labels[part], readout)
-            y, logits = _weighted_labels(p, weights), readout.of_target(features[part])
-            top, total = logits.amax(-1, keepdim=True), y.sum(-1, keepdim=True)
-            agree[part] = (logits.gather(1, best[:, None]) == top)[:, 0]
-            expected, by_product = torch.linalg.vecdot(y, logits), readout.slope(logits)
-            q = logits.sub_(top).exp_()
-            mass = q.sum(-1, keepdim=True)
-            losses[part] = (total * (top + mass.log()))[:, 0] - expected
-            if slope is not None:
-                by_logits = q.mul_(total / mass).sub_(y)
-                by_product = by_logits.mul_(by_product).to(readout.weight.dtype)
-                slope[part] = (by_product @ readout.weight).to(slope.dtype)
-        ctx.save_for_backward(slope)
-        ctx.mark_non_differentiable(agree)
-        return losses, agree
+        ctx,
+        features: Tensor,
+        matrix: Tensor | None,
+        labels: Tensor,
+        readout: HeadReadout,
+        counts: Tensor,
+        weights: Loss,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        readout, counts = readout.cast(), counts.float()
+        w = readout.weight if readout.matrix is None else readout.matrix
+        by_matrix = None  # summed in float32
+        if ctx.needs_input_grad[1]:
+            by_matrix = torch.zeros_like(matrix, dtype=torch.float32)
+        found = []
+        for f, h, c in zip(
+            *(x.split(HeadReadout.chunk) for x in (features, labels, counts)), strict=True
+        ):
+            chunks = readout.chunks(f, h)
+            parts = zip(*(_node_slopes(*x, readout, weights) for x in chunks), strict=True)
+            loss, agree, slope = map(torch.cat, parts)
+            found.append((loss, agree, ((slope @ w) * c[:, None]).to(f.dtype)))
+            if by_matrix is not None:
+                by_matrix += slope.T @ (f * c[:, None]).to(w.dtype)
+        losses, agree, by_features = map(torch.cat, zip(*found, strict=True))
+        ctx.save_for_backward(by_features, by_matrix)
+        ctx.mark_non_differentiable(losses, agree)
+        return losses @ counts, losses, agree
 
     @staticmethod
-    def backward(ctx, upstream: Tensor, _agree):
-        (slope,) = ctx.saved_tensors
-        return slope * upstream[:, None].to(slope.dtype), None, None, None
+    def backward(ctx, upstream: Tensor, _losses, _agree):
+        by_features, by_matrix = (
+            None if each is None else each * upstream.to(each.dtype) for each in ctx.saved_tensors
+        )
+        return by_features, by_matrix, None, None, None, None
+
+
+def _node_slopes(
+    features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of R nodes [R], whether p and q agree [R], and g z' [R, V]."""
+    p, best = _target_law(labels, readout)
+    y, logits = _weighted_labels(p, weights), readout.of_head(features)
+    top, mass = logits.amax(-1, keepdim=True), y.sum(-1, keepdim=True)
+    agree = (logits.gather(1, best.clamp(min=0)[:, None]) == top)[:, 0] & (best >= 0)
+    expected, by_product = torch.linalg.vecdot(y, logits), readout.slope(logits)
+    q = logits.sub_(top).exp_()
+    norm = q.sum(-1, keepdim=True)
+    loss = (mass * (top + norm.log()))[:, 0] - expected
+    slope = q.mul_(mass / norm).sub_(y).mul_(by_product)
+    return loss, agree, slope.to(readout.weight.dtype)
 
 
 def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
@@ -302,18 +341,21 @@ def tree_loss(
         The loss, and without gradient for each depth d `loss_depth_d` and `agreement_depth_d`,
         means over its nodes, and `accepted_length`, which the agreements predict.
     """
-    total, losses, agreements = torch.zeros((), device=readout.weight.device), {}, {}
-    for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
-        weight = weight.flatten().to(torch.promote_types(guess.dtype, torch.float32))
-        counted = weight.nonzero()[:, 0]
-        weight, nodes = weight[counted], guess.shape[-2]
-        guess, truth = (each.flatten(0, -3)[counted].flatten(0, 1) for each in (guess, truth))
-        rows, agree = LOSSES[loss.name](guess, truth, readout, loss)
-        level = (rows.view(-1, nodes).sum(1) * weight).sum()
-        total = total + level
-        agreed = (agree.float().view(-1, nodes).mean(1) * weight).sum()
-        losses[f"loss_depth_{depth}"] = level.detach() / nodes
-        agreements[f"agreement_depth_{depth}"] = agreed / weight.sum().clamp(min=1e-9)
+    levels = []
+    for guess, truth, weight in zip(features, labels, weights, strict=True):
+        counted = weight.flatten().nonzero()[:, 0]
+        nodes = (each.flatten(0, -3)[counted].flatten(0, 1) for each in (guess, truth))
+        count = weight.flatten()[counted].repeat_interleave(guess.shape[-2])
+        levels.append((*nodes, count.to(torch.promote_types(guess.dtype, torch.float32))))
+    # All depths in one call: the gradient of a head's own matrix is kept once.
+    guess, truth, counts = map(torch.cat, zip(*levels, strict=True))
+    total, each, agree = LOSSES[loss.name](guess, truth, readout, counts, loss)
+    losses, agreements, sizes = {}, {}, [len(count) for *_, count in levels]
+    parts = zip(*(x.split(sizes) for x in (each, agree, counts.to(each))), features, strict=True)
+    for depth, (level, agreed, count, guess) in enumerate(parts):
+        losses[f"loss_depth_{depth}"] = level @ count / guess.shape[-2]
+        share = agreed.to(count) @ count / count.sum().clamp(min=1e-9)
+        agreements[f"agreement_depth_{depth}"] = share
     length = accepted_length(torch.stack([*agreements.values()]))
     return total, losses | agreements | {"accepted_length": length}
 
@@ -351,7 +393,7 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
     With a draft vocabulary q is 0 outside it. Loss and KL would be infinite there: it is that of p
     restricted to the vocabulary and renormalised.
     """
-    parts, vocabulary = [], readout.vocabulary
+    parts, readout, vocabulary = [], readout.cast(), readout.vocabulary
     for guess, truth in readout.chunks(features, labels):
         log_p = readout.of_target(truth).log_softmax(-1)
         log_q = readout.of_head(guess).log_softmax(-1)

@@ -28,12 +28,12 @@ from tests.draft_training.one_by_one import plain_path
 # lm_head = identity: features are logits
 P, Q = [0.5, 0.3, 0.2], [0.6, 0.1, 0.3]
 LABELS, FEATURES = (torch.tensor([x]).log() for x in (P, Q))
-EYE = HeadReadout(torch.eye(3))
+EYE, ONCE = HeadReadout(torch.eye(3)), torch.ones(1)
 WEIGHTS = [TalfLoss(), HassLoss(classification=1.3, distillation=0.4, top=4), EagleLoss()]
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(nde_talf.draft_training.losses) == (0, 9)
+    assert doctest.testmod(nde_talf.draft_training.losses) == (0, 12)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
@@ -46,19 +46,20 @@ def test_the_fused_cross_entropy_is_the_written_one_with_autograds_gradient(
     lm_head, labels = torch.randn(31, 8), torch.randn(13, 8)
     features, each = torch.randn(13, 8, requires_grad=True), torch.rand(13)
     readout = HeadReadout(lm_head, scale=scale, cap=cap, chunk=chunk)
-    slow, agree = written_out(features, labels, readout, weights)
-    fast, same = distribution_loss(features, labels, readout, weights)
+    total, slow, agree = written_out(features, labels, readout, each, weights)
+    fast_total, fast, same = distribution_loss(features, labels, readout, each, weights)
     torch.testing.assert_close(fast, slow)
+    torch.testing.assert_close(fast_total, total)
     most_likely = (features @ lm_head.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)
     assert agree.tolist() == same.tolist() == most_likely.tolist()
-    one, two = (torch.autograd.grad((loss * each).sum(), features)[0] for loss in (fast, slow))
+    one, two = (torch.autograd.grad(3 * loss, features)[0] for loss in (fast_total, total))
     torch.testing.assert_close(one, two, atol=1e-5 * max(1, float(two.abs().max())), rtol=1e-4)
 
 
 def test_the_papers_regression_is_the_mean_distance():
     weights = EagleLoss(classification=0.0, regression_norm="l1")
     distance = (FEATURES - LABELS).abs().mean(-1)
-    torch.testing.assert_close(eagle_loss(FEATURES, LABELS, EYE, weights).loss, distance)
+    torch.testing.assert_close(eagle_loss(FEATURES, LABELS, EYE, ONCE, weights).loss, distance)
 
 
 def test_roots_count_by_their_weights():
@@ -69,8 +70,8 @@ def test_roots_count_by_their_weights():
         torch.randn(5, 2, 8),
     )
     weights = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
-    each = written_out(features.flatten(0, 1), labels.flatten(0, 1), readout, TalfLoss())
-    each = each.loss.view(5, 2)
+    rows = features.flatten(0, 1), labels.flatten(0, 1), readout, torch.ones(10)
+    each = written_out(*rows, TalfLoss()).loss.view(5, 2)
     loss, figures = tree_loss([features], [labels], readout, TalfLoss(), [weights])
     torch.testing.assert_close(loss, (each.sum(1) * weights).sum())
     torch.testing.assert_close(figures["loss_depth_0"], loss / 2)
@@ -100,8 +101,8 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     only_top = HassLoss(classification=0, distillation=1)
     expected = sum(
         (
-            10 * written_out(guess, truth, readout, TalfLoss()).loss
-            + 10 * written_out(guess, truth, readout, only_top).loss
+            10 * written_out(guess, truth, readout, torch.ones(len(guess)), TalfLoss()).loss
+            + 10 * written_out(guess, truth, readout, torch.ones(len(guess)), only_top).loss
             + F.smooth_l1_loss(guess, truth, reduction="none").mean(-1)
         ).mean()
         for guess, truth in guesses
@@ -115,7 +116,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     plain = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1)))
     eagle, figures = plain.loss(batch_of(tokens), 0)
     guess, truth = guesses[0]
-    cross = written_out(guess, truth, readout, TalfLoss()).loss.mean()
+    cross = written_out(guess, truth, readout, torch.ones(len(guess)), TalfLoss()).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
     assert list(figures) == ["loss_depth_0", "agreement_depth_0", "accepted_length"]
 

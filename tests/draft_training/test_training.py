@@ -59,9 +59,10 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     labels = [trees.features[:, 1:, None], *trees.labels]
     readout = HeadReadout(target.lm_head.weight)
     nodes = [
-        written_out(*(x[:, :4].flatten(0, 2) for x in pair), readout, TalfLoss()).loss.sum()
-        for pair in zip(outputs, labels, strict=True)  # the last root's prediction is outside
+        [x[:, :4].flatten(0, 2) for x in pair]  # the last root's prediction is outside
+        for pair in zip(outputs, labels, strict=True)
     ]
+    nodes = [written_out(*x, readout, torch.ones(len(x[0])), TalfLoss()).total for x in nodes]
     torch.testing.assert_close(loss, sum(nodes) / 8)
 
 
