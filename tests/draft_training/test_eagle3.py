@@ -118,6 +118,19 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(vocabulary, chunk):
     torch.testing.assert_close(metrics.kl, (inside * (inside.log() - log_q)).sum(-1))
 
 
+def test_the_gradient_of_a_float32_matrix_is_summed_in_float32():
+    """Products are bfloat16's; 40,000 rows of like gradients would stop a sum in bfloat16."""
+    torch.manual_seed(0)
+    lm_head, labels = torch.randn(29, 8).bfloat16(), torch.randn(8).expand(40_000, 8)
+    matrix, draft = torch.randn(29, 8, requires_grad=True), torch.randn(8).expand(40_000, 8)
+    readout = HeadReadout(lm_head, matrix=matrix)
+    total, *_ = distribution_loss(draft, labels, readout, torch.full([40_000], 1e-4))
+    one, *_ = distribution_loss(draft[:1], labels[:1], readout, torch.full([1], 4.0))
+    ours, theirs = (torch.autograd.grad(each, matrix)[0] for each in (total, one))
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-2)
+
+
 def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
     head = random_eagle3(target, vocabulary=SOME.tolist())
     head.sizes.copy_(torch.tensor([0.5, 2.0, 16.0]).repeat_interleave(16))
