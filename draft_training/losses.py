@@ -258,8 +258,8 @@ class _Fused(torch.autograd.Function):
             *(x.split(HeadReadout.chunk) for x in (features, labels, counts)), strict=True
         ):
             chunks = readout.chunks(f, h)
-            parts = zip(*(_node_slopes(*x, readout, weights) for x in chunks), strict=True)
-            loss, agree, slope = map(torch.cat, parts)
+            parts = (_node_slopes(guess, truth, readout, weights) for guess, truth in chunks)
+            loss, agree, slope = map(torch.cat, zip(*parts, strict=True))
             found.append((loss, agree, ((slope @ w) * c[:, None]).to(f.dtype)))
             if by_matrix is not None:
                 by_matrix += slope.T @ (f * c[:, None]).to(w.dtype)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
@@ -24,6 +25,7 @@ from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.static import MARGIN
 from nde_talf.decoding.steps import PHASES
 from nde_talf.decoding.streams import Block, Stream
 from nde_talf.evaluation.benchmark import Generate, Record
@@ -212,19 +214,36 @@ class PassClock:
             self.seconds, self.cpu = self.now(), time.process_time()
 
 
+class _Enough(StoppingCriteria):
+    """Ends a text that has a number of tokens."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Tell for each row of ids [B, n] if it ends."""
+        enough = input_ids.shape[1] >= self.tokens
+        return torch.full((len(input_ids),), enough, device=input_ids.device)
+
+
 def generated(
     target: CausalModel,
     prompt: list[int],
     setting: SamplingSetting,
     new_tokens: int,
+    room: int = 0,
     **options: Any,
 ) -> Tensor:
-    """Return [1, n]: a prompt, and what transformers' `generate(**options)` writes after it."""
+    """Return [1, n]: a prompt, and what transformers' `generate(**options)` writes after it.
+
+    room: the last step may write so many tokens more, as our own does; without, it drafts less.
+    """
     ids = torch.tensor([prompt], device=target.device)
     return target.module.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
+        max_new_tokens=new_tokens + room,
+        stopping_criteria=StoppingCriteriaList([_Enough(len(prompt) + new_tokens)]),
         eos_token_id=None,
         pad_token_id=0,
         **sampling_options(setting),
@@ -256,7 +275,7 @@ def transformers_loop(
         isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
         with passes.watching(), torch.inference_mode(), isolated, around():
             torch.manual_seed(seed)
-            out = generated(target, prompt, setting, new_tokens, **options)
+            out = generated(target, prompt, setting, new_tokens, MARGIN, **options)
             seconds = passes.now() - passes.seconds
             cpu = time.process_time() - passes.cpu
         # All committed tokens but the last are in the cache when a pass begins.

@@ -244,6 +244,12 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     prompts = real_prompts(tokenizer)
     sample = opened(config, target, draft)
     texts = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
+    if [len(text) for text in texts] != [NEW_TOKENS] * len(prompts):
+        raise UserError(
+            f"engine={config.engine}: it gave {len(texts)} texts, the shortest of"
+            f" {min(map(len, texts), default=0)} tokens; {len(prompts)} of {NEW_TOKENS} were asked"
+            " for, whatever ends a text."
+        )
     margins = [first_difference(model, *pair) for pair in zip(prompts, texts, strict=True)]
     equal = margins.count(None)
     other = [str(at) for at, margin in enumerate(margins) if margin is not None and margin > EQUAL]

@@ -249,7 +249,7 @@ def outside(bench: Bench) -> Iterator[Method]:
     yield Method(PLAIN, {PLAIN: bench.theirs()})
     grid = {lookup_title(sizes): bench.theirs(**sizes._asdict()) for sizes in LOOKUPS}
     yield Method(LOOKUP, grid)
-    if bench.assists and not bench.tuned:
+    if bench.assists:
         title = assisted_title(DEFAULT)
         yield Method(title, {title: bench.theirs(bench.draft)})
 

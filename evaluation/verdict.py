@@ -10,7 +10,7 @@ from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, by_setting, control_of
 
-ENOUGH = 30  # blocks; what is measured on fewer is called indicative
+ENOUGH = 30  # prompts; what is measured on fewer is called indicative
 DO_NOT = "do not speculate with this pair"
 
 
@@ -68,7 +68,8 @@ def verdict(
     if not trusted(control):
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
-    speculate, sentence = _on_plain_decoding(setting, best, conditions)
+    slower = all(row.speedup[2] < 1 for row in methods)
+    speculate, sentence = _on_plain_decoding(setting, best, slower, conditions)
     conclusion = Verdict("trusted", control, speculate, name, speedup, sentence)
     conclusion.clock_note = (
         f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
@@ -98,10 +99,10 @@ def _compare(
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
-    """A sentence where there are few prompts and passes."""
-    if not 0 < len(blocks) < ENOUGH:
+    """A sentence where there are few prompts, which the intervals resample."""
+    prompts, passes = (len({block[part] for block in blocks}) for part in range(2))
+    if not 0 < prompts < ENOUGH:
         return ""
-    prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
     several = f" in {passes} passes" if passes > 1 else ""
     return f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
 
@@ -117,13 +118,18 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
     )
 
 
-def _on_plain_decoding(setting: str, best: Row | None, conditions: str) -> tuple[bool | None, str]:
-    """Decide if speculation pays, and write the sentence that says so."""
+def _on_plain_decoding(
+    setting: str, best: Row | None, slower: bool, conditions: str
+) -> tuple[bool | None, str]:
+    """Decide if speculation pays, and write the sentence that says so.
+
+    slower: all of every method's interval is below 1.
+    """
     at, plain = f"At {in_words(setting)}", "plain autoregressive decoding"
     if best is None:
         return None, f"{at}: only plain decoding was measured."
     name, figure = best.method, times(best.speedup)
-    if best.speedup[0] < 1:
+    if slower:
         return False, (
             f"{at}: {DO_NOT}. Every method is slower than {plain}; {name} comes closest with"
             f" {figure} its tokens per second ({conditions})."

@@ -207,9 +207,10 @@ class Speculation:
         if isinstance(draft, (str, Path)):
             if is_head(Path(draft)):
                 return EagleDrafter.from_pretrained(draft, target)
-            check_vocabularies(target.module.name_or_path, str(draft), str(draft))
             device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
             model = CausalModel.load(draft, device, dtype, "speculate: draft")
+            alike = model.vocab_size == target.vocab_size
+            check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike)
         elif isinstance(draft, PreTrainedModel):
             names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
             alike = rows == len(draft.get_output_embeddings().weight)
@@ -330,7 +331,7 @@ def check_vocabularies(
     target: str | None,
     draft: str | None,
     name: str,
-    alike: bool | None = None,
+    alike: bool,
     key: str = "speculate(draft=)",
 ) -> None:
     """Raise UserError if two models have other tokenizers, as far as these are found.
@@ -341,7 +342,7 @@ def check_vocabularies(
         target: the target's folder or hub name.
         draft: the draft's.
         name: of the draft in the message.
-        alike: whether they have the same number of rows; None: it is not known yet.
+        alike: whether they have the same number of rows.
         key: what the user gave the draft as.
     """
     ours, theirs = map(_vocabulary, (target, draft))
@@ -351,7 +352,7 @@ def check_vocabularies(
         except UserError as error:
             message = str(error).replace("model.draft=", f"{key} ")
             raise UserError(message.replace("model.target", "the model")) from error
-    elif alike is False:
+    elif not alike:
         raise UserError(
             f"{key}: {name} has another number of tokens than the model, and no tokenizers were"
             " found to compare. Load both from folders that hold their tokenizers, or take a draft"

@@ -161,10 +161,11 @@ class Proposer:
             self.proposals = Proposals(NgramDrafter(rows), None, most)
             return
         folder, key = options.draft, "for_vllm(draft=)"
-        check_vocabularies(model.tokenizer or model.model, folder, folder, key=key)
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
         draft = CausalModel.load(folder, device, dtype, "for_vllm: draft")
+        alike = draft.vocab_size == rows
+        check_vocabularies(model.tokenizer or model.model, folder, folder, alike, key)
         draft.match(rows)
         self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most)
 

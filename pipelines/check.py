@@ -7,6 +7,7 @@ chi-square compares its tenths. The order begins with what the draft overrates m
 where a faulty rule shows.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -57,14 +58,18 @@ def check(config: CheckConfig) -> None:
     quiet()
     import torch
 
+    from nde_talf.data.text.pair import check_prompts
     from nde_talf.decoding.static import MARGIN, StaticShapes
     from nde_talf.pipelines.streaming import describe, make_decoder
 
     with threads(config.model.threads), torch.inference_mode():
-        prompts = [prompt.tokens for prompt in run.pair.every_prompt() if prompt.split == "test"]
+        held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
+        prompts = [prompt.tokens for prompt in held_out]
         longest = max(map(len, prompts)) + config.new_tokens + MARGIN
         static = StaticShapes(longest) if config.model.static_shapes else None
         decoder = make_decoder(config, run, static)
+        room = config.new_tokens + MARGIN
+        check_prompts(held_out, decoder.target, room, decoder.max_context)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [
             greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),
@@ -94,7 +99,8 @@ def greedy(
             for each in (decoder, plain)
         )
         if ours != theirs:
-            margins.append(first_difference(target, prompt, ours) or 0.0)
+            differ = first_difference(target, prompt, ours)
+            margins.append(math.inf if differ is None else differ)  # ours ends, and should not
     others = sum(each > margin for each in margins)
     sentence = (
         f"Greedy: {len(prompts) - len(margins)} of {len(prompts)} texts of {new_tokens} tokens"

@@ -35,6 +35,7 @@ from nde_talf.pipelines.tracking import read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 
+MACHINES = "machines.json"
 FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
 # Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
 MIN_PAIR_SECONDS = 600
@@ -61,7 +62,8 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    models = load_drafted(config, folders)
+    with threads(evaluation.threads):  # so that the products are chosen by what decodes
+        models = load_drafted(config, folders)
     asked = evaluation.draft_temperature
     raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
     drawn = read_draft_temperature("raw" if raw else asked)
@@ -71,6 +73,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(notice)
     plans = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
+    _note_machine(config, folder)
     blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name, bench in made.items():
@@ -96,6 +99,22 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
     }
+
+
+def _note_machine(config: Config, folder: Path) -> list[str]:
+    """Add this machine and code to those that a resumed evaluation began on, and return them."""
+    path, here = folder / MACHINES, environment(*_machine(config))
+    known = read_json(path, list[str]) if path.exists() else []
+    if (now := f"{here['conditions']}, torch {here['torch']}, {here['code']}") not in known:
+        write_json(path, known := [*known, now])
+        if known[1:]:
+            console.print(f"! resumed on another machine or version: {'; '.join(known)}")
+    return known
+
+
+def _machine(config: Config) -> tuple[str, str, int]:
+    model, threads = config.model, config.evaluation.threads
+    return model.device, model.dtype, threads or torch.get_num_threads()
 
 
 def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
@@ -249,13 +268,14 @@ def report_data(
         name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
     }
     metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
-    evaluation, model = config.evaluation, config.model
-    machine = model.device, model.dtype, evaluation.threads or torch.get_num_threads()
+    evaluation, machine = config.evaluation, _machine(config)
+    machines = _note_machine(config, folders["evaluate"])
     measured = [
         f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
         f" pass{'es' * (evaluation.passes > 1)}, {evaluation.new_tokens} tokens each",
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
         _without_labels(config),
+        f"on {' and then '.join(machines)}" * (len(machines) > 1),
     ]
     head = metrics.get("draft", {})
     return ReportData.of(

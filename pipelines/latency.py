@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.static import MARGIN
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted, needs, timed_on
 from nde_talf.pipelines.machine import threads
@@ -40,11 +41,14 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
-    models = load_drafted(config, folders)
-    longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + traces.new_tokens
+    timed, prompts = config.evaluation.threads, pair.every_prompt()
+    with threads(timed):  # so that the products are chosen by what decodes
+        models = load_drafted(config, folders)
+    room = max(traces.new_tokens, config.evaluation.new_tokens) + MARGIN
+    check_prompts(prompts, models[0], room, min(model.max_context for model in models if model))
+    longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    timing = threads(config.evaluation.threads)
-    with tracked(config, "latency", folders["latency"]) as tracker, timing:
+    with tracked(config, "latency", folders["latency"]) as tracker, threads(timed):
         text = pair.rows("held_out").flatten()[:longest].tolist()
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")

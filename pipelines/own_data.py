@@ -7,7 +7,6 @@ and three rows are shown. Imports no torch.
 
 import math
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +62,15 @@ def _is_source(value: str) -> bool:
     return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
 
 
-def fit(config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Recognise the columns of own files, and let counts and splits follow their sizes.
+def fit(config: Config) -> list[str]:
+    """Recognise the columns of own files, and let counts and splits in `config` follow their sizes.
 
-    Returns the keys that it changed in `config`, which a record of the run keeps, and what is wrong
-    with the files: they cannot be read, are ambiguous, or have too few rows.
+    Returns what is wrong with the files: they cannot be read, are ambiguous, or have too few rows.
     """
-    changes: dict[str, Any] = {}
-    return changes, faults_of((_fit_prompts, _fit_dialogues), config, changes)
+    return faults_of((_fit_prompts, _fit_dialogues), config)
 
 
-def _fit_prompts(config: Config, changes: dict[str, Any]) -> None:
+def _fit_prompts(config: Config) -> None:
     """Recognise the columns of own prompts, and fit the counts to them."""
     counts = []
     for name, entry in config.data.sets.items():
@@ -81,11 +78,10 @@ def _fit_prompts(config: Config, changes: dict[str, Any]) -> None:
         if own and _readable(entry.source):
             key = f"data.sets.{name}.template"
             count, template = _prompts(str(entry.source), entry.split, entry.template, key)
-            if entry.template is None:
-                entry.template = changes[key] = template
+            entry.template = template
             counts.append(count)
     if counts:
-        _fit_counts(config, min(counts) * len(config.data.sets), changes)
+        _fit_counts(config, min(counts) * len(config.data.sets))
         _tell(config)
 
 
@@ -94,14 +90,6 @@ def _readable(source: str | None) -> bool:
     if not source:
         return False
     return Path(source).suffix not in FILE_FORMATS or Path(source).expanduser().exists()
-
-
-def _set(config: Config, key: str, value: Any, changes: dict[str, Any]) -> None:
-    group, _, name = key.rpartition(".")
-    holder = attrgetter(group)(config)
-    if getattr(holder, name) != value:
-        setattr(holder, name, value)
-        changes[key] = value
 
 
 def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[int, str]:
@@ -128,20 +116,19 @@ def _show(title: str, texts: Sequence[str]) -> None:
     console.print(Panel(Text("\n─\n".join(shown)), title="the first", title_align="left"))
 
 
-def _fit_counts(config: Config, available: int, changes: dict[str, Any]) -> None:
+def _fit_counts(config: Config, available: int) -> None:
     """Lower the counts of prompts, with the splits, to what is there."""
     data, traces, evaluation = config.data, config.traces, config.evaluation
-    _set(config, "data.prompt_count", min(data.prompt_count, available), changes)
+    data.prompt_count = min(data.prompt_count, available)
     left = data.prompt_count - data.test_prompts
     if traces.train_prompts + traces.validation_prompts > left:
-        validation = max(1, left // 3)
-        _set(config, "traces.train_prompts", left - validation, changes)
-        _set(config, "traces.validation_prompts", validation, changes)
-    _set(config, "evaluation.prompts", min(evaluation.most_prompts, data.test_prompts), changes)
+        traces.validation_prompts = max(1, left // 3)
+        traces.train_prompts = left - traces.validation_prompts
+    if evaluation.most_prompts > data.test_prompts:
+        evaluation.prompts = data.test_prompts
     tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
-    _set(config, "evaluation.calibration_prompts", tuning, changes)
-    folds = max(2, min(config.selector.folds, traces.train_prompts))
-    _set(config, "selector.folds", folds, changes)
+    evaluation.calibration_prompts = tuning
+    config.selector.folds = max(2, min(config.selector.folds, traces.train_prompts))
 
 
 def _tell(config: Config) -> None:
@@ -165,7 +152,7 @@ def _tell(config: Config) -> None:
             )
 
 
-def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
+def _fit_dialogues(config: Config) -> None:
     """Recognise the layout of dialogues and show three of them."""
     own = config.dialogues
     if config.stage not in ("all", "draft") or not _readable(own.source):
@@ -176,7 +163,7 @@ def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
     from nde_talf.data.dialogues.read import read_dialogues
     from nde_talf.data.text.corpus import load_table
 
-    _recognise(config, load_table(str(own.source), own.split), changes)
+    _recognise(config, load_table(str(own.source), own.split))
     dialogues, skipped = read_dialogues(own, config.seed)
     title = f"{own.source}: {len(dialogues)} dialogues, {sum(skipped.values())} rows skipped"
     first = (
@@ -185,26 +172,24 @@ def _fit_dialogues(config: Config, changes: dict[str, Any]) -> None:
     _show(title, list(first))
     if own.regenerate:
         console.print("The target gives the answers (dialogues.regenerate=true).")
-    _set(config, "dialogues.held_out", max(own.held_out, min(0.5, 8 / len(dialogues))), changes)
+    own.held_out = max(own.held_out, min(0.5, 8 / len(dialogues)))
     if not config.model.target:  # what is trained here has no chat template, and a short context
         plain: Any = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
-        _set(config, "dialogues.chat_template", own.chat_template or plain.chat_template, changes)
-        longest = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
-        _set(config, "dialogues.length", longest, changes)
+        own.chat_template = own.chat_template or plain.chat_template
+        own.length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
 
 
-def _recognise(config: Config, rows: Any, changes: dict[str, Any]) -> None:
+def _recognise(config: Config, rows: Any) -> None:
     """Find where the questions and answers are; without answers the target gives them."""
     from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
 
     own, listed = config.dialogues, {*DIALOGUES} & {*rows.column_names}
     if not (own.column or own.user or listed):
-        template = question_template(rows, str(own.source), "dialogues.user")
-        _set(config, "dialogues.user", template, changes)
-        _set(config, "dialogues.assistant", answer_template(rows), changes)
+        own.user = question_template(rows, str(own.source), "dialogues.user")
+        own.assistant = answer_template(rows)
     unanswered = not own.assistant if own.user else own.column in (None, "turns")
     if unanswered and (own.user or _questions(rows)):
-        _set(config, "dialogues.regenerate", True, changes)
+        own.regenerate = True
 
 
 def _questions(rows: Any) -> bool:

@@ -95,7 +95,7 @@ def recommend(config: RecommendConfig) -> None:
             "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
             " like the target"
         )
-    table = _table(config, run)
+    table = _table(config, run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"], _warn)
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
@@ -164,9 +164,9 @@ def _warn(text: str) -> None:
 def check_stage(run: Run, stage: str) -> dict:
     """Return the settings that a stage was made with.
 
-    Raises UserError if it is not there, damaged, or of another pair than the run's.
+    Raises UserError if it is not there, damaged, or made from other stages than the run's.
     """
-    folder, pair = run.stage(stage), run.stage("pair")
+    folder = run.stage(stage)
     if not (folder / MANIFEST).exists():
         raise UserError(
             f"{folder}: stage={stage} is not finished, and recommend reads it; "
@@ -174,22 +174,28 @@ def check_stage(run: Run, stage: str) -> dict:
         )
     manifest = read_manifest(folder)
     check_files(folder, manifest, stage)
-    known = identity(read_manifest(pair)) if (pair / MANIFEST).exists() else None
-    if known and manifest["inputs"].get("pair") != known:
-        raise UserError(
-            f"{folder}: it is of another pair than {pair}; make it again with stage={stage}"
-            " force=true."
-        )
+    for name, used in manifest["inputs"].items():
+        source = run.stage(name)
+        if (source / MANIFEST).exists() and identity(read_manifest(source)) != used:
+            raise UserError(
+                f"{folder}: it is of another {name} than {source}; make it again with"
+                f" stage={stage} force=true."
+            )
     return manifest["settings"]
 
 
-def _table(config: RecommendConfig, run: Run) -> "LatencyTable":
-    """The prices. Raises UserError for a table of models of other sizes."""
+def _table(config: RecommendConfig, run: Run, drafter: str) -> "LatencyTable":
+    """The prices. Raises UserError for a table of another drafter or of models of other sizes."""
     from nde_talf.selector.latency import AGREE, LatencyTable
 
     measured = run.stage("latency") / TABLE
     if config.table == MEASURED:
-        check_stage(run, "latency")
+        timed = check_stage(run, "latency")["drafter"]
+        if timed != drafter:
+            raise UserError(
+                f"{measured.parent}: it has prices of traces.drafter={timed}, and the traces are of"
+                f" drafter={drafter}; run the other stage too."
+            )
     table = LatencyTable.load(table_file(config.table, measured.parent, "table"))
     if config.table == MEASURED and table.disagreement > AGREE:
         _warn(

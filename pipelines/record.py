@@ -6,7 +6,6 @@ Imports no torch.
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -16,7 +15,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.cli import presets
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
-from nde_talf.pipelines.own_data import argument, in_full
+from nde_talf.pipelines.own_data import in_full
 
 OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints", "sweep")
 """Keys that a later command does not take from the record."""
@@ -35,17 +34,13 @@ def asked() -> str:
     return shlex.join(each for each in _asked if key_of(each) not in OF_ONE_COMMAND)
 
 
-def remember(run: Path, base: str | None, changes: dict[str, Any]) -> None:
-    """Write this process's arguments, or those of a job of a sweep, into the folder of a run.
-
-    changes: keys that follow from the user's data.
-    """
+def remember(run: Path, base: str | None) -> None:
+    """Write this process's arguments, or those of a job of a sweep, into the folder of a run."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     arguments = [masked(each.removeprefix("++")) for each in given]
-    known = [argument(key, value) for key, value in changes.items()]
     command = shlex.join(["nde", "run", *arguments])
-    recorded = merged(lasting(arguments), known)
-    write_json(run / COMMAND, {"command": command, "base": base, "arguments": recorded})
+    recorded = {"command": command, "base": base, "arguments": lasting(arguments)}
+    write_json(run / COMMAND, recorded)
 
 
 def lasting(arguments: Iterable[str]) -> list[str]:

@@ -41,7 +41,7 @@ def run(config: Config) -> None:
     not evaluated either.
     """
     reach_hub(names_on_hub(config))
-    changes, faults = fit(config)
+    faults = fit(config)
     if config.dry_run:
         from nde_talf.pipelines.dry_run import dry_run
 
@@ -66,7 +66,7 @@ def run(config: Config) -> None:
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
-            remember(folder, config.base, changes)
+            remember(folder, config.base)
         for name in config.stages:
             try:
                 if name in OF_DRAFT_MODEL and not config.drafts:
@@ -77,7 +77,7 @@ def run(config: Config) -> None:
                 _without_head(config, error)
             raise_swallowed()
             free_memory()
-        remember(folder, config.base, changes)
+        remember(folder, config.base)
 
 
 def _without_head(config: Config, error: Exception) -> None:

@@ -85,6 +85,8 @@ def stream(config: GenerateConfig, run: Run) -> None:
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     # Warmed up, so that times are true.
     decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
+    if isinstance(decoder.policy, NeuralPolicy):
+        decoder.policy.counts.clear()
     stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
     console.print(Styled(text, style="dim"), end="")
     for block in stream:
@@ -245,6 +247,7 @@ def table_here(
     conditions = Conditions(static=static)
     table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS, conditions)
     with suppress(OSError, UserError):
+        table.check_quiet(path)
         cache.mkdir(parents=True, exist_ok=True)
         table.save(path)
     return table

@@ -87,7 +87,9 @@ class PathLengths:
             return [static] * len(drafters)
         previous = torch.stack([drafter.previous.hidden for drafter in drafters])
         root = torch.stack([drafter.root.hidden for drafter in drafters])
-        q = warp(self.model.logits(torch.cat([previous, root])), feature_setting(self.setting))
+        drawn = self.selector.schema.draft_setting
+        seen = feature_setting(SamplingSetting(*drawn) if drawn else self.setting)
+        q = warp(self.model.logits(torch.cat([previous, root])), seen)
         q_previous, q_root = q.chunk(2)
         # Features that need the target's p count as 0.
         scalars = scalar_features(q_previous, q_previous, q_root).float().cpu()

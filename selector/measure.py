@@ -25,6 +25,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import lacks_memory
 from nde_talf.decoding.common.processor import cpu_model
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import asynchronous, synchronised
 from nde_talf.decoding.drafter import Drafter, LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -211,19 +212,15 @@ class _Bench:
     def round(self, number: int) -> Iterator[Probed]:
         """Every probe once at each context, and a few plain steps.
 
-        Verifiers change from step to step.
+        Verifiers are dealt out anew, so that each meets every probe under every setting.
         """
         streams = list(product(self.contexts, (False, True)))
         for context, plain in self.random.sample(streams, len(streams)):
             if plain:
                 self._plain_stream(context, number)
                 continue
-            turn = number // len(self.settings)
-            probes = [
-                (probe, self.verifiers[(turn + i) % len(self.verifiers)])
-                for i, probe in enumerate(PROBES)
-            ]
-            yield from self._stream(context, self.random.sample(probes, len(probes)), number)
+            probes = self.random.sample(PROBES, len(PROBES))
+            yield from self._stream(context, [*zip(probes, cycle(self.verifiers))], number)
 
     def _steps(self, decoder: SpeculativeDecoder, start: int, number: int) -> Any:
         prompt = [*islice(cycle(self.text), start)]
@@ -281,6 +278,10 @@ def _batched(
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
+            console.print(
+                f"! memory does not hold {max(SEQUENCES)} sequences of {model.name}: batches are"
+                " priced as sequences one after the other. recommend is right for one request."
+            )
     return (factors[:, None] * np.array(single)).tolist()
 
 

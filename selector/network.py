@@ -19,6 +19,9 @@ from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
+PASSES, FARTHEST = 2, 2.0
+"""The last scalars are prices of passes; how many deviations from their mean the network reads."""
+
 
 def selectable(name: str, where: str) -> Verifier:
     """Return the rule called `name`, for which a selector may choose trees.
@@ -199,10 +202,12 @@ class Selector(nn.Module):
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
             seconds: [B, C] of every action.
         """
-        outputs = self.network(
-            (h_p_previous, h_q_previous, h_q_root),
-            (scalars - self.mean.float()) * self.scale.float(),
-        )
+        known = (scalars - self.mean.float()) * self.scale.float()
+        # On one machine a pass takes nearly the same at every context; on another it would lie
+        # hundreds of deviations away, where the network knows nothing.
+        others, passes = known.tensor_split([-PASSES], -1)
+        known = torch.cat([others, passes.clamp(-FARTHEST, FARTHEST)], -1)
+        outputs = self.network((h_p_previous, h_q_previous, h_q_root), known)
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 

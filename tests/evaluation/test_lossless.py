@@ -8,7 +8,13 @@ from scipy import stats
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
-from nde_talf.evaluation.lossless import first_difference, main, read_config
+from nde_talf.evaluation.lossless import (
+    LosslessConfig,
+    check_greedy,
+    first_difference,
+    main,
+    read_config,
+)
 from tests.decoding.pairs import tiny_model
 
 HERE = "tests.evaluation.engines"
@@ -62,6 +68,14 @@ def test_a_greedy_text_is_compared_token_by_token():
     assert first_difference(model, prompt, text) is None
     other = [*text[:3], (text[3] + 1) % 20, *text[4:]]
     assert first_difference(model, prompt, other) > 1e-3
+
+
+def test_greedy_texts_that_end_early_are_refused(monkeypatch):
+    folder = "checkpoints/small/pair/target"
+    made = "nde_talf.evaluation.lossless.opened"
+    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[0]] * len(prompts))
+    with pytest.raises(UserError, match=r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
+        check_greedy(LosslessConfig(target=folder, draft=folder), folder, folder)
 
 
 @pytest.mark.parametrize(

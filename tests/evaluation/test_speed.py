@@ -72,6 +72,11 @@ def test_a_wide_interval_does_not_win():
         for row in rows(1.0, wide=1.6, fast=1.2)
     ]
     assert verdict("T=1", wide, "").best == "fast" and verdict("T=1", wide, "").speculate
+    near = [
+        replace(row, speedup=[0.99, 0.85, 1.15]) if row.method == "near" else row
+        for row in rows(1.0, near=0.99)
+    ]
+    assert verdict("T=1", near, "").speculate is None
 
 
 def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):

@@ -51,7 +51,7 @@ def write(folder: Path, name: str, rows: list) -> str:
 def fitted(*arguments: str) -> tuple[Config, list[str]]:
     """The configuration of a command line, and what is wrong with its files."""
     config = composed(Config, "model=tiny3", *in_full(arguments))
-    return config, fit(config)[1]
+    return config, fit(config)
 
 
 def test_words_are_written_out_and_presets_win(tmp_path, monkeypatch, capsys):
@@ -194,6 +194,7 @@ def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
     assert "your prompts with the target's answers" in said, said
     prompts = [json.loads(line) for line in (tmp_path / "x/pair/prompts.jsonl").open()]
     assert len(prompts) == 60 and sum(prompt["split"] == "test" for prompt in prompts) == 20
+    assert "prompt_count" not in (tmp_path / "x/command.json").read_text()  # it follows the file
     assert "pair: finished" in run_with()
     said = run_with("model.length=32")
     assert "model.length: 64 recorded, 32 given" in said and "To keep it" in said
