@@ -84,7 +84,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     context = shared_context(config, (model.max_context for model in models))
     text = _read(config, folder, models, context)
     if config.stage == "all" and models:
-        check_prompts(text.prompts, models[0], config.evaluation.new_tokens, context)
+        room = config.evaluation.new_tokens + MARGIN
+        check_prompts(text.prompts, models[0], room, context)
     for kind, example in first_of_each(text.prompts).items():
         title = Text(f"first prompt: {kind}")
         console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
