@@ -75,8 +75,7 @@ def train_selector(
     best static action. `validation` is only logged.
     """
     crossed = cross_fit(training, config, folder, title)
-    all_roots = replace(config, epochs=crossed.epochs)
-    selector, _ = fit_selector(training, validation, all_roots, logger, final=True)
+    selector, _ = fit_selector(training, validation, config, logger, crossed.epochs)
     learned = tuple(not config.fallback or low > 1 + config.min_gain for _, low, _ in crossed.gains)
     selector.schema = replace(selector.schema, learned=learned)
     return selector, crossed
@@ -218,12 +217,12 @@ def fit_selector(
     validation: PricedRoots,
     config: SelectorConfig,
     logger: Logger | list[Logger] | None = None,
-    final: bool = False,
+    epochs: int | None = None,
 ) -> tuple[Selector, int]:
     """Train on `training`; return the selector and the epochs it has seen.
 
-    It stops early, at the epoch with the best throughput on `validation`; `final`: it sees all
-    epochs, and shows its progress. Equal arguments give equal weights.
+    It stops early, at the epoch with the best throughput on `validation`, or else after `epochs` of
+    `config.epochs`, and shows its progress. Equal arguments give equal weights.
     """
     pl.seed_everything(config.seed, verbose=False)
     selector = new_selector(training, config)
@@ -232,10 +231,10 @@ def fit_selector(
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,
-        max_epochs=config.epochs,
+        max_epochs=epochs or config.epochs,
         logger=logger or False,
-        callbacks=[RichProgressBar(), Counted()] if final else [best],
-        enable_progress_bar=final,
+        callbacks=[RichProgressBar(), Counted()] if epochs else [best],
+        enable_progress_bar=bool(epochs),
         enable_checkpointing=False,
         enable_model_summary=False,
         log_every_n_steps=1,
@@ -246,11 +245,11 @@ def fit_selector(
     order: DistributedSampler = DistributedSampler(seen, 1, 0, seed=config.seed)
     loader = DataLoader(seen, config.batch, sampler=order)
     trainer.fit(module, loader, DataLoader(unseen, len(validation)))
-    if not final:
+    if epochs is None:
         if best.weights is None:
             raise UserError("selector: no epoch had a finite gain; lower selector.lr.")
         module.load_state_dict(best.weights)
-    return selector.cpu().eval(), config.epochs if final else best.epoch + 1
+    return selector.cpu().eval(), epochs or best.epoch + 1
 
 
 class SelectorModule(pl.LightningModule):
@@ -323,8 +322,12 @@ class SelectorModule(pl.LightningModule):
         self.log(GAIN, torch.stack(gains).mean(), prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW; the learning rate falls to zero at the last step."""
-        config, steps = self.config, int(self.trainer.estimated_stepping_batches)
+        """AdamW; the learning rate would fall to zero at the last step of all `config.epochs`.
+
+        The epoch that did best in the folds did so at its rates.
+        """
+        config, trainer = self.config, self.trainer
+        steps = int(trainer.estimated_stepping_batches) * config.epochs // (trainer.max_epochs or 1)
         optimizer = torch.optim.AdamW(self.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: (1 + math.cos(math.pi * step / steps)) / 2

@@ -109,6 +109,15 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     assert crossed.doubling == crossed.curve[-1][1] - crossed.curve[-2][1]
 
 
+def test_a_training_for_so_many_epochs_is_the_one_that_stopped_there():
+    training, config = priced(100, 0, alike=True), replace(CONFIG, epochs=20)
+    stopped, epochs = fit_selector(training, priced(50, 1, alike=True), config)
+    again, _ = fit_selector(training, training, config, epochs=epochs)
+    assert epochs < 20
+    for one, two in zip(stopped.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_folds_keep_a_prompt_together_and_need_prompts_enough():
     some = roots(80, 0)
     folds = prompt_folds(some.prompt, 4)
