@@ -68,8 +68,7 @@ def verdict(
     if not trusted(control):
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
-    slower = all(row.speedup[2] < 1 for row in methods)
-    speculate, sentence = _on_plain_decoding(setting, best, slower, conditions)
+    speculate, sentence = _on_plain_decoding(setting, best, methods, conditions)
     conclusion = Verdict("trusted", control, speculate, name, speedup, sentence)
     conclusion.clock_note = (
         f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
@@ -119,17 +118,14 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
 
 
 def _on_plain_decoding(
-    setting: str, best: Row | None, slower: bool, conditions: str
+    setting: str, best: Row | None, methods: list[Row], conditions: str
 ) -> tuple[bool | None, str]:
-    """Decide if speculation pays, and write the sentence that says so.
-
-    slower: all of every method's interval is below 1.
-    """
+    """Decide if speculation pays, and write the sentence that says so."""
     at, plain = f"At {in_words(setting)}", "plain autoregressive decoding"
     if best is None:
         return None, f"{at}: only plain decoding was measured."
     name, figure = best.method, times(best.speedup)
-    if slower:
+    if all(row.speedup[2] < 1 for row in methods):
         return False, (
             f"{at}: {DO_NOT}. Every method is slower than {plain}; {name} comes closest with"
             f" {figure} its tokens per second ({conditions})."

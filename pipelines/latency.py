@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from nde_talf.data.text.pair import Pair, check_prompts
+from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.static import MARGIN
 from nde_talf.pipelines.config import TABLE, Config
@@ -42,10 +44,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
     timed, prompts = config.evaluation.threads, pair.every_prompt()
-    with threads(timed):  # so that the products are chosen by what decodes
-        models = load_drafted(config, folders)
-    room = max(traces.new_tokens, config.evaluation.new_tokens) + MARGIN
-    check_prompts(prompts, models[0], room, min(model.max_context for model in models if model))
+    models = _models(config, folders, prompts)
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(timed):
@@ -89,6 +88,17 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             f" the draft {'pays' if gain > 1 else 'does not pay'}."
         )
     return metrics
+
+
+def _models(
+    config: Config, folders: dict[str, Path], prompts: list[Prompt]
+) -> tuple[CausalModel, Any]:
+    """Load target and drafter. Raises UserError for a prompt that does not fit both."""
+    with threads(config.evaluation.threads):  # so that products are chosen by what decodes
+        models = load_drafted(config, folders)
+    room = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN
+    check_prompts(prompts, models[0], room, min(model.max_context for model in models))
+    return models
 
 
 def _best_path(table: LatencyTable, overlap: float, rule: str) -> dict[str, float]:

@@ -83,10 +83,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
     decoder = make_decoder(config, run, static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    # Warmed up, so that times are true.
-    decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
-    if isinstance(decoder.policy, NeuralPolicy):
-        decoder.policy.counts.clear()
+    _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)
     stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
     console.print(Styled(text, style="dim"), end="")
     for block in stream:
@@ -104,6 +101,15 @@ def stream(config: GenerateConfig, run: Run) -> None:
     console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
     if compare:
         console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
+
+
+def _warm_up(
+    decoder: SpeculativeDecoder, prompt: list[int], new_tokens: int, config: GenerateConfig
+) -> None:
+    """Decode once without counting, so that times are true."""
+    decoder.generate(prompt, new_tokens, config.setting, Rng.seeded(config.seed))
+    if isinstance(decoder.policy, NeuralPolicy):
+        decoder.policy.counts.clear()
 
 
 def encoded(text: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
