@@ -1,6 +1,6 @@
 """The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`.
 
-Each gives one number a node, and their sum over nodes that count more or less.
+Each gives one number a node, and the sum of these, weighted by what each node counts.
 
 A node is a position where the head predicts the target: the root of a tree, or a drafted token.
 There q is the head's distribution of the next token and f its feature; p and h are the target's.
@@ -65,7 +65,7 @@ class HeadReadout(Readout):
         return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary, chunk)
 
     def cast(self) -> "HeadReadout":
-        """Have `matrix` in the dtype that products are taken in."""
+        """Return a readout whose `matrix` has the dtype that products are taken in."""
         matrix = None if self.matrix is None else self.matrix.to(self.weight.dtype)
         return replace(self, matrix=matrix)
 
@@ -86,10 +86,12 @@ class HeadReadout(Readout):
     def slope(self, logits: Tensor) -> Tensor | float:
         """Return the derivative of the head's logits z [R, V] by the products W f.
 
-        By the target's W it is s, or s (1 - (z / c)^2) with a soft cap c.
+        It is s, or s (1 - (z / c)^2) with a soft cap c; with a matrix of the head's own, 1.
         """
-        if self.matrix is not None or self.cap is None:
-            return self.scale if self.matrix is None else 1.0
+        if self.matrix is not None:
+            return 1.0
+        if self.cap is None:
+            return self.scale
         return (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
 
 
@@ -97,8 +99,8 @@ class NodeLosses(NamedTuple):
     """Losses of R nodes.
 
     Attributes:
-        total: their sum, each times what it counts, which has the gradient.
-        loss: of each, [R], without.
+        total: sum over the nodes of loss times what the node counts; it alone has a gradient.
+        loss: of each node, [R].
         agree: whether p and q have the same most likely token, bool [R].
     """
 
@@ -250,10 +252,10 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         readout, counts = readout.cast(), counts.float()
         w = readout.weight if readout.matrix is None else readout.matrix
-        by_matrix = None  # summed in float32
+        by_matrix, found = None, []  # the gradient of `matrix`, summed in float32
         if ctx.needs_input_grad[1]:
             by_matrix = torch.zeros_like(matrix, dtype=torch.float32)
-        found = []
+        # Slopes [512, V] are kept for two products with them; laws in smaller chunks (`of`).
         for f, h, c in zip(
             *(x.split(HeadReadout.chunk) for x in (features, labels, counts)), strict=True
         ):

@@ -65,10 +65,10 @@ def check(config: CheckConfig) -> None:
     with threads(config.model.threads), torch.inference_mode():
         held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
         prompts = [prompt.tokens for prompt in held_out]
-        longest = max(map(len, prompts)) + config.new_tokens + MARGIN
-        static = StaticShapes(longest) if config.model.static_shapes else None
-        decoder = make_decoder(config, run, static)
         room = config.new_tokens + MARGIN
+        shapes = StaticShapes(max(map(len, prompts)) + room)
+        static = shapes if config.model.static_shapes else None
+        decoder = make_decoder(config, run, static)
         check_prompts(held_out, decoder.target, room, decoder.max_context)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [

@@ -11,6 +11,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.machine import threads
 
 
 def needs(config: Config) -> tuple[str, ...]:
@@ -33,12 +34,16 @@ def timed_on(config: Config) -> dict[str, Any]:
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:
-    """The target, and the draft or the head; None where there is neither."""
+    """Load the target, and the draft or the head; None where there is neither.
+
+    Products of matrices are chosen under as many threads as decode.
+    """
     pair, placed, head = Pair(folders["pair"]), config.model.placed, config.traces.drafter == "head"
-    if config.drafts and not head:
-        return pair.models(*placed)
-    target = pair.target(*placed)
-    return target, load_head_draft(folders["draft"] / "export", target) if head else None
+    with threads(config.evaluation.threads):
+        if config.drafts and not head:
+            return pair.models(*placed)
+        target = pair.target(*placed)
+        return target, load_head_draft(folders["draft"] / "export", target) if head else None
 
 
 def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:

@@ -62,8 +62,7 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    with threads(evaluation.threads):  # so that the products are chosen by what decodes
-        models = load_drafted(config, folders)
+    models = load_drafted(config, folders)
     asked = evaluation.draft_temperature
     raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
     drawn = read_draft_temperature("raw" if raw else asked)

@@ -43,11 +43,12 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
-    timed, prompts = config.evaluation.threads, pair.every_prompt()
-    models = _models(config, folders, prompts)
+    models, prompts = load_drafted(config, folders), pair.every_prompt()
+    _check_room(config, prompts, models)
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    with tracked(config, "latency", folders["latency"]) as tracker, threads(timed):
+    timing = threads(config.evaluation.threads)
+    with tracked(config, "latency", folders["latency"]) as tracker, timing:
         text = pair.rows("held_out").flatten()[:longest].tolist()
         where = ", ".join(map(str, sorted(set(contexts))))
         console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
@@ -90,15 +91,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def _models(
-    config: Config, folders: dict[str, Path], prompts: list[Prompt]
-) -> tuple[CausalModel, Any]:
-    """Load target and drafter. Raises UserError for a prompt that does not fit both."""
-    with threads(config.evaluation.threads):  # so that products are chosen by what decodes
-        models = load_drafted(config, folders)
+def _check_room(config: Config, prompts: list[Prompt], models: tuple[CausalModel, Any]) -> None:
+    """Raise UserError for a prompt that has no room for new tokens, now or in stage evaluate."""
     room = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN
     check_prompts(prompts, models[0], room, min(model.max_context for model in models))
-    return models
 
 
 def _best_path(table: LatencyTable, overlap: float, rule: str) -> dict[str, float]:
