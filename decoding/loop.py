@@ -31,6 +31,7 @@ from nde_talf.decoding.setting import (
     read_draft_temperature,
 )
 from nde_talf.decoding.steps import (
+    MOST_SLOTS,
     TREE_SLOTS,
     Record,
     Step,
@@ -108,7 +109,7 @@ class SpeculativeDecoder:
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's"
                 f" {target.vocab_size}: speculative decoding needs the same tokenizer for both. If"
                 " they share one and differ in padding alone, call match(target.vocab_size) on the"
-                " draft model first."
+                " draft model before its drafter is made."
             )
         if self.static:
             self.static.check_layers(target, self._layers)
@@ -133,7 +134,8 @@ class SpeculativeDecoder:
     ) -> "Generation":
         """Generate `max_new_tokens`, or fewer.
 
-        It ends with the first of `stop_tokens`, or when the context is full.
+        It ends with the first of `stop_tokens`, or when the shorter context, the target's or the
+        draft's, is full.
         """
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
         for _ in stream:
@@ -153,19 +155,26 @@ class SpeculativeDecoder:
 
         Raises UserError for bad input at once, not at the first block.
         """
-        from nde_talf.decoding.streams import Stream
+        from nde_talf.decoding.streams import Stream, stop_ids
 
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
-        steps = self.stream(tokens, setting, rng, len(tokens) + max_new_tokens + TREE_SLOTS)
-        return Stream(steps, max_new_tokens, stop_tokens, self.target.device)
+        stops, slots = stop_ids(stop_tokens), min(max_new_tokens, MOST_SLOTS) + TREE_SLOTS
+        steps = self.stream(tokens, setting, rng, len(tokens) + slots, stops)
+        return Stream(steps, max_new_tokens, stops, self.target.device)
 
     @checked
     def stream(
-        self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
+        self,
+        prompt: TokenIds,
+        setting: SamplingSetting,
+        rng: Rng,
+        expected: int = 0,
+        stops: frozenset[int] = frozenset(),
     ) -> Iterator[Step]:
         """Yield the prefill with the first token, then a step for every later target pass.
 
         It ends when the context is full. expected: slots of the target's cache made at the start.
+        stops: tokens after which `process` is not asked.
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         watch = Stopwatch(self.tick)
@@ -174,7 +183,7 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.session, self.drafting = session, drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, recorded = self._prefill(tokens, setting, rng, session, drafter)
+            state, recorded = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, recorded)
         while state.room >= 0:
@@ -189,6 +198,7 @@ class SpeculativeDecoder:
         rng: Rng,
         session: TreeSession,
         drafter: Drafter | None,
+        stops: frozenset[int],
     ) -> tuple[DecodingState, list[Any]]:
         """Run the prompt, sample the first root, and begin the draft."""
         hidden, features = self.target.parts(session.append(prompt), self._layers)
@@ -197,7 +207,7 @@ class SpeculativeDecoder:
         if self.process is not None:
             from nde_talf.decoding.processing import Processed
 
-            processed = Processed(self.process, [*prompt])
+            processed = Processed(self.process, [*prompt], stops, len(prompt))
             logits = processed([prompt], raw[None])[0]
         p_previous = warp(logits, setting)
         token = rng.categorical(p_previous)

@@ -129,7 +129,8 @@ class CausalModel:
         For example, Qwen-2.5 0.5B has 151,936 rows and its target of 32B has 152,064, for one
         tokenizer and two amounts of padding. Rows that the model does not have get -inf, so that
         they are never drafted; surplus ones are cut. In a text, a token that it does not
-        know counts as its padding token (its last token, if it has none).
+        know counts as its padding token (its last token, if it has none). It is then the draft of
+        targets of this size alone.
         """
         self.vocab_size = rows
 

@@ -36,16 +36,18 @@ class LogitsProcess:
 class Processed:
     """A `LogitsProcess` for one sequence, asked by its target or by its draft.
 
-    A grammar may have no answer after a token that it forbids. So what follows a token of processed
-    logit -inf is not asked: its p (or q) is 0, no rule accepts it, and its row stays as it was.
+    A grammar may have no answer after a token that it forbids, or after its last. So what follows a
+    token of processed logit -inf is not asked: its p (or q) is 0, no rule accepts it, and its row
+    stays as it was. Nor is what follows a stop token, which is never written.
 
     Attributes:
         text: the sequence's tokens, the root of the next tree last. Target and draft share the
             list.
+        stops: tokens that end the text after its first `start` tokens, the prompt.
     """
 
-    def __init__(self, process: LogitsProcess, text: list[int]):
-        self.process, self.text = process, text
+    def __init__(self, process: LogitsProcess, text: list[int], stops: frozenset[int], start: int):
+        self.process, self.text, self.stops, self.start = process, text, stops, start
         self.textless = process.textless
         self._length = 0  # of the text that these rows follow
         self._rows: dict[
@@ -54,7 +56,7 @@ class Processed:
 
     def for_draft(self) -> "Processed":
         """Return the same process and text for the draft's own rows."""
-        return Processed(self.process, self.text)
+        return Processed(self.process, self.text, self.stops, self.start)
 
     def of(self, tree: DraftTree, logits: Tensor) -> Tensor:
         """Process `logits` [N, V] of all nodes of `tree`."""
@@ -92,6 +94,8 @@ class Processed:
 
         Committed tokens may.
         """
+        if not self.stops.isdisjoint(text[self.start :]):
+            return False
         before = tuple(text[:-1])
         if before not in self._rows or len(text) <= len(self.text):
             return True

@@ -13,6 +13,8 @@ from nde_talf.decoding.common.errors import UserError
 
 TREE_SLOTS = 64
 """Slots for a tree in flight, after the tokens asked for."""
+MOST_SLOTS = 4096
+"""Slots for the tokens asked for, at most, that a cache has from the start; it can grow."""
 # Parts of a step: drafting (the drafter catching up included), the target's pass, verification with
 # the clean-up of its cache, the policy's own choosing; what is left is "other". On a GPU they are
 # the host's, unless the decoder is `timed`.

@@ -201,6 +201,7 @@ class Stream:
 
 def stop_ids(tokens: Any) -> frozenset[int]:
     """Return end tokens, or the only one, as a set. Raises ArgumentError for what is no id."""
+    tokens = tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens
     listed = [*tokens] if isinstance(tokens, Iterable) else [tokens]
     if not all(isinstance(token, (int, np.integer)) and token >= 0 for token in listed):
         raise ArgumentError(

@@ -33,6 +33,7 @@ def choose_threads(target: CausalModel) -> None:
     ours = not asked and torch.get_num_threads() == _chosen and _first in defaults
     if target.device.type != "cpu" or not ours:
         return
-    layers = (each.numel() for each in target.body.parameters() if len(each) != target.vocab_size)
+    vocabulary = (target.vocab_size,)
+    layers = (each.numel() for each in target.body.parameters() if each.shape[:1] != vocabulary)
     _chosen = _first if max(layers, default=0) >= layer.LARGE else 1
     torch.set_num_threads(_chosen)

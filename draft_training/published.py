@@ -116,8 +116,11 @@ def _wiring(
 
     Raises UserError where `weights` has other norms.
     """
-    wiring = {**typed(config.get("eagle_config") or {}, dict[str, Any]), **config}
+    nested = typed(config.get("eagle_config") or {}, dict[str, Any])
+    wiring = {**nested, **config}
     layers = typed(wiring.get(LAYERS) or [], list[int])
+    if LAYERS not in config and layers[:1] == [1]:  # SpecForge's: outputs of layers, from 0
+        layers = [layer + 1 for layer in layers]
     norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
     for norm, weight in _NORM_WEIGHTS.items():
         if (norm in norms) != (weight in weights):

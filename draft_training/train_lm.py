@@ -25,6 +25,8 @@ TEMPERATURES = (1.0, 0.6)
 """Temperatures at which `held_out_report` compares target and draft."""
 AT_ONCE, NUMBERS = 8, 1 << 26
 """Rows whose distributions it holds in memory at once."""
+LOGITS = 1 << 27
+"""Logits of a pass of a training, at most, or those of one row; seven such tensors are held."""
 
 
 def build_llama(
@@ -98,6 +100,11 @@ class LanguageModel(RowModule):
         """See `RowModule`."""
         steps = self.config.steps
         return warm_up_then_linear(step, steps, self.config.warm_up, COOL_DOWN * steps)
+
+    def in_pass(self, batch: Tensor) -> int:
+        """See `RowModule`."""
+        row = batch.shape[1] * self.model.config.vocab_size
+        return min(self.config.batch, max(1, LOGITS // row))
 
     def on_fit_start(self) -> None:
         """Move the teacher, which is no submodule, to this process's device."""

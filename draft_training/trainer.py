@@ -178,10 +178,14 @@ class RowModule(pl.LightningModule):
         """Count what `loss` averages over: a pass weighs as much in its step."""
         return len(batch)
 
+    def in_pass(self, batch: Any) -> int:
+        """Return how many rows of a step's `batch` pass together."""
+        return self.config.batch
+
     def _backward(self, batch: Any) -> dict[str, float]:
         """Gradients of the mean loss over all that counts in a step, and the figures' means."""
         self.trained.zero_grad()
-        size, means = self.config.batch, []
+        size, means = self.in_pass(batch), []
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
         counts = torch.tensor([*map(self.counted, parts)], device=self.device, dtype=torch.float32)
         # The mean over processes, as which their gradients are averaged.
@@ -190,7 +194,8 @@ class RowModule(pl.LightningModule):
             loss, figures = self.loss(part, self.global_step, number)
             self.manual_backward(loss * shares[number])
             means.append(torch.stack([loss.detach(), *figures.values()]) * shares[number])
-        return dict(zip(["loss", *figures], torch.stack(means).sum(0).tolist(), strict=True))
+        mean = self.trainer.strategy.reduce(torch.stack(means).sum(0), reduce_op="mean")
+        return dict(zip(["loss", *figures], mean.tolist(), strict=True))
 
     def _is_bad(self, loss: float) -> bool:
         """Return whether loss or gradient of this step are not finite.
@@ -235,21 +240,21 @@ class RowModule(pl.LightningModule):
         if changed:
             raise UserError(
                 f"{self.title}: the unfinished training in {CHECKPOINT} was started with other"
-                f" settings than those of now ({', '.join(changed)}). Delete the checkpoint to"
-                " start again, or go back to the settings it was started with."
+                f" settings than those of now ({', '.join(changed)}). Delete the training's folder"
+                " to start again, or go back to the settings it was started with."
             )
         if (began := checkpoint["trained_in"]) != self.trained_in:
             raise UserError(
                 f"{self.title}: the unfinished training in {CHECKPOINT} began in precision {began},"
                 f" and this machine would go on in {self.trained_in}. Go on where it began, name"
-                f" the precision ({began}), or delete the checkpoint to start again."
+                f" the precision ({began}), or delete the training's folder to start again."
             )
         if checkpoint.get("inputs", self.inputs) != self.inputs:
             raise UserError(
                 f"{self.title}: the unfinished training in {CHECKPOINT} was started from other"
                 " inputs than those of now (other rows, traces, settings or models), so it is"
-                " another run's. Put this run's checkpoint in its place, or delete it to start"
-                " again."
+                " another run's. Put this run's checkpoint in its place, or delete the training's"
+                " folder to start again."
             )
 
 

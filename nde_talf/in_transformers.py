@@ -137,11 +137,11 @@ class Speculation:
         ends = () if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
         self.generations, texts = [], list[Text]()
         for row in rows_of(input_ids, given):
-            process = RowProcess(asked, row, frozenset(ends), limit) if asked else None
+            process = RowProcess(asked, row, limit) if asked else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
             ids = torch.tensor([row.ids], device=input_ids.device)
-            for token, logits in self._tokens(decoders, row, limit, setting):
+            for token, logits in self._tokens(decoders, row, limit, setting, ends):
                 ids = torch.cat([ids, ids.new_full((1, 1), token)], 1)
                 text.add(token, logits, scored, ids)
                 if streamer:
@@ -158,7 +158,12 @@ class Speculation:
         return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=kept)
 
     def _tokens(
-        self, decoders: list[SpeculativeDecoder], row: Row, limit: int, setting: SamplingSetting
+        self,
+        decoders: list[SpeculativeDecoder],
+        row: Row,
+        limit: int,
+        setting: SamplingSetting,
+        ends: Sequence[int],
     ) -> Iterator[tuple[int, Tensor | None]]:
         """The row's tokens up to `limit` or a full context, with raw logits where recorded.
 
@@ -171,7 +176,7 @@ class Speculation:
             full = len(text) >= decoder.max_context and (decoder is not decoders[-1] or tokens)
             if full or len(tokens) == limit > 0:
                 continue
-            stream = decoder.blocks(text, limit - len(tokens), setting, rng)
+            stream = decoder.blocks(text, limit - len(tokens), setting, rng, ends)
             generation = stream.generation
             self.generations.append(generation)
             for block in stream:

@@ -86,14 +86,13 @@ class Row(NamedTuple):
 class RowProcess(LogitsProcess):
     """transformers' processors on the nodes of one row's trees.
 
-    It is a `nde_talf.decoding.processing.LogitsProcess`. Text after an end token or after the last
-    token that is asked for is never written. There processors are not asked, since a grammar may
-    have no answer.
+    It is a `nde_talf.decoding.processing.LogitsProcess`. Text after the last token that is asked
+    for is never written. There processors are not asked, since a grammar may have no answer.
     """
 
-    def __init__(self, processors: Sequence[Any], row: Row, ends: frozenset[int], limit: int):
+    def __init__(self, processors: Sequence[Any], row: Row, limit: int):
         self.processors, self.padding = processors, row.ids[: len(row.ids) - len(row.prompt)]
-        self.start, self.limit, self.ends = len(row.prompt), len(row.prompt) + limit, ends
+        self.limit = len(row.prompt) + limit
         self.textless = all(_named(processor, TEXTLESS) for processor in processors)
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
@@ -102,12 +101,7 @@ class RowProcess(LogitsProcess):
         if self.textless:
             none = torch.empty(len(rows), 0, dtype=torch.long, device=rows.device)
             return apply(self.processors, none, rows)
-        at = [
-            i
-            for i, text in enumerate(texts)
-            if len(text) < self.limit and self.ends.isdisjoint(text[self.start :])
-        ]
-        if at:
+        if at := [i for i, text in enumerate(texts) if len(text) < self.limit]:
             ids = torch.tensor([[*self.padding, *texts[i]] for i in at], device=rows.device)
             rows = rows.clone()
             rows[at] = apply(self.processors, ids, rows[at])

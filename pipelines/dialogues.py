@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from nde_talf.data.dialogues.read import Dialogue, read_dialogues
+from nde_talf.data.dialogues.read import USER, Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
@@ -51,20 +51,20 @@ def dialogue_rows(
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
     dialogues, skipped = read_dialogues(settings, config.seed)
-    console.print(f"{settings.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
-    if settings.regenerate:
-        dialogues = _regenerated(replace(config, dialogues=settings), folders, encoder, dialogues)
-    named = Dataset.from_dict(
-        {"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))}
-    )
+    tests = "\n".join(p.text for p in Pair(folders["pair"]).every_prompt() if p.split == "test")
+    kept = [one for one in dialogues if _question(one) not in tests]
+    skipped["that a test prompt asks"] = len(dialogues) - len(kept)
+    console.print(f"{settings.source}: {len(kept)} dialogues" + _and_skipped(+skipped))
+    named = Dataset.from_dict({"name": [one.name for one in kept]})
     sides = split_documents(named, settings.held_out, config.seed)
+    if settings.regenerate:
+        kept = _regenerated(replace(config, dialogues=settings), folders, encoder, kept)
     ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(token for token in ends if token is not None)
     packed: list[TokenRows] = []
     for title, side in zip(("train", "held out"), sides, strict=True):
-        documents, skipped = encode_dialogues(
-            encoder, (dialogues[index] for index in side["index"])
-        )
+        names = {*side["name"]}
+        documents, skipped = encode_dialogues(encoder, (one for one in kept if one.name in names))
         if not documents:
             raise UserError(
                 f"{KEY}.source={settings.source}: no dialogue to {title} can be"
@@ -151,6 +151,11 @@ def _marked(encoder: ChatEncoder, document: Document) -> Text:
         marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
         text.append(marked, style)
     return text
+
+
+def _question(dialogue: Dialogue) -> str:
+    """Return what the user says first."""
+    return next(each["content"] for each in dialogue.messages if each["role"] == USER)
 
 
 def _and_skipped(skipped: Counter[str]) -> str:

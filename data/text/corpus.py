@@ -119,7 +119,7 @@ def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
     template.check(table.column_names)
     texts = (template.render(row) for row in table)
-    return [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]
+    return [(_hash(text), text) for text in texts if text.strip()]
 
 
 def load_table(source: str, split: str = "train", first: int | None = None) -> datasets.Dataset:
@@ -281,8 +281,8 @@ def split_documents(
             )
         raise UserError(
             f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train"
-            f" on and {len(validation)} held out; both need at least one. Change data.held_out or"
-            " use a larger corpus."
+            f" on and {len(validation)} held out; both need at least one. Change held_out or use a"
+            " larger corpus."
         )
     return documents.select(training), documents.select(validation)
 
@@ -314,14 +314,19 @@ def _manual() -> list[tuple[str, str]]:
 
 
 def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:
-    """Make a document of each row, named by the column `name`, else by a hash of the text."""
+    """Make a document of each row, named by the column `name` if it tells them apart.
+
+    Else it is named by a hash of its text.
+    """
     if column not in table.column_names:
         raise UserError(
             f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."
             " Set data.column to the one that holds the text."
         )
     documents = []
-    named = table["name"] if "name" in table.column_names else [None] * len(table)
+    named = table["name"] if "name" in table.column_names else []
+    if len({*map(str, named)}) < len(table):
+        named = [None] * len(table)
     for number, (name, value) in enumerate(zip(named, table[column], strict=True), 1):
         if isinstance(value, (dict, list)):
             raise UserError(
@@ -330,9 +335,12 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
             )
         text = "" if value is None else str(value)
         if text.strip():
-            own = hashlib.sha256(text.encode()).hexdigest()[:16]
-            documents.append((own if name is None else str(name), text))
+            documents.append((_hash(text) if name is None else str(name), text))
     return documents
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _blocks(text: str, name: str) -> list[tuple[str, str]]:

@@ -44,9 +44,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.Tensor:
-    """Lay documents end to end, `<|endoftext|>` before each, and cut into rows [rows, length].
+    """Lay documents end to end and cut into rows [rows, length].
 
-    There is no padding; the last, shorter row is dropped.
+    Before each stand the end of a text, and what the tokenizer begins one with. There is no
+    padding; the last, shorter row is dropped.
 
     Args:
         tokenizer: has a token that ends a text.
@@ -58,8 +59,9 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     """
     texts = list(documents)
     parts = (texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE))
+    begin = [each for each in tokenizer("")["input_ids"] if each != tokenizer.eos_token_id]
     encoded = (
-        ids
+        begin + ids
         for part in parts
         for ids in tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
     )

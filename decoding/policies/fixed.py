@@ -116,7 +116,7 @@ class Shaped(TreePolicy):
             grown: dict[int, Shape] = {}
             for shapes, nodes in zip(level.values(), drawn, strict=True):
                 for child, shape in zip(nodes, shapes, strict=False):
-                    grown[child] = grown.get(child, ()) + shape
+                    grown[child] = (*grown.get(child, ()), *shape)
             level = grown
         return tree
 

@@ -1,9 +1,16 @@
 """Documents from every kind of source, their split, the tokenizer, and rows packed of them."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from nde_talf.data.text.corpus import load_documents, source_digest, split_documents
+from nde_talf.data.text.corpus import (
+    load_documents,
+    load_mixture,
+    source_digest,
+    split_documents,
+)
+from nde_talf.data.text.settings import Corpus
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 
@@ -42,6 +49,15 @@ def test_texts_of_a_column_become_documents(tmp_path):
     assert load_documents(str(tmp_path / "a.jsonl"), "story")["text"][:] == ["one", "two"]
 
 
+def test_rows_are_told_apart_by_their_texts_and_equal_texts_stay_together(tmp_path):
+    rows = "".join(f'{{"name": "set", "text": "{text}"}}\n' for text in "aab")
+    (tmp_path / "a.jsonl").write_text(rows)
+    for template in ("{text}", "Q: {text}"):
+        corpus = Corpus(str(tmp_path / "a.jsonl"), template)
+        one, again, other = sorted(load_mixture({"set": corpus}), key=lambda row: row["text"])
+        assert one["name"] == again["name"] != other["name"]
+
+
 def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_path):
     paragraphs = [f"paragraph {i} " + "word " * 200 for i in range(100)]
     path = tmp_path / "book.txt"
@@ -71,3 +87,10 @@ def test_packed_rows_hold_the_documents_end_to_end(standard_library):
     assert rows.flatten().tolist() == stream[: rows.numel()]
     with pytest.raises(UserError, match="less than one row"):
         pack(tokenizer, ["x"], 64)
+    begin = tokenizer.convert_tokens_to_ids("!")  # of a tokenizer that begins texts with a token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("! $A", None, [("!", begin)])
+    assert pack(tokenizer, ["a", "b"], 2)[:, 0].tolist() == [
+        0,
+        tokenizer("a")["input_ids"][1],
+        begin,
+    ]

@@ -36,6 +36,11 @@ def test_distillation_brings_the_draft_closer_to_the_target(tmp_path, monkeypatc
     for temperature in (1.0, 0.6):
         assert after["overlap"][temperature] > before["overlap"][temperature] + 0.2
     assert after["greedy_agreement"] > before["greedy_agreement"]
+    monkeypatch.setattr("nde_talf.draft_training.train_lm.LOGITS", 1)  # a row at a time
+    module = LanguageModel(build_llama(distilled, VOCABULARY), distilled, models[0])
+    in_parts = fit(module, rows, tmp_path / "parts")
+    for one, other in zip(in_parts.parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
     monkeypatch.setattr("nde_talf.draft_training.train_lm.NUMBERS", 7 * VOCABULARY)
     in_parts = held_out_report(target, fresh, rows)
     assert in_parts["overlap"] == pytest.approx(before["overlap"])

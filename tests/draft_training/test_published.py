@@ -152,6 +152,9 @@ def test_a_head_may_take_other_layers_than_eagle3s(eagle31, tmp_path):
         else:
             with pytest.raises(UserError, match="three in ascending order"):
                 load_head(folder, target)
+    nested = {"eagle_config": {LAYERS: [1, 2, 3]}}  # SpecForge's: outputs of layers, from 0
+    folder = publish(tmp_path / "nested", weights, config | nested)
+    assert load_head(folder, target).feature_layers == (2, 3, 4)
 
 
 def test_speculators_layout_is_read(target, eagle3, tmp_path):

@@ -184,16 +184,17 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
 
 
 class Listening(pl.Callback):
-    """Writes the addresses on which each process of a training listens, after its first step."""
+    """Writes where each process of a training listens, and the loss that it logs, at each step."""
 
     def __init__(self, file):
         self.file = file
 
-    def on_train_batch_end(self, *_):
+    def on_train_batch_end(self, trainer, *_):
+        loss = str(float(trainer.logged_metrics["loss"]))
         open_ = psutil.Process().net_connections("inet")
         hosts = {each.laddr.ip for each in open_ if each.status == psutil.CONN_LISTEN}
         with self.file.open("a") as stream:
-            stream.write(" ".join([str(os.getpid()), *hosts]) + "\n")
+            stream.write(" ".join([str(os.getpid()), loss, *hosts]) + "\n")
 
 
 @pytest.mark.long
@@ -201,7 +202,9 @@ class Listening(pl.Callback):
 def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
     config, rows = replace(TINY, optimizer=optimizer), TokenRows.plain(rows)
     rows.loss[::3, 4:] = False  # so that passes differ in what counts
-    whole = fit_head(target, rows, config, tmp_path / "whole")
+    alone = Listening(tmp_path / "alone")
+    whole = fit_head(target, rows, config, tmp_path / "whole", callbacks=[alone])
+    losses = sorted(float(line.split()[1]) for line in alone.file.read_text().splitlines())
     half = replace(config, batch=2)
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
     ways = {"parts": {"accumulate": 2}}
@@ -213,7 +216,9 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
         assert close(whole, head)
         listening = [line.split() for line in seen.file.read_text().splitlines()]
         assert len({process for process, *_ in listening}) == how.get("devices", 1)
-        hosts = {host.removeprefix("::ffff:") for _, *own in listening for host in own}
+        logged = sorted(float(loss) for _, loss, *_ in listening)
+        assert logged[:: how.get("devices", 1)] == pytest.approx(losses, rel=1e-4)
+        hosts = {host.removeprefix("::ffff:") for _, _, *own in listening for host in own}
         assert hosts <= {"127.0.0.1", "::1"}
         assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
 

@@ -37,7 +37,7 @@ def folders(tmp_path, tokenizer):
     target.module.generation_config.eos_token_id = tokenizer.eos_token_id
     target.module.save_pretrained(tmp_path / "pair/target")
     rows = torch.zeros(2, 8, dtype=torch.long)
-    prompts = [Prompt(str(i), "text", "", [i]) for i in range(4)]
+    prompts = [Prompt(str(i), "text", "Q: Tested? A:", [i]) for i in range(4)]
     Pair(tmp_path / "pair").write("target", None, prompts, 2, rows, rows)
     return {"pair": tmp_path / "pair", "draft": tmp_path / "draft"}
 
@@ -46,7 +46,7 @@ def config(folders, **options) -> Config:
     source = folders["pair"] / "chats.jsonl"
     turns = [
         [{"from": "human", "value": q}, {"from": "gpt", "value": a}]
-        for q, a in zip(QUESTIONS, ANSWERS, strict=True)
+        for q, a in zip([*QUESTIONS, "Tested?"], [*ANSWERS, "Yes."], strict=True)
     ]
     rows = [{"conversations": each} for each in (*turns, turns[0][1:])]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -73,6 +73,7 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
     assert (train.tokens == again.tokens).all() and (train.loss == again.loss).all()
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{COUNT} dialogues; skipped 1 with roles out of order" in printed
+    assert "skipped 1 that a test prompt asks" in printed
     assert "% padding" in printed and "first dialogue: what counts" in printed
 
 
