@@ -5,8 +5,10 @@ random numbers, other ones at every load. Here they are an error that names them
 """
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
@@ -117,10 +119,11 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
     if memory_is_short(error):
         return unreadable(where, error, "")
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-    whole = " ".join(str(error).split()).split(" or see how to run")[0]
+    whole = re.split(" or see how to run| Model type should be", str(error))[0]
     return UserError(
-        f"{where}: no causal language model could be loaded from there ({kind}{whole[:200]})."
-        " Give a folder with config.json and safetensors weights, or a hub name."
+        f"{where}: no causal language model could be loaded from there"
+        f" ({kind}{shorten(whole, 300, placeholder=' ...')}). Give a decoder-only model: a folder"
+        " with config.json and safetensors weights, or a hub name."
     )
 
 

@@ -23,8 +23,9 @@ from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture
 from nde_talf.pipelines.checks import check_config, faults_of
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, STAGES, Config, ModelConfig
-from nde_talf.pipelines.finished import FOLDERS
+from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
+from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
+from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -140,12 +141,8 @@ def _print_data(config: Config, whole: bool) -> None:
 
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
-    root = Path(config.paths.checkpoints, config.run)
     for name in config.stages:
-        done = (root / FOLDERS[STAGES.index(name)] / "manifest.json").exists()
-        skipped = name in OF_DRAFT_MODEL and not config.drafts
-        state = "skipped: no draft model" if skipped else "finished" if done else "to do"
-        console.print(f"stage={name}: {state}")
+        console.print(f"stage={name}: {_state(every_stage()[name], config)}", soft_wrap=True)
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
@@ -153,3 +150,17 @@ def _print_stages(config: Config) -> None:
         check_device(config.model.device)
     except UserError as error:
         console.print(f"On this machine the run would stop: {error}")
+
+
+def _state(stage: Stage, config: Config) -> str:
+    """Say whether a stage is finished, to do, or left out."""
+    folder = locate(stage, config)
+    if stage.name in OF_DRAFT_MODEL and not config.drafts:
+        return "skipped: no draft model"
+    if stage.name == "draft" and config.model.device_map:
+        return "skipped: no head is trained beside a target on several devices (model.device_map)"
+    if config.force or not (folder / MANIFEST).exists():
+        return "to do"
+    if other := changed(read_manifest(folder), plain(stage.settings(config))):
+        return f"finished with other settings ({told(other)}): give force=true, or leave them out"
+    return f"finished ({folder})"

@@ -5,9 +5,7 @@ stale lock. Run and lock are opened without following links.
 """
 
 import os
-import shlex
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -18,6 +16,8 @@ from filelock import FileLock, Timeout
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
 from nde_talf.decoding.common.progress import console
+from nde_talf.pipelines.finished import COMMAND
+from nde_talf.pipelines.record import written
 
 LOCK = ".lock"
 HELD = "process "
@@ -55,8 +55,9 @@ def locked(run: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if lock.is_locked and os.listdir(path.parent) == [LOCK]:  # nothing was done
+            if lock.is_locked and {*os.listdir(run)} <= {LOCK, COMMAND}:  # nothing was done
                 with suppress(OSError):  # another process comes in between
+                    (run / COMMAND).unlink(missing_ok=True)
                     path.unlink()
                     path.parent.rmdir()
 
@@ -72,7 +73,7 @@ def _enter(path: Path) -> None:
             f"{run}: there is a folder of this name in other letters (small or capital), which is"
             " another run's. Give another name (run=NAME)."
         )
-    since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.argv)[:300]
+    since, command = datetime.now(UTC).isoformat(timespec="seconds"), written()[:300]
     with open(path, "r+", opener=sole) as stream:
         if (before := stream.read(len(HELD))) not in ("", HELD):
             raise UserError(

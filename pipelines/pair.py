@@ -80,7 +80,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, model = folders["pair"], config.data, config.model
     given = [*model.given.values()]
-    models = load_models(given, *model.placed) if given else []  # wrong input first
+    if model.target:  # wrong input first
+        shared_tokenizer(model)
+    models = load_models(given, *model.placed) if given else []
     context = shared_context(config, (model.max_context for model in models))
     text = _read(config, folder, models, context)
     if config.stage == "all" and models:

@@ -87,8 +87,8 @@ def recommend(config: RecommendConfig) -> None:
     names, rule = [config.setting] if config.setting else made["settings"], config.rejection
     if missing := {*names} - {*made["settings"]}:
         raise UserError(
-            f"setting={min(missing)}: it was not traced, so nothing is known of it; add it to"
-            " traces.settings."
+            f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
+            " or add it to traces.settings."
         )
     if made["draft_temperature"] == "raw":
         _warn(

@@ -53,15 +53,12 @@ def run(config: Config) -> None:
     # Imported here, after the checks: they take seconds.
     from nde_talf.decoding.device import free_memory
     from nde_talf.draft_training.families import NoHeadError
-    from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
     from nde_talf.pipelines.lock import locked
-    from nde_talf.pipelines.stage import Attempt
+    from nde_talf.pipelines.pair import check_template
+    from nde_talf.pipelines.stage import Attempt, every_stage
 
-    stages = {
-        module.STAGE.name: module.STAGE
-        for module in (pair, latency, traces, selector, draft, evaluate)
-    }
-    pair.check_template(config)
+    stages = every_stage()
+    check_template(config)
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):

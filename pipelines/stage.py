@@ -33,6 +33,7 @@ from nde_talf.decoding.common.files import (
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.finished import meant
 from nde_talf.pipelines.manifest import (
     BEGUN,
     MANIFEST,
@@ -236,7 +237,7 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     if not (folder / MANIFEST).exists():
         raise UserError(
             f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run"
-            f" stage={needed.name}."
+            f" stage={needed.name}.{meant('run', config.run, Path(config.paths.checkpoints))}"
         )
     manifest = read_manifest(folder)
     if other := changed(manifest, plain(needed.settings(config))):
@@ -293,6 +294,14 @@ def locate(stage: Stage, config: Config) -> Path:
         ):
             return other
     return own
+
+
+def every_stage() -> dict[str, Stage]:
+    """Return the stages by name, in their order."""
+    from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
+
+    modules = (pair, latency, traces, selector, draft, evaluate)
+    return {module.STAGE.name: module.STAGE for module in modules}
 
 
 def told(differing: list[tuple[str, Any, Any]]) -> str:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from jinja2 import Environment, TemplateError, nodes
@@ -35,7 +36,8 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
     except Exception as error:  # tokenizers raises Exception itself
         raise UserError(
             f"{name}={where}: no tokenizer could be loaded from there"
-            f" ({type(error).__name__}: {first_line(error)}). Save the tokenizer beside the model."
+            f" ({type(error).__name__}: {shorten(str(error), 200, placeholder=' ...')}). Save the"
+            " tokenizer beside the model."
         ) from error
 
 

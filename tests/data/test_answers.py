@@ -29,8 +29,7 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
     system = {"role": "system", "content": "Be odd."}
     asked = [Dialogue(str(i), [system, *in_order(turns)]) for i, turns in enumerate(QUESTIONS)]
     dialogues = regenerate(engine, encoder, asked, GREEDY, NEW_TOKENS, LONGEST, 0)
-    answers = cut = stopped = 0
-    special = tokenizer.all_special_ids[:1]
+    answers, cut, special = 0, 0, tokenizer.all_special_ids
     for dialogue in dialogues:
         first, *turns = dialogue.messages
         questions = [message["content"] for message in turns[::2]]
@@ -38,10 +37,10 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
         for i in range(2, len(dialogue.messages), 2):
             prompt = encoder.prompt(dialogue.messages[:i])
             (text,) = engine.sample([prompt], GREEDY, NEW_TOKENS, 0)
-            ends = [at for at in range(len(prompt), len(text)) if text[at] in special]
+            ends = [at for at, token in enumerate(text) if token in special and at >= len(prompt)]
             written = text[len(prompt) : min(ends, default=None)]
-            answer, stopped = tokenizer.decode(written).strip(), stopped + len(ends)
-            assert dialogue.messages[i] == {"role": ASSISTANT, "content": answer}
+            answer = {"role": ASSISTANT, "content": tokenizer.decode(written).strip()}
+            assert dialogue.messages[i] == answer
             unfinished = len(written) == NEW_TOKENS
             assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1), (
                 "an unfinished answer ends a dialogue"

@@ -204,7 +204,7 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
     rows.loss[::3, 4:] = False  # so that passes differ in what counts
     alone = Listening(tmp_path / "alone")
     whole = fit_head(target, rows, config, tmp_path / "whole", callbacks=[alone])
-    losses = sorted(float(line.split()[1]) for line in alone.file.read_text().splitlines())
+    losses = sorted(float(line.split()[1]) for line in alone.file.open())
     half = replace(config, batch=2)
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
     ways = {"parts": {"accumulate": 2}}
@@ -216,7 +216,7 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
         assert close(whole, head)
         listening = [line.split() for line in seen.file.read_text().splitlines()]
         assert len({process for process, *_ in listening}) == how.get("devices", 1)
-        logged = sorted(float(loss) for _, loss, *_ in listening)
+        logged = sorted(float(each[1]) for each in listening)
         assert logged[:: how.get("devices", 1)] == pytest.approx(losses, rel=1e-4)
         hosts = {host.removeprefix("::ffff:") for _, _, *own in listening for host in own}
         assert hosts <= {"127.0.0.1", "::1"}
