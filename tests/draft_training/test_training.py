@@ -45,7 +45,7 @@ TINY = HeadConfig(
 )
 
 
-def close(one, two) -> bool:
+def close(one, two):
     pairs = zip(one.parameters(), two.parameters(), strict=True)
     return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in pairs)
 
@@ -184,7 +184,7 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
 
 
 class Listening(pl.Callback):
-    """Writes where each process of a training listens, and the loss that it logs, at each step."""
+    """Writes where each process of a training listens, and the loss that it logs."""
 
     def __init__(self, file):
         self.file = file

