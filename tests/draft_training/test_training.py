@@ -214,10 +214,11 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
         seen = Listening(tmp_path / f"{name}.listening")
         head = fit_head(target, rows, replace(half, **how), tmp_path / name, callbacks=[seen])
         assert close(whole, head)
-        listening = [line.split() for line in seen.file.read_text().splitlines()]
-        assert len({process for process, *_ in listening}) == how.get("devices", 1)
-        logged = sorted(float(each[1]) for each in listening)
-        assert logged[:: how.get("devices", 1)] == pytest.approx(losses, rel=1e-4)
+        listening = [*map(str.split, seen.file.open())]
+        processes = how.get("devices", 1)
+        assert len({process for process, *_ in listening}) == processes
+        logged = sorted(float(each[1]) for each in listening)[::processes]
+        assert logged == pytest.approx(losses, rel=1e-4)
         hosts = {host.removeprefix("::ffff:") for _, _, *own in listening for host in own}
         assert hosts <= {"127.0.0.1", "::1"}
         assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
