@@ -279,8 +279,9 @@ def picture(bench: Bench, steps: tuple[int, int]) -> None:
             folder = folder_of(bench, steps, name, wiring)
             lengths = [length(x["overlap"]) for x in looks(folder)]
             each = timed["seconds"][folder.name]
-            panel.plot([x["step"] * each for x in looks(folder)], lengths, marker=".", label=name)
-        panel.set(title=f"{wiring} wiring", xscale="log", xlabel="s after depth 0")
+            at = [x["step"] * each / 60 for x in looks(folder)]
+            panel.plot(at, lengths, marker=".", label=name)
+        panel.set(title=f"{wiring} wiring", xlabel="min after depth 0")
         panel.legend(fontsize="small")
     panels[0].set_ylabel("1 + sums of products of overlap")
     figure.savefig(RESULTS / "heads.png", dpi=110)
