@@ -36,9 +36,10 @@ class LogitsProcess:
 class Processed:
     """A `LogitsProcess` for one sequence, asked by its target or by its draft.
 
-    A grammar may have no answer after a token that it forbids, or after its last. So what follows a
-    token of processed logit -inf is not asked: its p (or q) is 0, no rule accepts it, and its row
-    stays as it was. Nor is what follows a stop token, which is never written.
+    A grammar may have no answer after a token that it forbids, or after a stop token. So two kinds
+    of nodes are not asked about, and their rows stay as they were: those behind a token of
+    processed logit -inf, whose p (or q) is 0, so that no rule accepts it; and those behind a stop
+    token, with which the text ends.
 
     Attributes:
         text: the sequence's tokens, the root of the next tree last. Target and draft share the

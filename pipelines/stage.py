@@ -235,9 +235,11 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     Raises UserError if it is missing, damaged, or of other settings.
     """
     if not (folder / MANIFEST).exists():
+        first = needed.name == "pair"  # perhaps another run was meant
+        others = meant("run", config.run, Path(config.paths.checkpoints)) if first else ""
         raise UserError(
             f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run"
-            f" stage={needed.name}.{meant('run', config.run, Path(config.paths.checkpoints))}"
+            f" stage={needed.name}.{others}"
         )
     manifest = read_manifest(folder)
     if other := changed(manifest, plain(needed.settings(config))):
