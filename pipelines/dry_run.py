@@ -141,8 +141,10 @@ def _print_data(config: Config, whole: bool) -> None:
 
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
+    to_do: set[str] = set()
     for name in config.stages:
-        console.print(f"stage={name}: {_state(every_stage()[name], config)}", soft_wrap=True)
+        state = _state(every_stage()[name], config, to_do)
+        console.print(f"stage={name}: {state}", soft_wrap=True)
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
@@ -152,14 +154,19 @@ def _print_stages(config: Config) -> None:
         console.print(f"On this machine the run would stop: {error}")
 
 
-def _state(stage: Stage, config: Config) -> str:
-    """Say whether a stage is finished, to do, or left out."""
+def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
+    """Say whether a stage is finished, left out, or to do, and then add it to those `to_do`.
+
+    A stage is made again once one that it needs is.
+    """
     folder = locate(stage, config)
     if stage.name in OF_DRAFT_MODEL and not config.drafts:
         return "skipped: no draft model"
     if stage.name == "draft" and config.model.device_map:
         return "skipped: no head is trained beside a target on several devices (model.device_map)"
-    if config.force or not (folder / MANIFEST).exists():
+    again = config.force or not to_do.isdisjoint(stage.needs(config))
+    if again or not (folder / MANIFEST).exists():
+        to_do.add(stage.name)
         return "to do"
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"
