@@ -27,6 +27,7 @@ def test_the_recipe_takes_the_word_of_a_run_for_tracking():
 
 
 def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
+    """With what to do about it."""
     with pytest.raises(UserError, match=r"target: this part of the shipped pair is missing; take"):
         shipped("target", tmp_path)
     assert not is_shipped(str(tmp_path)) and not is_shipped(None)
@@ -37,6 +38,7 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
     [("anneal", "step=train"), ("draft", "step=anneal"), ("head", "step=anneal")],
 )
 def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
+    """Without a state there is nothing to decay, and without a target nothing to distil."""
     monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: None)
     with pytest.raises(UserError, match=f"run {first} first"):
         run(SmallConfig(step=step, state=str(tmp_path)))
