@@ -17,7 +17,7 @@ from tests.data.test_checkpoint import TINY as ONE_LAYER
 from tests.draft_training.test_training import close
 
 VOCABULARY = 24
-TINY = replace(ONE_LAYER, layers=2, max_length=64, steps=40, batch=4)
+TINY = replace(ONE_LAYER, layers=2, max_length=64, steps=40, batch=4, precision="32-true")
 
 
 @pytest.mark.slow
