@@ -45,9 +45,9 @@ TINY = HeadConfig(
 )
 
 
-def close(one, two):
+def close(one, two, to=1e-4):
     pairs = zip(one.parameters(), two.parameters(), strict=True)
-    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in pairs)
+    return all(torch.allclose(a, b, atol=to, rtol=to) for a, b in pairs)
 
 
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
