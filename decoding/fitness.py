@@ -65,7 +65,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     if asked != "transformers":
         try:
             way = "plain"
-            if max(weight.numel() for weight in model.module.parameters()) >= layer.LARGE:
+            if max(weight.numel() for weight in model.module.parameters()) >= layer.LEAST:
                 from nde_talf.decoding.forward.fastest import fastest
 
                 way = fastest(model.module, model.products, model.packs)

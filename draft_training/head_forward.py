@@ -1,12 +1,12 @@
 """The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, linear
 from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 class HeadForward(FusedPass):
-    """`EagleHead.forward` with fused weights and without gradients."""
+    """`EagleHead.forward` with fused weights and without gradients.
+
+    readout: the product with the head's own lm_head, where it has one.
+    """
 
     def __init__(self, head: "EagleHead"):
         self.head, self.added = head, FAMILIES[head.family.name].added
-        native = head.target.native  # a head's weights may be trained on: nothing is packed
-        self.way = native.way.replace("packed", "onednn") if native else "plain"
+        self.way = head.target.native.way if head.target.native else "plain"
         super().__init__(head)
 
     def _parts(self) -> list[FusedPart]:
@@ -31,7 +33,11 @@ class HeadForward(FusedPass):
         self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
-        return self.layer.parts
+        parts = [*self.layer.parts]
+        if head.own_matrix is not None:
+            self.readout = linear([cast("nn.Module", head.lm_head)], self.way)
+            parts.append(self.readout)
+        return parts
 
     def __call__(
         self,

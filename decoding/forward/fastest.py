@@ -7,8 +7,10 @@ own way and 18 packed, 54 and 22 for eight.
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +19,27 @@ from torch.nn import functional as F
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, read_json, user_cache, write_json
 from nde_talf.decoding.common.processor import cpu_model
-from nde_talf.decoding.forward.layer import LARGE
+from nde_talf.decoding.forward.layer import LEAST
 from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.names import PRODUCTS
 
 MANY = "-many"
-ROWS = (1, 4, 8, 16, 32)
+ROWS = (1, 5, 9, 16, 32)
+"""Numbers of rows that are timed: one token, and trees as they are drafted."""
 SECONDS = 0.8
-"""Time for all shapes together."""
+"""Time for all numbers of rows together."""
 BYTES = 128 << 20
-"""Weights of a shape that are timed in turn, more than the caches hold."""
+"""Weights that are timed, more than the caches hold."""
 
 
 @torch.inference_mode()
 def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     """Return the way that is fastest for the large matrices of `module`, or the one asked for.
 
-    Every shape of its layers is timed, for 1 to 32 rows. Times add up over the layers. The winner
-    has the smallest product of these sums over the numbers of rows. It leaves one row to torch's
-    own way where that is faster by a tenth. The answer is kept in the user's cache, by processor,
-    threads, type and shapes, so that the next run multiplies in the same way.
+    Its first layers' matrices are multiplied one after the other, as in a pass, with 1 to 32 rows.
+    The winner has the smallest product of the times over the numbers of rows. It leaves one row to
+    torch's own way where that is faster by a tenth. The answer is kept in the user's cache, by
+    processor, threads, type and shapes, so that the next run multiplies in the same way.
 
     Args:
         module: a transformers model.
@@ -57,51 +60,40 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         )
     if asked != "auto":
         return asked
-    shapes = _large(module)
-    if not (shapes and there):
+    matrices = _large(module)
+    if not (matrices and there):
         return "plain"
     packs = packs and _room(module)
+    shapes = Counter(tuple(matrix.shape) for matrix in matrices)
     facts = {
         "processor": cpu_model(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "type": str(dtype),
-        "shapes": [[*shape, len(matrices)] for shape, matrices in shapes.items()],
+        "shapes": [[*shape, count] for shape, count in shapes.items()],
         "packs": packs,
+        "rows": ROWS,
     }
     path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
     with suppress(UserError):  # of an earlier time
         way: str = read_json(path).get("way")
         if way in PRODUCTS[1:]:
             return way
-    way = _timed([*shapes.values()], packs)
+    times = _times(matrices, packs)
+    way = min(times, key=lambda name: math.prod(times[name]))
+    if 1.1 * times["plain"][0] < times[way][0]:
+        way += MANY
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
     return way
 
 
-def _timed(shapes: list[list[Tensor]], packs: bool) -> str:
-    """Return the way that is fastest for matrices of several shapes together."""
-    each = [_times(matrices, packs, SECONDS / len(shapes)) for matrices in shapes]
-    for_all = [way for way in each[0] if all(way in times for times in each)]
-    rows = {way: zip(*(times[way] for times in each), strict=False) for way in for_all}
-    seconds = {way: [*map(sum, by_shape)] for way, by_shape in rows.items()}
-    way = min(seconds, key=lambda name: math.prod(seconds[name]))
-    return way + MANY if 1.1 * seconds["plain"][0] < seconds[way][0] else way
-
-
-def _large(module: nn.Module) -> dict[tuple[int, int], list[Tensor]]:
-    """Group the large matrices by shape, the output layer's aside unless it is the only one."""
-    shapes: dict[tuple[int, int], list[Tensor]] = {}
-    for part in module.modules():
-        if type(part) is nn.Linear and (weight := part.weight).numel() >= LARGE:
-            if weight.device.type != "cpu":
-                return {}
-            rows, width = weight.shape
-            shapes.setdefault((rows, width), []).append(weight)
-    layers = {shape: matrices for shape, matrices in shapes.items() if len(matrices) > 1}
-    return layers or shapes
+def _large(module: nn.Module) -> list[Tensor]:
+    """List the matrices that may be packed; none where one lies on a GPU."""
+    parts = (part for part in module.modules() if type(part) is nn.Linear)
+    matrices = [part.weight for part in parts if part.weight.numel() >= LEAST]
+    return matrices if all(matrix.is_cpu for matrix in matrices) else []
 
 
 def _room(module: nn.Module) -> bool:
@@ -113,33 +105,33 @@ def _room(module: nn.Module) -> bool:
     return free > 2 * sum(weight.nbytes for weight in module.parameters())
 
 
-def _times(matrices: list[Tensor], packs: bool, limit: float) -> dict[str, list[float]]:
-    """Measure the seconds of each way for all these matrices, by number of rows as in ROWS.
+def _times(matrices: list[Tensor], packs: bool) -> dict[str, list[float]]:
+    """Measure the seconds of each way for the first BYTES of matrices, for each of ROWS.
 
-    Fewer numbers of rows are timed where `limit` seconds are over. A way that cannot multiply them
+    Fewer numbers of rows are timed where SECONDS are over. A way that cannot multiply the matrices
     is left out.
     """
-    some = matrices[: max(1, BYTES // matrices[0].nbytes)]
-    ways: dict[str, tuple[Callable[..., object], list[Tensor]]]
-    ways, few = {"plain": (F.linear, some)}, some[0].new_ones(1, some[0].shape[1])
+    ends = accumulate(matrix.nbytes for matrix in matrices)
+    some = [matrix for matrix, end in zip(matrices, ends, strict=True) if end <= BYTES]
+    some = some or matrices[:1]
+    ways: dict[str, tuple[Callable[..., object], list[Tensor]]] = {"plain": (F.linear, some)}
     for name in ("onednn", "packed") if packs else ("onednn",):
         with suppress(RuntimeError):
             forms = [packed(each) for each in some] if name == "packed" else some
-            in_blocks(few, forms[0], None)
+            in_blocks(some[0].new_ones(1, some[0].shape[1]), forms[0], None)
             ways[name] = in_blocks, forms
     times: dict[str, list[float]] = {way: [] for way in ways}
-    end = time.perf_counter() + limit
+    end = time.perf_counter() + SECONDS
     for count in ROWS:
-        states = few.expand(count, -1).contiguous()
+        states = {width: some[0].new_ones(count, width) for _, width in {m.shape for m in some}}
         for way, (multiply, weights) in ways.items():
             seconds = []
-            multiply(states, weights[0], None)  # warms up
-            for _ in range(2):
+            for _ in range(3):  # the first warms up
                 begun = time.perf_counter()
-                for weight in weights:
-                    multiply(states, weight, None)
+                for plain, weight in zip(some, weights, strict=True):
+                    multiply(states[plain.shape[1]], weight, None)
                 seconds.append(time.perf_counter() - begun)
-            times[way].append(min(seconds) * len(matrices) / len(some))
+            times[way].append(min(seconds))
         if time.perf_counter() > end:
             break
     return times

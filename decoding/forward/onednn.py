@@ -18,15 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.layer import FusedPart, Linear, plain_linears
+from nde_talf.decoding.forward.layer import LARGE, FusedPart, Linear, plain_linears
+
+_multiply = torch.ops.mkldnn._linear_pointwise.default
 
 BLOCK = 64
-"""Rows that oneDNN multiplies at once.
+"""Rows that oneDNN multiplies at once; more go in blocks, which is as fast."""
+EXACT = 32
+"""Rows that go as many as they are.
 
-It keeps memory for every number of rows, so that prompts would fill it. More rows go in blocks,
-which is as fast, and rows are filled up to 8, 16, 24 ... of them, or to 4 of packed weights, with
-which one row alone is slower than four.
+oneDNN keeps 2 MB for every number of rows, so more are filled up to 40, 48, 56 or 64.
 """
+FEW = 4
+"""Rows that one to three are filled up to for a large packed matrix, which is faster."""
 PACKED_FOR = 8
 """Rows that the order of blocks is made for. It serves one row and a hundred as well."""
 
@@ -86,14 +90,15 @@ def packed(weight: Tensor) -> Tensor:
 
 def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply states [..., in] by a matrix as oneDNN does, packed or not: [..., out]."""
-    rows = states.reshape(-1, states.shape[-1])
-    products, few = [], 4 if weight.is_mkldnn else 1
-    for block in rows.split(BLOCK):
-        count = len(block)
-        more = -count % (few if count < 8 else 8)
-        filled = F.pad(block, (0, 0, 0, more)) if more else block
-        products.append(
-            torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")[:count]
-        )
-    together = products[0] if len(products) == 1 else torch.cat(products)
-    return together.view(*states.shape[:-1], -1)
+    rows = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
+    count = rows.shape[0]
+    if count <= EXACT and (count >= FEW or weight.numel() < LARGE or not weight.is_mkldnn):
+        together: Tensor = _multiply(rows, weight, bias, "none", [], "")
+    else:
+        products = []
+        for block in rows.split(BLOCK):
+            more = -len(block) % (8 if len(block) > FEW else FEW)
+            filled = F.pad(block, (0, 0, 0, more)) if more else block
+            products.append(_multiply(filled, weight, bias, "none", [], "")[: len(block)])
+        together = products[0] if len(products) == 1 else torch.cat(products)
+    return together if states.dim() == 2 else together.view(*states.shape[:-1], -1)

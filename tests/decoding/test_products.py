@@ -1,7 +1,6 @@
 """Products with large matrices: every way gives torch's numbers, and changed weights are seen."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ WAYS = ("plain", "onednn", "packed", "onednn-many", "packed-many")
 @pytest.fixture
 def all_are_large(monkeypatch, tmp_path):
     """Take matrices of any size for large ones, and keep the answers in a folder of the test."""
-    monkeypatch.setattr(layer, "LARGE", 1)
-    monkeypatch.setattr(fastest, "LARGE", 1)
+    monkeypatch.setattr(layer, "LEAST", 1)
+    monkeypatch.setattr(fastest, "LEAST", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -37,11 +36,12 @@ TYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if onednn.has_onednn
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("count,bias", [(1, False), (3, True)])
-def test_every_way_is_the_product_of_torch(all_are_large, way, dtype, count, bias):
+def test_every_way_is_the_product_of_torch(all_are_large, monkeypatch, way, dtype, count, bias):
+    monkeypatch.setattr(onednn, "LARGE", 1 if bias else 1 << 19)
     parts = [part.to(dtype) for part in linears(count, bias)]
     multiply = layer.linear(parts, way)
     bound = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-    for rows in (1, 2, 4, 5, 8, 9, 63, 64, 65, 130):
+    for rows in (1, 2, 4, 5, 32, 33, 64, 65, 130):
         states = torch.randn(rows, 24).to(dtype)
         theirs = torch.cat([F.linear(states, part.weight, part.bias) for part in parts], -1)
         with torch.inference_mode():
@@ -104,21 +104,6 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
 
 
 @needs_onednn
-def test_shapes_count_by_the_time_they_take(all_are_large, monkeypatch):
-    """Small matrices that are slower packed do not outvote large ones that are faster."""
-
-    def times(matrices, packs, limit):
-        large = matrices[0].numel() == largest
-        packed = 0.6 if large else 0.05
-        return {"plain": [1.0, 1.0] if large else [0.01, 0.01], "packed": [packed, packed]}
-
-    model = module(*FAMILIES["llama-3"])
-    largest = max(map(math.prod, fastest._large(model)))
-    monkeypatch.setattr(fastest, "_times", times)
-    assert fastest.fastest(model, packs=True) == "packed"
-
-
-@needs_onednn
 def test_one_row_goes_plainly_where_that_is_faster(all_are_large, monkeypatch):
     times = {"plain": [1.0, 4.0], "packed": [1.3, 2.0]}
     monkeypatch.setattr(fastest, "_times", lambda *_: times)
@@ -143,7 +128,7 @@ def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, mon
 
     monkeypatch.setattr(fastest, fails, refuse)
     left = {"plain", "onednn"} if fails == "packed" else {"plain"}
-    assert set(fastest._times([torch.ones(24, 24)], True, 1.0)) == left
+    assert set(fastest._times([torch.ones(24, 24)], True)) == left
     model = CausalModel(module(*FAMILIES["llama-3"]), packs=True)
     assert model.native is not None and not model.native.way.startswith("packed")
 
