@@ -32,7 +32,7 @@ class HeadForward(FusedPass):
         self.groups = heads // shared
         self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
-        self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
+        self.tables = {FULL: RotaryTable(head.rotary, kind, head.fc.weight.detach()[:1])}
         parts = [*self.layer.parts]
         if head.own_matrix is not None:
             self.readout = linear([cast("nn.Module", head.lm_head)], self.way)

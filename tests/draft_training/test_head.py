@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.forward import layer
+from nde_talf.decoding.forward.onednn import has_onednn
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dyspec import DySpec
@@ -70,14 +72,17 @@ def assert_close(ours, theirs):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, tokens):
+def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, tokens, monkeypatch):
     features, roots = features_of(head, tokens), torch.tensor([1, 4, 8])
     levels = random_levels(2, 3, 3, 3, 29)
     trees = head.tree_features(tokens, features, roots, levels)
     assert_close(trees, branch_by_branch(head, tokens, features, roots, levels))
-    drafting = EagleDrafter(copy.deepcopy(head)).head
-    assert drafting.native is not None and head.native is None
-    assert_close(trees, branch_by_branch(drafting, tokens, features, roots, levels))
+    monkeypatch.setattr(layer, "LEAST", 1)
+    for way in ("plain", "packed")[: 1 + has_onednn()]:
+        monkeypatch.setattr(head.target.native, "way", way)
+        drafting = EagleDrafter(copy.deepcopy(head)).head
+        assert drafting.native is not None and head.native is None
+        assert_close(trees, branch_by_branch(drafting, tokens, features, roots, levels))
 
 
 @pytest.mark.slow
