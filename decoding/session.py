@@ -7,6 +7,7 @@ tokens' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device import upload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Forward = Callable[..., Tensor]
 
@@ -112,7 +116,7 @@ class TreeSession:
         width = -(-self.rows // 8)  # bytes
         packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in sees), np.uint8)
         bits = np.unpackbits(packed.reshape(-1, width), 1, self.rows, "little")
-        return self._run(ids, upload(torch.from_numpy(bits.view(bool)), self.device), inputs)
+        return self._run(ids, bits, inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -128,18 +132,21 @@ class TreeSession:
 
     def _uploaded(self, tokens: list[int], positions: Sequence[int]) -> Tensor:
         """Put tokens and positions on the device at once, [2, 1, n]."""
-        return upload(torch.tensor([[tokens], [positions]]), self.device)
+        return upload(torch.from_numpy(np.array([[tokens], [positions]])), self.device)
 
-    def _run(self, ids: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(
+        self, ids: Tensor, sees: NDArray[np.uint8] | None, inputs: dict[str, Tensor]
+    ) -> Tensor:
         """Run n rows, of tokens and positions `ids` [2, 1, n]; hidden states [n, H].
 
-        sees: which of the tree's rows so far each one sees, bool [n, rows]. None: one row that sees
-        everything, or the first tokens of a sequence, which see those before them.
+        sees: 1 where one of the n rows sees one of the tree's rows so far, [n, rows]. None: one row
+        that sees everything, or the first tokens of a sequence, which see those before them.
         """
         mask = None if sees is None else self._additive(sees)[None, None]
         return self.forward(ids[0], ids[1], mask, self.cache, **inputs)[0]
 
-    def _additive(self, sees: Tensor) -> Tensor:
+    def _additive(self, sees: NDArray[np.uint8]) -> Tensor:
         """Return the mask that is added to scores: 0 where a row sees, else the least number."""
-        mask = torch.zeros(sees.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~sees, torch.finfo(self.dtype).min)
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        mask = np.where(sees, kind(0), kind(torch.finfo(self.dtype).min))
+        return upload(torch.from_numpy(mask), self.device).to(self.dtype)

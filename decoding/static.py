@@ -293,7 +293,7 @@ class StaticSession(TreeSession):
     def _new_cache(self, expected: int) -> KVCache:
         return self.passes.cache
 
-    def _run(self, ids: Tensor, sees: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, ids: Tensor, sees: Any, inputs: dict[str, Tensor]) -> Tensor:
         """See `TreeSession._run`: rows are padded to one of the sizes."""
         passes, count = self.passes, ids.shape[2]
         if sees is None:
