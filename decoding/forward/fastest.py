@@ -123,15 +123,16 @@ def _times(matrices: list[Tensor], packs: bool) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {way: [] for way in ways}
     end = time.perf_counter() + SECONDS
     for count in ROWS:
-        states = {width: some[0].new_ones(count, width) for _, width in {m.shape for m in some}}
-        for way, (multiply, weights) in ways.items():
-            seconds = []
-            for _ in range(3):  # the first warms up
-                begun = time.perf_counter()
-                for plain, weight in zip(some, weights, strict=True):
-                    multiply(states[plain.shape[1]], weight, None)
-                seconds.append(time.perf_counter() - begun)
-            times[way].append(min(seconds))
+        states = [matrix.new_ones(count, matrix.shape[1]) for matrix in some]
+        for way, (multiply, forms) in ways.items():
+            times[way].append(min(_seconds(multiply, states, forms) for _ in range(3)))
         if time.perf_counter() > end:
             break
     return times
+
+
+def _seconds(multiply: Callable[..., object], states: list[Tensor], forms: list[Tensor]) -> float:
+    begun = time.perf_counter()
+    for rows, matrix in zip(states, forms, strict=True):
+        multiply(rows, matrix, None)
+    return time.perf_counter() - begun

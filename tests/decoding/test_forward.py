@@ -12,6 +12,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward import attention
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
+    Seen,
     attend,
     seen_in,
 )
@@ -66,6 +67,14 @@ def test_text_without_a_mask_and_tree_under_one_are_plain_attention(
     torch.testing.assert_close(
         attended.view(2, 6, heads, 8).transpose(1, 2).float(), expected, atol=error, rtol=error
     )
+
+
+@torch.no_grad()
+def test_a_lone_row_of_bfloat16_is_plain_attention():
+    query, keys, values = (torch.randn(2, 3, slots, 8) for slots in (1, 300, 300))
+    ours = attend(query.bfloat16(), keys.bfloat16(), values.bfloat16(), Seen(), 0.3)
+    theirs = F.scaled_dot_product_attention(query, keys, values, scale=0.3)
+    assert (ours.view(theirs.shape) - theirs).abs().max() < 0.02
 
 
 # Passes

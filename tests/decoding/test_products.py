@@ -1,7 +1,5 @@
 """Products with large matrices: every way gives torch's numbers, and changed weights are seen."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -23,7 +21,7 @@ def all_are_large(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def linears(count: int, bias: bool) -> list[nn.Linear]:
+def linears(count, bias):
     torch.manual_seed(0)
     return [nn.Linear(24, 8 * (1 + i), bias) for i in range(count)]
 
@@ -41,7 +39,7 @@ def test_every_way_is_the_product_of_torch(all_are_large, monkeypatch, way, dtyp
     parts = [part.to(dtype) for part in linears(count, bias)]
     multiply = layer.linear(parts, way)
     bound = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-    for rows in (1, 2, 4, 5, 32, 33, 64, 65, 130):
+    for rows in (1, 2, 5, 33, 65, 130):
         states = torch.randn(rows, 24).to(dtype)
         theirs = torch.cat([F.linear(states, part.weight, part.bias) for part in parts], -1)
         with torch.inference_mode():
@@ -59,7 +57,7 @@ def test_gradients_and_autocast_pass_by_onednn(all_are_large, way):
         assert multiply(states).dtype == torch.bfloat16
 
 
-def read(model: CausalModel) -> torch.Tensor:
+def read(model):
     session = model.session()
     session.append([1, 2, 3])
     return model.logits(session.grow([4, 5, 6], [-1, 0, 0]))
@@ -99,7 +97,7 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
     monkeypatch.setattr(fastest, "_times", None)  # nothing is timed again
     for way in ("plain", "packed"):
         for file in files:
-            file.write_text(json.dumps({"way": way}))
+            file.write_text(f'{{"way": "{way}"}}')
         assert fastest.fastest(model, packs=True) == way
 
 
@@ -108,7 +106,7 @@ def test_one_row_goes_plainly_where_that_is_faster(all_are_large, monkeypatch):
     times = {"plain": [1.0, 4.0], "packed": [1.3, 2.0]}
     monkeypatch.setattr(fastest, "_times", lambda *_: times)
     assert fastest.fastest(module(*FAMILIES["llama-3"]), packs=True) == "packed-many"
-    parts = [nn.Linear(24, 8), nn.Linear(24, 16)]
+    parts = linears(2, True)
     product, counts = layer.linear(parts, "packed-many"), []
     real = onednn.in_blocks
     monkeypatch.setattr(onednn, "in_blocks", lambda x, *own: counts.append(len(x)) or real(x, *own))
@@ -140,12 +138,9 @@ def test_weights_of_any_shape_and_type_have_a_product(all_are_large, dtype):
         way = fastest.fastest(nn.ModuleList(parts), packs=True)
         states = torch.randn(3, shape[0]).to(dtype)
         with torch.inference_mode():
-            torch.testing.assert_close(
-                layer.linear(parts, way)(states).double(),
-                torch.cat([part.double()(states.double()) for part in parts], -1),
-                atol=0.05,
-                rtol=0.05,
-            )
+            ours = layer.linear(parts, way)(states).double()
+        theirs = torch.cat([part.double()(states.double()) for part in parts], -1)
+        torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
 
 
 def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large, monkeypatch):
