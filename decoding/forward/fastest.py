@@ -29,14 +29,14 @@ ROWS = (1, 5, 9, 16, 32)
 SECONDS = 0.8
 """Time for all numbers of rows together."""
 BYTES = 128 << 20
-"""Weights that are timed, more than the caches hold."""
+"""Weights that are timed at least, more than the caches hold."""
 
 
 @torch.inference_mode()
 def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     """Return the way that is fastest for the large matrices of `module`, or the one asked for.
 
-    Its first layers' matrices are multiplied one after the other, as in a pass, with 1 to 32 rows.
+    Matrices of its first layers are multiplied one after the other, as in a pass, by 1 to 32 rows.
     The winner has the smallest product of the times over the numbers of rows. It leaves one row to
     torch's own way where that is faster by a tenth. The answer is kept in the user's cache, by
     processor, threads, type and shapes, so that the next run multiplies in the same way.
@@ -105,15 +105,24 @@ def _room(module: nn.Module) -> bool:
     return free > 2 * sum(weight.nbytes for weight in module.parameters())
 
 
+def _some(matrices: list[Tensor]) -> list[Tensor]:
+    """Take the first BYTES of matrices, then one of each shape that the layers repeat."""
+    ends = accumulate(matrix.nbytes for matrix in matrices)
+    counts, some = Counter(matrix.shape for matrix in matrices), list[Tensor]()
+    for matrix, end in zip(matrices, ends, strict=True):
+        missing = all(matrix.shape != other.shape for other in some)
+        if end <= BYTES or (missing and counts[matrix.shape] > 1):
+            some.append(matrix)
+    return some or matrices[:1]
+
+
 def _times(matrices: list[Tensor], packs: bool) -> dict[str, list[float]]:
-    """Measure the seconds of each way for the first BYTES of matrices, for each of ROWS.
+    """Measure the seconds of each way for `_some` of the matrices, for each of ROWS.
 
     Fewer numbers of rows are timed where SECONDS are over. A way that cannot multiply the matrices
     is left out.
     """
-    ends = accumulate(matrix.nbytes for matrix in matrices)
-    some = [matrix for matrix, end in zip(matrices, ends, strict=True) if end <= BYTES]
-    some = some or matrices[:1]
+    some = _some(matrices)
     ways: dict[str, tuple[Callable[..., object], list[Tensor]]] = {"plain": (F.linear, some)}
     for name in ("onednn", "packed") if packs else ("onednn",):
         with suppress(RuntimeError):

@@ -23,11 +23,11 @@ from nde_talf.decoding.forward.attention import Angles, Seen, attend, rotate
 from nde_talf.decoding.forward.original import optional
 
 LARGE = 1 << 19
-"""Numbers in a large matrix: a product with a few rows takes the time of reading it."""
-FEW = 1 << 14
-"""Numbers in a few rows."""
+"""Numbers in a large matrix. Its product with a few rows takes as long as reading it."""
 LEAST = 1 << 15
-"""Numbers in a matrix from which on it may be multiplied by oneDNN, whose calls take longer."""
+"""Numbers in the smallest matrix that oneDNN may multiply. Below, its calls cost too much."""
+SHORT = 1 << 14
+"""Numbers in states below which a norm's time is that of its calls."""
 
 
 class NotNativeError(Exception):
@@ -131,8 +131,8 @@ class Norm(FusedPart):
 
     added: with 1 + w in place of w, in float32 as Gemma computes it.
 
-    A layer norm of (x, -x), whose mean is 0, begins with it. For a few rows on a CPU that is
-    faster: one operation where torch's own RMS norm is eight.
+    torch's RMS norm is eight operations on a CPU. A layer norm of (x, -x), whose mean is 0, has the
+    same numbers in its first half and takes three, which is faster for a few rows.
     """
 
     def __init__(self, module: nn.Module, added: bool):
@@ -150,7 +150,7 @@ class Norm(FusedPart):
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., H]."""
-        if self.twice is not None and states.numel() < FEW:
+        if self.twice is not None and states.numel() < SHORT:
             both = torch.cat((states, -states), -1)
             normed = F.layer_norm(both, self.twice.shape, self.twice, None, self.eps)
             return normed.narrow(-1, 0, states.shape[-1])

@@ -23,14 +23,15 @@ from nde_talf.decoding.forward.layer import LARGE, FusedPart, Linear, plain_line
 _multiply = torch.ops.mkldnn._linear_pointwise.default
 
 BLOCK = 64
-"""Rows that oneDNN multiplies at once; more go in blocks, which is as fast."""
+"""Rows that oneDNN multiplies at once. More rows go in blocks, which is as fast."""
 EXACT = 32
-"""Rows that go as many as they are.
+"""Up to so many rows are multiplied without padding.
 
-oneDNN keeps 2 MB for every number of rows, so more are filled up to 40, 48, 56 or 64.
+oneDNN keeps about 2 MB of kernels for every number of rows, so 33 to 64 are padded to 40, 48, 56 or
+64.
 """
-FEW = 4
-"""Rows that one to three are filled up to for a large packed matrix, which is faster."""
+LEAST_ROWS = 4
+"""One to three rows are padded to so many for a large packed matrix, which is faster."""
 PACKED_FOR = 8
 """Rows that the order of blocks is made for. It serves one row and a hundred as well."""
 
@@ -92,13 +93,13 @@ def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply states [..., in] by a matrix as oneDNN does, packed or not: [..., out]."""
     rows = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
     count = rows.shape[0]
-    if count <= EXACT and (count >= FEW or weight.numel() < LARGE or not weight.is_mkldnn):
+    if count <= EXACT and (count >= LEAST_ROWS or weight.numel() < LARGE or not weight.is_mkldnn):
         together: Tensor = _multiply(rows, weight, bias, "none", [], "")
     else:
         products = []
         for block in rows.split(BLOCK):
-            more = -len(block) % (8 if len(block) > FEW else FEW)
-            filled = F.pad(block, (0, 0, 0, more)) if more else block
-            products.append(_multiply(filled, weight, bias, "none", [], "")[: len(block)])
+            more = -len(block) % (8 if len(block) > LEAST_ROWS else LEAST_ROWS)
+            padded = F.pad(block, (0, 0, 0, more)) if more else block
+            products.append(_multiply(padded, weight, bias, "none", [], "")[: len(block)])
         together = products[0] if len(products) == 1 else torch.cat(products)
     return together if states.dim() == 2 else together.view(*states.shape[:-1], -1)

@@ -27,7 +27,7 @@ def linears(count, bias):
 
 
 # oneDNN takes bfloat16 on CPUs with AVX-512 alone.
-TYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if onednn.has_onednn(dtype)]
+TYPES = [*filter(onednn.has_onednn, (torch.float32, torch.bfloat16))]
 
 
 @needs_onednn
@@ -38,12 +38,12 @@ def test_every_way_is_the_product_of_torch(all_are_large, monkeypatch, way, dtyp
     monkeypatch.setattr(onednn, "LARGE", 1 if bias else 1 << 19)
     parts = [part.to(dtype) for part in linears(count, bias)]
     multiply = layer.linear(parts, way)
-    bound = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-    for rows in (1, 2, 5, 33, 65, 130):
+    bound = 1e-5 if dtype == torch.float32 else 0.02
+    for rows in (1, 5, 33, 130):
         states = torch.randn(rows, 24).to(dtype)
         theirs = torch.cat([F.linear(states, part.weight, part.bias) for part in parts], -1)
         with torch.inference_mode():
-            torch.testing.assert_close(multiply(states), theirs, **bound)
+            torch.testing.assert_close(multiply(states), theirs, atol=bound, rtol=bound)
             assert multiply(states[None, :, None]).shape == (1, rows, 1, theirs.shape[-1])
 
 
@@ -59,7 +59,7 @@ def test_gradients_and_autocast_pass_by_onednn(all_are_large, way):
 
 def read(model):
     session = model.session()
-    session.append([1, 2, 3])
+    session.append([1, 2])
     return model.logits(session.grow([4, 5, 6], [-1, 0, 0]))
 
 
@@ -75,10 +75,7 @@ def test_packed_weights_are_a_copy_that_follows_the_models(all_are_large, tmp_pa
     assert packed.forward.endswith("large products: packed)")
     assert packed.native.layers[0].down.weight.is_mkldnn
     torch.testing.assert_close(read(packed), read(plain), atol=1e-4, rtol=1e-4)
-    for (key, ours), theirs in zip(
-        packed.module.state_dict().items(), plain.module.state_dict().values(), strict=True
-    ):
-        assert torch.equal(ours, theirs), key
+    assert all(map(torch.equal, packed.module.parameters(), plain.module.parameters()))
     for model in (plain, packed):
         model.body.layers[0].mlp.down_proj.weight.mul_(3)
         model.lm_head.weight.mul_(2)
@@ -95,10 +92,15 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
     files = list((tmp_path / "cache/nde-talf").glob("products-*.json"))
     assert len(files) == 2
     monkeypatch.setattr(fastest, "_times", None)  # nothing is timed again
-    for way in ("plain", "packed"):
-        for file in files:
-            file.write_text(f'{{"way": "{way}"}}')
-        assert fastest.fastest(model, packs=True) == way
+    for file in files:
+        file.write_text('{"way": "onednn-many"}')
+    assert fastest.fastest(model, packs=True) == "onednn-many"
+
+
+def test_every_shape_of_the_layers_is_timed(monkeypatch):
+    monkeypatch.setattr(fastest, "BYTES", 40)
+    matrices = [torch.ones(rows, 3) for rows in (2, 2, 4, 4, 9)]
+    assert [*map(len, fastest._some(matrices))] == [2, 4]
 
 
 @needs_onednn
@@ -128,7 +130,7 @@ def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, mon
     left = {"plain", "onednn"} if fails == "packed" else {"plain"}
     assert set(fastest._times([torch.ones(24, 24)], True)) == left
     model = CausalModel(module(*FAMILIES["llama-3"]), packs=True)
-    assert model.native is not None and not model.native.way.startswith("packed")
+    assert not model.native.way.startswith("packed")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
