@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from nde_talf.decoding.common.errors import UserError
@@ -52,15 +51,6 @@ def three_layers(count: int) -> tuple[int, int, int]:
     if count >= 7:
         return 2, count // 2, count - 3
     return (1, count // 2, count - 1) if count >= 4 else (0, 1, 2)
-
-
-class _Norm(LlamaRMSNorm):
-    """Llama's, in one call where it needs no gradients and no cast."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or states.dtype != self.weight.dtype:
-            return super().forward(states)
-        return F.rms_norm(states, self.weight.shape, self.weight, self.variance_epsilon)
 
 
 class Eagle3Head(EagleHead):
@@ -109,7 +99,7 @@ class Eagle3Head(EagleHead):
         for name in ("q_proj", "k_proj", "v_proj"):
             width = getattr(attention, name).out_features
             setattr(attention, name, nn.Linear(2 * hidden, width, bias=False))
-        decoder.hidden_norm, decoder.input_layernorm = self._norm(hidden), self._norm(hidden)
+        decoder.hidden_norm = self._norm(hidden)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
         self.norm = self._norm(hidden)
@@ -118,8 +108,8 @@ class Eagle3Head(EagleHead):
         drafted = self.config.vocab_size if self.d2t is None else len(self.d2t)
         self.lm_head = nn.Linear(hidden, drafted, bias=False)
 
-    def _norm(self, size: int) -> "_Norm":
-        return _Norm(size, self.config.rms_norm_eps)
+    def _norm(self, size: int) -> LlamaRMSNorm:
+        return LlamaRMSNorm(size, self.config.rms_norm_eps)
 
     def _initialise(self) -> None:
         # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed
@@ -173,8 +163,7 @@ class Eagle3Head(EagleHead):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """See `EagleHead.logits`: minus infinity for what cannot be drafted."""
-        drafts = self.native is not None and not self.fc.weight.requires_grad
-        logits = (self.native.readout if drafts else self.lm_head)(self.read(outputs))
+        logits = self.lm_head(self.read(outputs))
         if self.d2t is None:
             return logits
         everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)

@@ -1,12 +1,12 @@
 """The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, linear
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart
 from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class HeadForward(FusedPass):
-    """`EagleHead.forward` with fused weights and without gradients.
-
-    readout: the product with the head's own lm_head, where it has one.
-    """
+    """`EagleHead.forward` with fused weights and without gradients."""
 
     def __init__(self, head: "EagleHead"):
         self.head, self.added = head, FAMILIES[head.family.name].added
@@ -33,11 +30,7 @@ class HeadForward(FusedPass):
         self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, head.fc.weight.detach()[:1])}
-        parts = [*self.layer.parts]
-        if head.own_matrix is not None:
-            self.readout = linear([cast("nn.Module", head.lm_head)], self.way)
-            parts.append(self.readout)
-        return parts
+        return self.layer.parts
 
     def __call__(
         self,
