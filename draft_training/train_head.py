@@ -246,6 +246,8 @@ def fit_head(
             held_out,
             **options,
         )
+    for left in folder.glob(".processes.*"):  # by a process that was killed, or ended early
+        left.unlink(missing_ok=True)
     if held_out is not None and config.evaluate_every:
         load_best(module, folder)
     module.head.trained_in = module.trained_in
