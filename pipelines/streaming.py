@@ -47,7 +47,7 @@ from nde_talf.selector.policy import NeuralPolicy
 WARM_UP = 8  # tokens decoded before the text that is shown
 SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
-CONTEXTS, REPEATS = (64, 320), 1  # of a latency table that is measured before a text
+CONTEXTS, REPEATS = (192,), 1  # of a latency table that is measured before a text
 PLACES = ("target", "draft")
 """Fields of a latency table that describe the models, not the machine."""
 
@@ -250,7 +250,7 @@ def table_here(
     path = cache / f"latency-{key[:16]}.json"
     with suppress(UserError):
         return LatencyTable.load(path)
-    conditions = Conditions(static=static)
+    conditions = Conditions(static=static, batches=False)
     table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS, conditions)
     with suppress(OSError, UserError):
         table.check_quiet(path)

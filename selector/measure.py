@@ -58,12 +58,14 @@ class Conditions(NamedTuple):
     """Conditions under which measured steps are decoded.
 
     settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
-    draft_setting: what drafts are warped with; None: like the target.
+    draft_setting: what drafts are warped with; None: like the target. batches: passes over several
+    sequences are timed too.
     """
 
     settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
     static: bool = False
     draft_setting: SamplingSetting | None = None
+    batches: bool = True
 
 
 @torch.inference_mode()
@@ -100,15 +102,19 @@ def measure_latency(
     list(bench.round(0))  # warm-up
     table = _agreed(bench, repeats)
     plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
+    if conditions.batches:
+        table = replace(
+            table,
+            sequences=list(SEQUENCES),
+            target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
+            draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
+        )
     return replace(
         table,
         autoregressive=plain.tolist(),
         models={"target": sizes(target), "draft": sizes(draft)},
         machine=machine(target, draft)
         | {"clock": "CPU" if bench.clock is time.thread_time else "wall"},
-        sequences=list(SEQUENCES),
-        target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
-        draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
     )
 
 
@@ -194,7 +200,7 @@ class _Bench:
         verifiers: Sequence[str],
         conditions: Conditions,
     ):
-        settings, fixed, draft_setting = conditions
+        settings, fixed, draft_setting, _ = conditions
         static = StaticShapes(max(contexts) + ROOM) if fixed else None
         self.clock: Clock = time.perf_counter
         if not asynchronous(target.device) and torch.get_num_threads() == 1:
