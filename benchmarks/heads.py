@@ -41,14 +41,13 @@ from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.recipe import samples
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import TargetTrees
 from nde_talf.draft_training.train_head import HeadModule, build_head
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.pipelines.small import TEXT_ROWS
+from nde_talf.pipelines.small import TEXT_ROWS, samples
 
 THREE: dict[str, Any] = {"features": "three"}
 WIRINGS: dict[str, dict[str, Any]] = {
@@ -203,7 +202,7 @@ def trained(
     for name in names:
         folder, rows = folder_of(bench, steps, name, wiring), text
         if name == OWN_TEXT:
-            written = folder.parent / "samples.safetensors"
+            written = folder.parent / "samples"
             rows = samples(bench.pair.where("target"), written, text, min(len(text), OWN_TEXTS))
         config = configured(start, steps, name, wiring, batch)
         heads[name] = load_head(_fit_once(bench, config, folder, rows), bench.models[0])

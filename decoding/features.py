@@ -11,8 +11,6 @@ entropies would be 0, and all divergences one of two numbers.
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import upload
-
 # In the order of `scalar_features`; entropies and divergences in nats.
 SCALARS = (
     "entropy_p_previous",
@@ -31,21 +29,8 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     These are H(p_prev), H(q_prev), H(q_root), and at prev KL(p||q), KL(q||p) and ||p - q||_1.
     """
     rows = torch.stack([p_previous, q_previous, q_root], -2)
-    products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
+    sums = rows @ rows.clamp(min=FLOOR).log().mT  # of x log y for each pair (x, y)
+    own = sums.diagonal(dim1=-2, dim2=-1)
+    divergences = own[..., :2] - sums.flatten(-2)[..., 1:4:2]  # the sums of (p, q) and (q, p)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
-    return torch.cat(
-        [products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1
-    )
-
-
-# The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root
-# (columns): (p, p), (p, q), (p, root), (q, p), (q, q), ..., (root, root).
-FROM_PRODUCTS = torch.tensor(
-    [
-        [-1.0, 0, 0, 0, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, -1, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 0, 0, 0, -1],
-        [1, -1, 0, 0, 0, 0, 0, 0, 0],
-        [0, 0, 0, -1, 1, 0, 0, 0, 0],
-    ]
-)
+    return torch.cat([-own, divergences, l1], -1)

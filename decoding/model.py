@@ -16,7 +16,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import instance
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.forward.original import optional, windows
-from nde_talf.decoding.session import TreeSession, new_session
+from nde_talf.decoding.session import TreeSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -200,7 +200,8 @@ class CausalModel:
         """
         reader = self.reader(layers)
         if self.form == "masks":
-            return new_session(reader, self.device, self.dtype, self.layers, static)
+            make = TreeSession if static is None else static.session
+            return make(reader, self.device, self.dtype, self.layers)
         from nde_talf.decoding.branches import BranchSession
 
         if static is not None:

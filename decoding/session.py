@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 Forward = Callable[..., Tensor]
 
 
-def new_session(
-    forward: Forward,
-    device: torch.device,
-    dtype: torch.dtype,
-    layers: int | None,
-    static: Shapes | None,
-) -> TreeSession:
-    """Make a session of a model; static: its passes are of these shapes."""
-    if static is not None:
-        return static.session(forward, device, dtype, layers)
-    return TreeSession(forward, device, dtype, layers)
-
-
 class Shapes:
     """Fixed shapes of passes: see `nde_talf.decoding.static.StaticShapes`."""
 

@@ -16,7 +16,7 @@ from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.session import new_session
+from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted
 from nde_talf.draft_training.export import load_head, save_head
@@ -34,9 +34,8 @@ class EagleDrafter(SessionDrafter):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         head.run_native()
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
-        session = partial(
-            new_session, head.forward, head.device, head.dtype, len(head.layers), static
-        )
+        make = TreeSession if static is None else static.session
+        session = partial(make, head.forward, head.device, head.dtype, len(head.layers))
         super().__init__(session, head.logits, self.target.max_context, static)
 
     @classmethod

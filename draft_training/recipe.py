@@ -14,19 +14,13 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from rich.progress import track
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nde_talf.data.engines.transformers import TransformersEngine, end_of_text
 from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
-from nde_talf.decoding.common.files import sole, write_atomically
+from nde_talf.decoding.common.files import sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.precision import native_bfloat16
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama
 from nde_talf.draft_training.trainer import warm_up_then_linear
@@ -36,8 +30,6 @@ PAUSE = "pause"
 CURVES = "held_out.jsonl"
 OPENING = 32
 """Tokens of a text that the target continues for its draft."""
-AT_ONCE = 128
-"""Texts that it continues together."""
 
 
 @settings("recipe", kw_only=True)
@@ -193,26 +185,3 @@ def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaFor
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     module.load_state_dict(state)
     return module.model.eval()
-
-
-def samples(target: Path, path: Path, rows: Tensor, count: int) -> Tensor:
-    """Read rows of the target's own texts in `path`, which are written if the file isn't there.
-
-    `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
-    `rows`, are laid end to end and cut into rows.
-    """
-    if not path.exists():
-        dtype = "bfloat16" if native_bfloat16() else "float32"
-        engine = TransformersEngine(CausalModel.load(str(target), target_device(), dtype))
-        end = next(iter(end_of_text(engine.model.module.generation_config)), 0)
-        length = rows.shape[1]
-        written: list[int] = []
-        for start in track(range(0, count, AT_ONCE), "the target writes", console=console):
-            setting = SamplingSetting((1.0, 0.6)[start // AT_ONCE % 2])
-            prefixes = rows[start : start + min(AT_ONCE, count - start), :OPENING].tolist()
-            for text in engine.sample(prefixes, setting, length - OPENING, seed=start):
-                written += [*text, end]
-        whole = len(written) // length * length
-        table = {"samples": torch.tensor(written[:whole], dtype=rows.dtype).view(-1, length)}
-        write_atomically(path, lambda temporary: save_file(table, temporary))
-    return load_file(path)["samples"]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
@@ -214,16 +214,8 @@ class PassClock:
             self.seconds, self.cpu = self.now(), time.process_time()
 
 
-class _Enough(StoppingCriteria):
-    """Ends a text that has a number of tokens."""
-
-    def __init__(self, tokens: int):
-        self.tokens = tokens
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Tell for each row of ids [B, n] if it ends."""
-        enough = input_ids.shape[1] >= self.tokens
-        return torch.full((len(input_ids),), enough, device=input_ids.device)
+class _Enough(MaxLengthCriteria):
+    """Ends a text that has a number of tokens; transformers warns of its own class here."""
 
 
 def generated(

@@ -14,7 +14,6 @@ import torch
 from rich.filesize import decimal
 from rich.table import Table
 
-from nde_talf.data.traces.text_labels import STRIDE
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
@@ -91,9 +90,9 @@ def _print_sizes(config: Config) -> None:
         table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
         table.add_row(f"{role}: 1,000 tokens of context", context)
     if "draft" in models:
-        prompts = traces.train_prompts + traces.validation_prompts
-        stride = STRIDE if traces.labels == "text" else traces.stride
-        roots = prompts * len(traces.settings) * -(-traces.new_tokens // stride)
+        counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
+        a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}
+        roots = len(traces.settings) * sum(counts[split] * a_prompt[split] for split in counts)
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)

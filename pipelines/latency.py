@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from nde_talf.data.text.pair import Pair, check_prompts
-from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.setting import RAW
 from nde_talf.decoding.static import MARGIN
 from nde_talf.pipelines.config import TABLE, Config
@@ -44,7 +42,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
     models, prompts = load_drafted(config, folders), pair.every_prompt()
-    _check_room(config, prompts, models)
+    room = max(traces.new_tokens, config.evaluation.new_tokens) + MARGIN
+    check_prompts(prompts, models[0], room, min(model.max_context for model in models))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     timing = threads(config.evaluation.threads)
@@ -89,12 +88,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             f" the draft {'pays' if gain > 1 else 'does not pay'}."
         )
     return metrics
-
-
-def _check_room(config: Config, prompts: list[Prompt], models: tuple[CausalModel, Any]) -> None:
-    """Raise UserError for a prompt that has no room for new tokens, now or in stage evaluate."""
-    room = max(config.traces.new_tokens, config.evaluation.new_tokens) + MARGIN
-    check_prompts(prompts, models[0], room, min(model.max_context for model in models))
 
 
 def _best_path(table: LatencyTable, overlap: float, rule: str) -> dict[str, float]:

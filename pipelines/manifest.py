@@ -115,14 +115,3 @@ def plain(value: Any) -> Any:
     It may contain dataclasses.
     """
     return json.loads(portable(masked(json.dumps(value, default=asdict, ensure_ascii=False))))
-
-
-def flat(nested: dict[str, Any], dot: str = ".") -> dict[str, Any]:
-    """Return nested values as one dictionary, with keys such as "draft.loss.k"."""
-    single: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict) and value:
-            single |= {f"{key}{dot}{inner}": part for inner, part in flat(value, dot).items()}
-        else:
-            single[str(key)] = value
-    return single

@@ -121,6 +121,11 @@ def _fit_counts(config: Config, available: int) -> None:
     data, traces, evaluation = config.data, config.traces, config.evaluation
     data.prompt_count = min(data.prompt_count, available)
     left = data.prompt_count - data.test_prompts
+    if left < 2:
+        raise UserError(
+            f"data.test_fraction={data.test_fraction}: of {data.prompt_count} prompts it leaves"
+            f" {left} to learn from and to choose by. Lower it."
+        )
     if traces.train_prompts + traces.validation_prompts > left:
         traces.validation_prompts = max(1, left // 3)
         traces.train_prompts = left - traces.validation_prompts

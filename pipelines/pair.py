@@ -190,7 +190,7 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
     elif config.model.draft == DISTIL:
         openings = spread(text.train, _answers(config))[:, :OPENING].tolist()
         store, end = TraceStore(folder / "answers", "train"), text.tokenizer.eos_token_id
-        written = _sampled(store, models[0], openings, config.seed, (1.0, 0.6))
+        written = sampled(store, models[0], openings, config.seed, (1.0, 0.6))
         own_rows = in_rows(written, end, config.model.length)
         text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text
@@ -237,7 +237,7 @@ def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> N
     for side, asked in sides.items():
         repeated = asked * -(-counts[side] // len(asked))
         store = TraceStore(folder / "answers", side)
-        rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
+        rows[side] = in_rows(sampled(store, target, repeated, config.seed), end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
 
@@ -249,18 +249,22 @@ def _answers(config: Config) -> int:
     return max(ANSWERED, rows // (EPOCHS * ANSWER))
 
 
-def _sampled(
+def sampled(
     store: TraceStore,
     target: CausalModel,
     prompts: list[list[int]],
     seed: int,
     temperatures: Sequence[float] = (1.0,),
+    most: int = ANSWER,
 ) -> list[list[int]]:
-    """Sample a text after each prompt, shard by shard; a killed run goes on."""
+    """Sample a text of at most so many tokens after each prompt.
+
+    It is written shard by shard, which take turns in `temperatures`; a killed run goes on.
+    """
     engine, shards = TransformersEngine(target), shards_of(store, prompts, AT_ONCE)
     for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
         if not store.holds(name):
-            new = min(ANSWER, target.max_context - max(map(len, shards[name])))
+            new = min(most, target.max_context - max(map(len, shards[name])))
             setting = SamplingSetting(temperatures[i % len(temperatures)])
             tokens = engine.sample(shards[name], setting, new, seed * 1_009 + i)
             store.write(name, {"tokens": tokens})

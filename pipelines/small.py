@@ -21,14 +21,19 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 from pydantic import Field
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.engines.transformers import end_of_text
 from nde_talf.data.text.pair import spread
 from nde_talf.data.text.recipe import Text as Rows
 from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.data.text.sources import documents, read_frozen
+from nde_talf.data.text.templates import load_tokenizer
+from nde_talf.data.text.tokenizer import in_rows
+from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checkpoint import CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
@@ -37,13 +42,14 @@ from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text,
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import save_head, write_head_card
+from nde_talf.draft_training.precision import native_bfloat16
 from nde_talf.draft_training.recipe import (
+    OPENING,
     PAUSE,
     Leg,
     RecipeConfig,
     RecipeModel,
     reached,
-    samples,
     target_device,
 )
 from nde_talf.draft_training.settings import HeadConfig
@@ -51,6 +57,7 @@ from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
+from nde_talf.pipelines.pair import sampled
 
 TEXT_ROWS = 49_152
 """Rows of text that draft and head learn."""
@@ -124,7 +131,7 @@ def run(config: SmallConfig) -> None:
 
 def _train(config: SmallConfig, text: Rows) -> None:
     module = RecipeModel(config.recipe(), len(text.tokenizer))
-    _begin_with(config.weights, module)
+    _begin_with(config, text, module)
     _leg(config, text, module, config.folder / TARGET)
 
 
@@ -146,11 +153,18 @@ def _anneal(config: SmallConfig, text: Rows) -> None:
     _leg(config, text, RecipeModel(settings, len(text.tokenizer)), folder)
 
 
-def _begin_with(weights: str | None, module: RecipeModel) -> None:
-    """Load the weights of the model in a folder."""
-    if weights:
-        begun = AutoModelForCausalLM.from_pretrained(weights, trust_remote_code=False)
-        module.model.load_state_dict(begun.state_dict())
+def _begin_with(config: SmallConfig, text: Rows, module: RecipeModel) -> None:
+    """Load the weights to begin with, if there are any; raise UserError for another tokenizer's."""
+    if not (where := config.weights):
+        return
+    if load_tokenizer(where, "weights").get_vocab() != text.tokenizer.get_vocab():
+        raise UserError(
+            f"weights={where}: it knows other tokens than the text in {config.folder}, whose"
+            " tokenizer was trained on what is installed. Install all of the frozen list (without"
+            " partial=true), and give another folder as state."
+        )
+    begun = AutoModelForCausalLM.from_pretrained(where, trust_remote_code=False)
+    module.model.load_state_dict(begun.state_dict())
 
 
 def _annealed(config: SmallConfig, text: Rows) -> tuple[Path, Rows]:
@@ -165,10 +179,23 @@ def _annealed(config: SmallConfig, text: Rows) -> tuple[Path, Rows]:
     folder, read = finished[-1], text.train[-TEXT_ROWS:]
     if not config.samples:
         return folder, replace(text, train=read)
-    path = folder / "samples.safetensors"
-    written = samples(folder / TARGET, path, text.train, config.samples)
+    written = samples(folder / TARGET, folder / "samples", text.train, config.samples)
     times = max(1, len(read) // (3 * len(written)))
     return folder, replace(text, train=torch.cat([written] * times + [read]))
+
+
+def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
+    """Return rows of the target's own texts in `folder`, where those that are missing are written.
+
+    `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
+    `rows`, are laid end to end and cut into rows.
+    """
+    dtype, length = "bfloat16" if native_bfloat16() else "float32", rows.shape[1]
+    model, store = CausalModel.load(str(target), target_device(), dtype), TraceStore(folder)
+    openings = rows[:count, :OPENING].tolist()
+    texts = sampled(store, model, openings, 0, (1.0, 0.6), length - OPENING)
+    end = next(iter(end_of_text(model.module.generation_config)), 0)
+    return in_rows(texts, end, length).to(rows.dtype)
 
 
 def _draft(config: SmallConfig, text: Rows) -> None:
@@ -187,7 +214,7 @@ def _draft(config: SmallConfig, text: Rows) -> None:
         decay_from=DRAFT_STEPS * 3 // 5,
     )
     module = RecipeModel(settings, len(text.tokenizer), teacher)
-    _begin_with(config.weights, module)
+    _begin_with(config, text, module)
     _leg(config, text, module, folder / f"draft-{DRAFT_HIDDEN}", DRAFT)
 
 

@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import flatten_dict
+
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
     discard,
@@ -39,7 +41,6 @@ from nde_talf.pipelines.manifest import (
     MANIFEST,
     Begun,
     check_files,
-    flat,
     identity,
     plain,
     read_manifest,
@@ -315,6 +316,6 @@ def told(differing: list[tuple[str, Any, Any]]) -> str:
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """List what a stage was made with and what is asked for now: key, old value, new value."""
-    old, new = flat(made.get("settings", {})), flat(settings)
+    old, new = flatten_dict(made.get("settings", {})), flatten_dict(settings)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return [(key, old.get(key), new.get(key)) for key in keys]

@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from transformers.utils import flatten_dict
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.manifest import flat, plain
+from nde_talf.pipelines.manifest import plain
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Tracker:
 
     def log(self, metrics: dict) -> None:
         """Nested numbers, as the run's summary."""
-        self.run.summary.update(flat(metrics, "/"))
+        self.run.summary.update(flatten_dict(metrics, delimiter="/"))
 
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
         """Log an exported folder or file.

@@ -106,6 +106,8 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
             size += len(text)
             for_draft = by_hash(f"draft/{name}") < corpus.draft_fraction
             rows.append({"name": name, "text": text, "kind": kind, "for_draft": for_draft})
+    if not rows:
+        raise UserError(f"data.mix: {', '.join(mix)} hold no text: every document is empty.")
     return datasets.Dataset.from_list(rows)
 
 

@@ -101,3 +101,7 @@ class TracesConfig:
                 "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"
                 " or 0."
             )
+
+    def distance(self, split: str) -> int:
+        """Count the tokens from a root of a split to the next; labels from text cost little."""
+        return 4 if self.labels == "text" and split == "train" else self.stride

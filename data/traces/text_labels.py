@@ -30,8 +30,6 @@ from nde_talf.decoding.rules.labels import pooling
 from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.super_tree import super_tree_layout
 
-STRIDE = 4
-"""Distance between neighbouring roots; they cost next to nothing."""
 DEPTH = L1_MAX + L2_MAX
 
 

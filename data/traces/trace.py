@@ -12,7 +12,7 @@ from torch import Tensor
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, labels, super_trees
-from nde_talf.data.traces.text_labels import DEPTH, STRIDE, TextRows, text_labels, text_rows
+from nde_talf.data.traces.text_labels import DEPTH, TextRows, text_labels, text_rows
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.model import CausalModel
@@ -71,7 +71,7 @@ def trace_trajectories(
         cut = text and len(trajectory) == len(prompt.tokens) + config.new_tokens
         # The first generated token, and one every stride after it.
         first, end = len(prompt.tokens), len(trajectory) - cut * DEPTH
-        roots = list(range(first, end, STRIDE if text else config.stride))
+        roots = list(range(first, end, config.distance(prompt.split)))
         if not roots:  # the target ended its text at once
             continue
         tokens, at = (torch.tensor(each, device=target.device) for each in (trajectory, roots))

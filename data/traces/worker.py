@@ -20,7 +20,6 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.super_trees import Draft
-from nde_talf.data.traces.text_labels import STRIDE
 from nde_talf.data.traces.trace import STATES, trace_trajectories
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
@@ -130,12 +129,11 @@ class Tracer:
     def most_roots(self, work: list[Unit]) -> tuple[int, int]:
         """Count the most roots that units can have, and the bytes of their columns."""
         target, draft = self.models
-        stride = STRIDE if self.config.labels == "text" else self.config.stride
-        each = -(-self.config.new_tokens // stride)
         states = 2 * (target.hidden_size + 2 * draft.hidden_size)  # bytes in half precision
         labels = 4 * len(TREES) * len(self.config.verifiers)
         roots = size = 0
         for unit in work:
+            each = -(-self.config.new_tokens // self.config.distance(unit.prompts[0].split))
             count = each * len(unit.prompts) * len(unit.settings)
             roots, size = roots + count, size + count * (states + unit.samples * labels)
         return roots, size

@@ -15,11 +15,11 @@ from nde_talf.draft_training.recipe import (
     RecipeConfig,
     RecipeModel,
     reached,
-    samples,
     weights,
 )
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.draft_training.trainer import train_rows
+from nde_talf.pipelines.small import samples
 
 VOCABULARY = 40
 
@@ -105,10 +105,11 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
 
 def test_the_targets_own_texts_are_written_once(tmp_path, monkeypatch):
     """They fill rows of the same length, and are read when they are there."""
-    monkeypatch.setattr("nde_talf.draft_training.recipe.AT_ONCE", 2)
-    build_llama(settings(), VOCABULARY).save_pretrained(tmp_path / "target")
+    monkeypatch.setattr("nde_talf.pipelines.pair.AT_ONCE", 2)
+    build_llama(settings(max_length=48), VOCABULARY).save_pretrained(tmp_path / "target")
     prefixes = torch.arange(4 * 48).view(4, 48).remainder(VOCABULARY).to(torch.int16)
     written = samples(tmp_path / "target", tmp_path / "texts", prefixes, 4)
     assert written.dtype == torch.int16 and written.shape[1] == 48 and 0 < len(written) <= 4
-    assert torch.equal(written[0, :OPENING], prefixes[0, :OPENING])
-    assert torch.equal(samples(tmp_path / "nowhere", tmp_path / "texts", prefixes, 4), written)
+    assert torch.equal(written[0, 1 : 1 + OPENING], prefixes[0, :OPENING])
+    monkeypatch.delattr("nde_talf.pipelines.pair.TransformersEngine.sample")
+    assert torch.equal(samples(tmp_path / "target", tmp_path / "texts", prefixes, 4), written)

@@ -8,6 +8,7 @@ import torch
 from nde_talf.data.text.pair import shipped_pair
 from nde_talf.data.text.recipe import Text
 from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
@@ -42,6 +43,17 @@ def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
     monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: None)
     with pytest.raises(UserError, match=f"run {first} first"):
         run(SmallConfig(step=step, state=str(tmp_path)))
+
+
+def test_weights_of_another_tokenizer_are_refused(tmp_path, monkeypatch):
+    target = SHIPPED / "pair" / "target"
+    tokenizer = load_tokenizer(target)
+    tokenizer.add_tokens("another")
+    monkeypatch.setattr(
+        "nde_talf.pipelines.small.prepared", lambda *_: Text(tokenizer, None, {}, {})
+    )
+    with pytest.raises(UserError, match="knows other tokens"):
+        run(SmallConfig(step="train", state=str(tmp_path), weights=str(target)))
 
 
 @pytest.mark.slow
