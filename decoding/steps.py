@@ -105,7 +105,8 @@ def checked_prompt(tokens: Any, vocabulary: int, context: int) -> list[int]:
     if len(tokens) >= context:
         raise UserError(
             f"prompt: it has {len(tokens)} tokens, but the context of the models (or of their"
-            f" static shapes) holds {context}: shorten the prompt or use a longer context."
+            f" static shapes) holds {context} with a new one: shorten the prompt or use a longer"
+            " context."
         )
     outside = [token for token in tokens if not 0 <= token < vocabulary]
     if outside:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from nde_talf.decoding.loop import SpeculativeDecoder
 
 BINS = 10
+SHORTEST, FEWEST = 4, 100
+"""Tokens of a text, and of all texts together, that a check needs at least."""
 ROUNDING = (
     " In {dtype} a pass over a tree rounds otherwise than one over a token. That may turn a token"
     " whose logit is within {margin:.0%} of the best, which is no fault of the rule;"
@@ -53,6 +55,11 @@ def check(config: CheckConfig) -> None:
         raise UserError(
             "temperature=0, prompt, compare: leave them out. Greedy texts are"
             " always compared, and all texts follow the run's held-out prompts."
+        )
+    if config.new_tokens < SHORTEST or config.texts * config.new_tokens < FEWEST:
+        raise UserError(
+            f"texts={config.texts} new_tokens={config.new_tokens}: that is too little to find a"
+            f" bias by. Give texts of {SHORTEST} tokens or more, and {FEWEST} tokens in all."
         )
     check_device(config.model.device)
     quiet()

@@ -21,12 +21,17 @@ FOLDERS = ("pair", "latency", "traces", "selector", "draft", "report")
 """The folders of a run's stages, in the order of their names in the configuration."""
 
 
-def read_record(run: Path) -> dict[str, Any]:
-    """Read the record of a run: `arguments` and `base`; nothing of a run that has made nothing."""
+def read_record(run: Path, anyway: bool = False) -> dict[str, Any]:
+    """Read the record of a run: `arguments` and `base`.
+
+    Of a run that has made nothing yet it is read only if asked for.
+    """
     made = (path.name for folder in FOLDERS for path in (run / folder).glob("*"))
-    if all(name == "begun.json" for name in made) or not (run / COMMAND).exists():
+    nothing = not anyway and all(name == "begun.json" for name in made)
+    if nothing or not (run / COMMAND).exists():
         return {}
-    return read_json(run / COMMAND, dict[str, Any], f"give every key of run={run.name} again")
+    again = f"delete it and give every key of run={run.name} again"
+    return read_json(run / COMMAND, dict[str, Any], again)
 
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -126,5 +131,10 @@ class Run:
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
-        exports = (self.stage("selector") / "export").glob("*/")
+        folder = self.stage("selector")
+        exports = [*(folder / "export").glob("*/")]
+        if not exports and (folder / "manifest.json").exists():
+            raise UserError(
+                f"{folder}: its selectors are gone; make them again with stage=selector force=true."
+            )
         return sorted((p.name for p in exports), key=lambda name: (name != "traversal", name))

@@ -35,6 +35,8 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
     for each in arguments:
         group, _, value = each.partition("=")
+        if group in WORDS and value[:1] in "'\"" and value[:1] == value[-1:]:
+            value = value[1:-1]
         if group not in WORDS or not value or value[0] in "[{'\"":
             yield each
         elif value in presets(group):

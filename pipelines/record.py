@@ -68,7 +68,8 @@ def completed(arguments: Sequence[str]) -> list[str]:
     name = values.get("run", "default")
     swept = "run" not in values and {"sweep", "-m", "--multirun"} & values.keys()
     known = NAME.fullmatch(name) and not swept  # a wrong name is told when it is checked
-    record = read_record(root / name) if known else {}
+    bare = not lasting(given)  # then a run goes on that was ended before it had made anything
+    record = read_record(root / name, bare) if known else {}
     base = values.get("base") or record.get("base")
     of_base = read_record(root / base) if base and NAME.fullmatch(base) else {}
     recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))

@@ -148,7 +148,8 @@ class Attempt:
             return False
         check_files(folder, manifest, name)
         if self.stage.whole(folder):
-            console.print(f"✓ {name}: finished ({folder}); force=true redoes it")
+            newer = f"; {self.successor} is unfinished" * self.successor.exists()
+            console.print(f"✓ {name}: finished ({folder}); force=true redoes it{newer}")
             return True
         console.print(f"↻ {name}: part of it is missing and is made again")
         return False
@@ -173,9 +174,9 @@ class Attempt:
         if other := changed(found, self.wanted["settings"]):
             name, run, given = self.stage.name, self.config.run, asked()
             raise UserError(
-                f"stage={name} in {folder} is {state} with other settings: {told(other)}. To start"
-                f" it anew: nde run run={run} stage={name} force=true {given}. To keep it: nde run"
-                f" run=NAME base={run} stage={name} {given}."
+                f"stage={name} in {folder} is {state} with other settings: {told(other)}.\n"
+                f"To start it anew: nde run run={run} stage={name} force=true {given}\n"
+                f"To keep it: nde run run=NAME base={run} stage={name} {given}"
             )
 
     def _tidy(self) -> None:
@@ -246,8 +247,8 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
             f"stage={stage.name} would use {folder}, which was made with other settings:"
-            f" {told(other)}. Leave them out to use it, or start it anew: nde run"
-            f" run={config.run} stage={needed.name} force=true {asked()}."
+            f" {told(other)}. Leave them out to use it, or start it anew:\nnde run"
+            f" run={config.run} stage={needed.name} force=true {asked()}"
         )
     check_files(folder, manifest, needed.name)
     return identity(manifest)
@@ -308,9 +309,18 @@ def every_stage() -> dict[str, Stage]:
 
 
 def told(differing: list[tuple[str, Any, Any]]) -> str:
-    """Write differences as "key: recorded, given"; those beyond the first few are counted."""
-    listed = [f"{key}: {shown(old)} recorded, {shown(new)} given" for key, old, new in differing]
-    more = [f"{len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
+    """Write differences as "key: recorded, given"; those beyond the first few are counted.
+
+    A file whose name is another is one difference, not those of its content too.
+    """
+    listed = [
+        f"{key.removeprefix('files.')}: its content changed"
+        if key.startswith("files.")
+        else f"{key}: {shown(old)} recorded, {shown(new)} given"
+        for key, old, new in differing
+        if not key.startswith("files.") or None not in (old, new)
+    ]
+    more = [f"{len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
     return "; ".join([*listed[:SHOWN], *more])
 
 

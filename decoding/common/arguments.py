@@ -86,5 +86,5 @@ def fitting(name: str, value: Any, adapter: TypeAdapter[Any]) -> Any:
     kinds = [text.removeprefix(_SHOULD) for text in said if text.startswith(_SHOULD)]
     sentence = f"it should be {' or '.join(dict.fromkeys(kinds))}" if kinds else said[0]
     path = faults[0]["loc"] if len(faults) == 1 else ()
-    given = repr(value).partition("\n")[0][:100]
+    given = repr(faults[0]["input"] if path else value).partition("\n")[0][:100]
     raise ArgumentError(f"{'.'.join([name, *map(str, path)])}={given}: {sentence}.")

@@ -29,9 +29,6 @@ class Salf(TreePolicy):
         nodes: N, the largest number of drafted tokens; the root is not counted.
         batch: B, how many nodes are expanded in one draft pass.
         threshold: th.
-
-    Attributes:
-        gains: the sums S_i of the last draft; they fall from pass to pass (Theorem 1).
     """
 
     trees = "top_k"
@@ -39,12 +36,10 @@ class Salf(TreePolicy):
     @checked
     def __init__(self, nodes: Positive = 60, batch: Positive = 10, threshold: Proper = 0.6):
         self.nodes, self.batch, self.threshold = nodes, batch, threshold
-        self.gains: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft one tree by Algorithm 2; `rng` is not used."""
-        tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
-        self.gains = gains
+        tree = DraftTree.rooted(state.root, drafter.root.q)
         candidates: list[Candidate] = []  # G without the root
         queue = [ROOT]  # Q: not expanded, most probable first
         while True:
@@ -54,8 +49,8 @@ class Salf(TreePolicy):
             )
             epsilon = self._least(candidates)
             matter = [c for c in popped if c.probability > epsilon]  # D
-            gains.append(sum(c.probability for c in matter))
-            if not matter or gains[-1] < self.threshold:
+            # The sums S_i fall from pass to pass (Theorem 1).
+            if not matter or sum(c.probability for c in matter) < self.threshold:
                 break
             # A node as deep as the context allows has no children.
             nodes = [

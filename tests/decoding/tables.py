@@ -74,15 +74,15 @@ def tau(tree: DraftTree, verdict: Verdict) -> int:
     return tree.depth[verdict.end]
 
 
-def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, Verdict]:
+def one_step(tables: Tables, policy, verify, rng) -> tuple[DraftTree, Verdict]:
     """Draft with the policy and verify, both through the code that the decode loop calls."""
-    tree = scored(tables, policy, rng, tau=tau)
+    tree = scored(tables, policy, rng)
     return tree, verify(tree, rng)
 
 
-def scored(tables: Tables, policy, rng, room: int = 1 << 20, tau=None) -> DraftTree:
+def scored(tables: Tables, policy, rng, room: int = 1 << 20) -> DraftTree:
     """A tree of the policy with the target's rows of the tables."""
-    state = DecodingState(0, 1, room, RAW, None, None, tau)
+    state = DecodingState(0, 1, room, RAW, None, None)
     tree = policy.draft(state, TableDrafter(tables), rng)
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
     return tree

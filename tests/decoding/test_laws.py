@@ -16,7 +16,6 @@ from nde_talf import (
     DynaTree,
     DySpec,
     DySpecThreshold,
-    FollowMean,
     Rng,
     Salf,
     Shaped,
@@ -114,18 +113,6 @@ def test_laws_of_peaked_rows(tree, name, night):
             assert error(tree, name, tables) < TOLERANCE[dtype], (kind, dtype)
 
 
-@pytest.mark.parametrize("last_tau", [None, 0, 1, 2, 3])
-def test_following_the_last_acceptance_is_lossless(last_tau):
-    """The next tree depends on what was accepted before; given that, the law is the target's."""
-    tables, policy = Tables("random", seed=3), FollowMean(1, 0, 3)
-    law = exact_law(
-        lambda rng: emitted(scored(tables, policy, rng, tau=last_tau), VERIFIERS["specinfer"], rng)[
-            :1
-        ]
-    )
-    assert distance(law, {(t,): x for t, x in enumerate(tables(())[0].tolist())}) < 1e-9
-
-
 class Marked(Shaped):
     """Three draws without replacement, with other masses than they were drawn from."""
 
@@ -137,23 +124,6 @@ class Marked(Shaped):
         tree = super().draft(state, drafter, rng)
         tree.left[0] = self.masses(tree)
         return tree
-
-
-def one_minus_q(tree: DraftTree) -> list[float]:
-    """The masses left, of which the second has no correct digit in float32."""
-    return [1.0, 1 - float(tree.q[0][tree.tokens[1]])][: len(tree.left[0])]
-
-
-@pytest.mark.parametrize(
-    "policy,name,tables",
-    [
-        (Shaped(FLAT[:2], "without_replacement"), "specinfer", Tables("random", seed=7)),
-        (Marked(one_minus_q), "without_replacement", PeakedTables("gap 16")),
-    ],
-    ids=["i.i.d. rule on distinct draws", "remaining mass"],
-)
-def test_a_bias_is_caught(policy, name, tables):
-    assert step_error(tables, policy, VERIFIERS[name], 2) > 1e-3
 
 
 @pytest.mark.parametrize("name", DISTINCT)

@@ -1,21 +1,18 @@
 """Tree policies: the theorems and programmes that they are known for, and what they learn."""
 
-from itertools import pairwise, product
-from math import prod
+from itertools import product
 
 import pytest
 
 from nde_talf import (
     DecodingState,
     DynaTree,
-    Optimal,
     Rng,
-    Salf,
     sequoia_shape,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
 from nde_talf.decoding.setting import RAW
-from tests.decoding.tables import TableDrafter, Tables, context_of
+from tests.decoding.tables import TableDrafter, Tables
 
 V = 6
 
@@ -24,36 +21,6 @@ def drafted(policy, seed: int, room: int = 100):
     """A tree of `policy`, the draft's tables and the state that the policy saw."""
     tables, state = Tables("random", seed, V), DecodingState(0, 1, room, RAW, None, None)
     return policy.draft(state, TableDrafter(tables), Rng.seeded(seed)), tables, state
-
-
-def probability(tables: Tables, path: tuple[int, ...]) -> float:
-    return prod(float(tables(path[:at])[1][token]) for at, token in enumerate(path))
-
-
-@pytest.mark.parametrize("batch", [1, 3, 12])
-def test_optimal_search_finds_the_most_probable_tokens_of_all(batch):
-    """Theorem 3, SALF & TALF paper, against brute force."""
-    for seed in range(3):
-        tree, tables, _ = drafted(Optimal(nodes=12, batch=batch), seed, room=4)
-        paths = (path for depth in range(1, 5) for path in product(range(V), repeat=depth))
-        best = sorted((probability(tables, path) for path in paths), reverse=True)[:12]
-        found = [probability(tables, context_of(tree, node)) for node in range(1, len(tree))]
-        assert sorted(found, reverse=True) == pytest.approx(best, rel=1e-9)
-
-
-def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
-    """Theorem 1, SALF & TALF paper."""
-    for seed in range(5):
-        policy = Optimal(nodes=30, batch=4)
-        drafted(policy, seed)
-        assert len(policy.gains) > 3 and all(a >= b - 1e-9 for a, b in pairwise(policy.gains))
-        stopped = Salf(nodes=30, batch=4, threshold=0.4)
-        tree = drafted(stopped, seed)[0]
-        assert len(stopped.gains) <= len(policy.gains) and all(
-            gain >= 0.4 for gain in stopped.gains[:-1]
-        )
-        popped = 1 + 4 * (len(stopped.gains) - 1)  # the root alone in the first pass
-        assert len(tree) == min(popped, 31)
 
 
 def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():

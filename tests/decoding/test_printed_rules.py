@@ -1,6 +1,6 @@
 """Rules and labels held against plain transcriptions of what the papers print."""
 
-from itertools import pairwise, permutations, product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import linprog
 
 from nde_talf import VERIFIERS, Action, Delayed
-from nde_talf.decoding.rules.acceptance import acceptance, branching
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.tournament import CORE, play_program
 from nde_talf.decoding.testing import exact_law
@@ -19,71 +18,6 @@ from tests.decoding.tables import KINDS, Tables, one_step
 def norm(row: list[float]) -> list[float]:
     """`row` itself where it has no mass: then it is not reached."""
     return [x / sum(row) for x in row] if sum(row) > 0 else row
-
-
-def specinfer_branching(
-    p: list[float], q: list[float], drafted: list[int], stale: bool = False
-) -> dict[int, float]:
-    """Algorithm 14, NDE paper: the recursion over multisets S of draws that are left, tried in
-    random order.
-
-    Line 12 is printed with a_i, which lags one round behind (`stale`; a_0 is then min(1, p_0 / q)).
-    Line 4 defines a_{i+1} = min(1, p_i / q) as the chance of the round that starts with p_i.
-    """
-    k = len(drafted)
-    residuals, chances = (
-        [p],
-        [[min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(p, q, strict=True)]],
-    )
-    for _ in range(k):  # 2
-        before = residuals[-1]
-        residuals.append(norm([max(x - y, 0.0) for x, y in zip(before, q, strict=True)]))  # 3
-        chances.append(
-            [min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(before, q, strict=True)]
-        )  # 4
-
-    def b(i: int, s: tuple[int, ...], x: int) -> float:
-        if i == k:
-            return residuals[k][x]  # 10
-        a, total = chances[i if stale else i + 1], 0.0
-        for at, t in enumerate(s):
-            total += a[t] * (t == x) + (1 - a[t]) * b(i + 1, s[:at] + s[at + 1 :], x)  # 12
-        return total / len(s)
-
-    return {x: b(0, tuple(drafted), x) for x in drafted}  # 17
-
-
-def ours(p: list[float], q: list[float], drafted: tuple[int, ...]) -> dict[int, float]:
-    rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
-    parts = branching("specinfer", *rows, torch.tensor([drafted]))[0].tolist()
-    return {x: sum(part for part, t in zip(parts, drafted, strict=True) if t == x) for x in drafted}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["random", "one-hot p", "equal"])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_14(kind, k):
-    """Ours try the draws in draft order.
-
-    A random order of them is a random permutation of the draws.
-    """
-    for seed in range(3):
-        p, q = (row.tolist() for row in Tables(kind, seed=seed)(()))
-        mean = 0.0
-        for drafted in product(range(3), repeat=k):
-            printed = specinfer_branching(p, q, list(drafted))
-            every = [ours(p, q, order) for order in permutations(drafted)]
-            for x, value in printed.items():
-                assert sum(law[x] for law in every) / len(every) == pytest.approx(value, abs=1e-12)
-            mean += np.prod([q[t] for t in drafted]) * sum(printed.values())
-        rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
-        assert mean == pytest.approx(float(acceptance("specinfer", *rows, k)), abs=1e-12)
-
-
-def test_algorithm_14_as_printed_is_a_round_behind():
-    p, q = [0.7, 0.3], [0.2, 0.8]
-    assert specinfer_branching(p, q, [1, 1])[1] == pytest.approx(0.375)
-    assert specinfer_branching(p, q, [1, 1], stale=True)[1] == pytest.approx(0.609375)
 
 
 def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[int, int], float]:

@@ -1,13 +1,10 @@
 """Throughput, the objective's gradient, static choices and the latency table."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
+from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear
 from nde_talf.selector.objective import (
     best_static,
     deviance,
@@ -17,7 +14,6 @@ from nde_talf.selector.objective import (
     split_half_choice,
     visits,
 )
-from tests.decoding.pairs import tiny_pair
 
 
 def table(draft: float = 1.0, target: float = 10.0, node: float = 0.0) -> LatencyTable:
@@ -103,15 +99,6 @@ def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
     assert torch.allclose(bilinear([2, 5], [1, 4], values, x, y).float(), 1 + 2 * x + 3 * y)
     outside = bilinear([2, 5], [1, 4], values, torch.tensor([0.0, 9.0]), torch.tensor([0.0, 9.0]))
     assert outside.tolist() == [values[0][0], values[1][1]]
-
-
-def test_a_table_of_another_pair_is_named():
-    target, draft = tiny_pair(16)
-    measured = replace(table(), models={"target": sizes(target), "draft": sizes(draft)})
-    measured.check_models(target, draft, "own.json")
-    table().check_models(target, draft, "profile.json")
-    with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
-        replace(measured, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")
 
 
 def test_eq11_prices_every_pass_by_its_context_alone():
