@@ -215,7 +215,7 @@ class PassClock:
 
 
 class _Enough(MaxLengthCriteria):
-    """Ends a text that has a number of tokens; transformers warns of its own class here."""
+    """Ends a text at a number of tokens. Given transformers' own class, `generate` would warn."""
 
 
 def generated(

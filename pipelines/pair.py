@@ -259,7 +259,7 @@ def sampled(
 ) -> list[list[int]]:
     """Sample a text of at most so many tokens after each prompt.
 
-    It is written shard by shard, which take turns in `temperatures`; a killed run goes on.
+    Texts are written in shards, which take the temperatures in turn; a killed run goes on.
     """
     engine, shards = TransformersEngine(target), shards_of(store, prompts, AT_ONCE)
     for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):

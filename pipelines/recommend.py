@@ -141,8 +141,8 @@ def end_of_drafting(lengths: Sequence[int]) -> str:
     last = max(count for count, length in enumerate(lengths, 1) if length)
     if last == len(lengths):
         return (
-            f"On training prompts drafting is ahead in all batches up to {last}, the largest that"
-            " this latency table knows; where an interval above holds 1, it may be level."
+            f"On training prompts drafting is faster in all batches up to {last}, the largest that"
+            " this latency table knows. Where an interval above holds 1, it may gain nothing."
         )
     return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 

@@ -154,7 +154,7 @@ def _anneal(config: SmallConfig, text: Rows) -> None:
 
 
 def _begin_with(config: SmallConfig, text: Rows, module: RecipeModel) -> None:
-    """Load the weights to begin with, if there are any; raise UserError for another tokenizer's."""
+    """Load the weights to begin with, if any; raise UserError if their tokenizer is another."""
     if not (where := config.weights):
         return
     if load_tokenizer(where, "weights").get_vocab() != text.tokenizer.get_vocab():

@@ -311,7 +311,7 @@ def every_stage() -> dict[str, Stage]:
 def told(differing: list[tuple[str, Any, Any]]) -> str:
     """Write differences as "key: recorded, given"; those beyond the first few are counted.
 
-    A file whose name is another is one difference, not those of its content too.
+    A file of another name is told once, by the key that names it.
     """
     listed = [
         f"{key.removeprefix('files.')}: its content changed"

@@ -103,5 +103,5 @@ class TracesConfig:
             )
 
     def distance(self, split: str) -> int:
-        """Count the tokens from a root of a split to the next; labels from text cost little."""
+        """Tokens from a root of a split to the next: few for labels from text, which are cheap."""
         return 4 if self.labels == "text" and split == "train" else self.stride

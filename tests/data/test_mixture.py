@@ -36,5 +36,7 @@ def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
     for template, words in (("{nothing}", "'nothing'"), ("{question", "format string")):
         with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
             load_mixture(mixture(tmp_path, template))
+    with pytest.raises(UserError, match="hold no text"):
+        load_mixture({})
     with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
         DataConfig(mix={"a": Corpus(draft_fraction=0.0)})

@@ -54,7 +54,12 @@ def test_a_faulty_rule_is_found(fault):
 
 
 @pytest.mark.parametrize(
-    "given,words", [({"temperature": 0}, "always"), ({"prompt": "x"}, "held-out prompts")]
+    "given,words",
+    [
+        ({"temperature": 0}, "always"),
+        ({"prompt": "x"}, "held-out prompts"),
+        ({"texts": 9, "new_tokens": 9}, "too little"),
+    ],
 )
 def test_what_is_not_asked_is_refused(given, words):
     with pytest.raises(UserError, match=words):

@@ -116,10 +116,15 @@ def test_columns_are_recognised(row, template):
 )
 def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path):
     source = write(tmp_path, "p.jsonl", rows)
-    config, faults = fitted(f"data={source}", "engine.workers=2", "selector.tables=[nowhere]")
+    config, faults = fitted(f"data='{source}'", "engine.workers=2", "selector.tables=[nowhere]")
     with pytest.raises(UserError) as told:
         check_config(config, faults)
     assert words in str(told.value) and "selector.tables" in str(told.value)
+
+
+def test_a_test_split_that_leaves_nothing_is_refused(tmp_path):
+    source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:8]])
+    assert "it leaves 0 to learn" in str(fitted(f"data={source}", "data.test_fraction=0.95")[1])
 
 
 @pytest.mark.slow
