@@ -1,4 +1,4 @@
-"""The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`.
+"""The losses of a draft head: `talf_loss`, and `eagle_loss` for EAGLE and HASS.
 
 Each gives one number a node, and the sum of these, weighted by what each node counts.
 
@@ -25,12 +25,7 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.readout import Readout
 from nde_talf.draft_training.registry import LOSSES, loss
-from nde_talf.draft_training.settings import (
-    EagleLoss,
-    HassLoss,
-    Loss,
-    TalfLoss,
-)
+from nde_talf.draft_training.settings import EagleLoss, Loss, TalfLoss
 
 if TYPE_CHECKING:
     from nde_talf.draft_training.head import EagleHead
@@ -115,29 +110,34 @@ def talf_loss(
     labels: Tensor,
     readout: HeadReadout,
     counts: Tensor,
-    weights: TalfLoss = TalfLoss(),
+    weights: Loss = TalfLoss(),
 ) -> NodeLosses:
-    """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
+    """-sum_v y(v) log q(v) at R nodes, with y = classification p + distillation p[top].
 
-    With the identity as the readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a
-    head that gives 0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
+    TALF's weights make y = p (SALF & TALF paper, Algorithm 1, line 7). With the identity as the
+    readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives 0.6, 0.1,
+    0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> once, readout = torch.ones(1), HeadReadout(torch.eye(3))
     >>> round(talf_loss(q.log(), p.log(), readout, once).total.item(), 3)
     1.187
 
+    With a draft vocabulary, as in EAGLE-3's code, p is restricted to it and renormalised, and the
+    loss is 0 at nodes whose most likely token is outside.
+
     Args:
-        features: the head's f at the nodes, [R, H].
+        features: the head's f at the nodes, [R, H]. Gradients reach it, and `readout.matrix`.
         labels: the target's h at the nodes, [R, H].
         readout: of both.
         counts: how much each node counts in the sum, [R].
         weights: of the terms.
     """
-    return distribution_loss(features, labels, readout, counts, weights)
+    return NodeLosses(*_Fused.apply(features, readout.matrix, labels, readout, counts, weights))
 
 
 @loss("eagle")
+@loss("hass")
 def eagle_loss(
     features: Tensor,
     labels: Tensor,
@@ -157,74 +157,36 @@ def eagle_loss(
     >>> round(eagle_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.351
 
-    Args: as `talf_loss` has them.
-    """
-    total, loss, agree = distribution_loss(features, labels, readout, counts, weights)
-    distance = weights.regression * regression(features, labels, weights.regression_norm)
-    return NodeLosses(total + distance @ counts.to(distance), loss + distance.detach(), agree)
+    HASS (Zhang et al. 2025) adds - w_dis sum_{v in top-10 of p} p(v) log q(v). q is normalised over
+    all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum
+    equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
-
-@loss("hass")
-def hass_loss(
-    features: Tensor,
-    labels: Tensor,
-    readout: HeadReadout,
-    counts: Tensor,
-    weights: HassLoss,
-) -> NodeLosses:
-    """HASS (Zhang et al. 2025): EAGLE's loss - w_dis sum_{v in top-10 of p} p(v) log q(v).
-
-    q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that
-    here the second sum equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
-
-    >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
-    >>> once, readout = torch.ones(1), HeadReadout(torch.eye(3))
+    >>> from nde_talf.draft_training.settings import HassLoss
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
-    >>> round(hass_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
+    >>> round(eagle_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.589
 
     Args: as `talf_loss` has them.
     """
-    return eagle_loss(features, labels, readout, counts, weights)
+    total, loss, agree = talf_loss(features, labels, readout, counts, weights)
+    distance = weights.regression * regression(features, labels, weights.regression_norm)
+    return NodeLosses(total + distance @ counts, loss + distance.detach(), agree)
 
 
 def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...].
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...], float32.
 
     So does EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that
     weights mean the same at every H.
     """
     distance = F.l1_loss if norm == "l1" else F.smooth_l1_loss
-    return distance(features, labels.to(features.dtype), reduction="none").mean(-1)
-
-
-def distribution_loss(
-    features: Tensor,
-    labels: Tensor,
-    readout: HeadReadout,
-    counts: Tensor,
-    weights: Loss = TalfLoss(),
-) -> NodeLosses:
-    """-sum_v y(v) log q(v) at R nodes, with y = classification p + distillation p[top].
-
-    With a draft vocabulary, as in EAGLE-3's code, p is restricted to it and renormalised, and the
-    loss is 0 at nodes whose most likely token is outside.
-
-    Args:
-        features: the head's f, [R, H]. Gradients reach it, and `readout.matrix`.
-        labels: the target's h, [R, H].
-        readout: of both.
-        counts: how much each node counts in the sum, [R].
-        weights: of the terms.
-    """
-    with torch.autocast(features.device.type, enabled=False):
-        return NodeLosses(*_Fused.apply(features, readout.matrix, labels, readout, counts, weights))
+    return distance(features.float(), labels.float(), reduction="none").mean(-1)
 
 
 def written_out(
     features: Tensor, labels: Tensor, readout: HeadReadout, counts: Tensor, weights: Loss
 ) -> NodeLosses:
-    """`distribution_loss`, of all rows at once."""
+    """`talf_loss`, of all rows at once."""
     log_q = readout.of_head(features).log_softmax(-1)
     p, best = _target_law(labels, readout)
     loss = -(_weighted_labels(p, weights) * log_q).sum(-1)
@@ -351,13 +313,14 @@ def tree_loss(
         levels.append((*nodes, count.to(torch.promote_types(guess.dtype, torch.float32))))
     # All depths in one call: the gradient of a head's own matrix is kept once.
     guess, truth, counts = map(torch.cat, zip(*levels, strict=True))
-    total, each, agree = LOSSES[loss.name](guess, truth, readout, counts, loss)
     losses, agreements, sizes = {}, {}, [len(count) for *_, count in levels]
-    parts = zip(*(x.split(sizes) for x in (each, agree, counts.to(each))), features, strict=True)
-    for depth, (level, agreed, count, guess) in enumerate(parts):
-        losses[f"loss_depth_{depth}"] = level @ count / guess.shape[-2]
-        share = agreed.to(count) @ count / count.sum().clamp(min=1e-9)
-        agreements[f"agreement_depth_{depth}"] = share
+    with torch.autocast(guess.device.type, enabled=False):  # it would sum in bfloat16
+        total, each, agree = LOSSES[loss.name](guess, truth, readout, counts, loss)
+        terms = (x.split(sizes) for x in (each, agree, counts.to(each)))
+        for depth, (level, agreed, count, guess) in enumerate(zip(*terms, features, strict=True)):
+            losses[f"loss_depth_{depth}"] = level @ count / guess.shape[-2]
+            share = agreed.to(count) @ count / count.sum().clamp(min=1e-9)
+            agreements[f"agreement_depth_{depth}"] = share
     length = accepted_length(torch.stack([*agreements.values()]))
     return total, losses | agreements | {"accepted_length": length}
 

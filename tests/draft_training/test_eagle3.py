@@ -20,17 +20,11 @@ from nde_talf.draft_training.draft_vocab import (
 )
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.losses import HeadReadout, distribution_loss, node_metrics
+from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss
 from nde_talf.draft_training.settings import NORMS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import build_head
-from tests.draft_training.heads import (
-    family_target,
-    random_eagle3,
-    random_head,
-    same,
-    tiny_target,
-)
+from tests.draft_training.heads import family_target, random_eagle3, random_head, same, tiny_target
 from tests.draft_training.one_by_one import plain_path
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
@@ -104,7 +98,7 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(vocabulary, chunk):
     log_q = (draft @ matrix.T).log_softmax(-1)
     slow = torch.where(torch.isin(p.argmax(-1), ids), -(inside * log_q).sum(-1), 0.0)
     readout = HeadReadout(lm_head, matrix=matrix, vocabulary=vocabulary, chunk=chunk)
-    total, fast, agree = distribution_loss(draft, labels, readout, weights)
+    total, fast, agree = talf_loss(draft, labels, readout, weights)
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, ids[log_q.argmax(-1)] == p.argmax(-1))
     ours, theirs = (
@@ -124,8 +118,8 @@ def test_the_gradient_of_a_float32_matrix_is_summed_in_float32():
     lm_head, labels = torch.randn(29, 8).bfloat16(), torch.randn(8).expand(40_000, 8)
     matrix, draft = torch.randn(29, 8, requires_grad=True), torch.randn(8).expand(40_000, 8)
     readout = HeadReadout(lm_head, matrix=matrix)
-    total, *_ = distribution_loss(draft, labels, readout, torch.full([40_000], 1e-4))
-    one, *_ = distribution_loss(draft[:1], labels[:1], readout, torch.full([1], 4.0))
+    total, *_ = talf_loss(draft, labels, readout, torch.full([40_000], 1e-4))
+    one, *_ = talf_loss(draft[:1], labels[:1], readout, torch.full([1], 4.0))
     ours, theirs = (torch.autograd.grad(each, matrix)[0] for each in (total, one))
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-2)
@@ -206,10 +200,8 @@ def test_each_norm_is_vllms_and_its_export_comes_back(target, tmp_path, norms):
     head, tokens = random_eagle3(target, norms=norms), torch.tensor([3, 7, 1, 20, 5, 5, 9])
     features = target_features(target, tokens[None], None, layers=head.feature_layers)[1][0]
     folder = save_head(head, tmp_path / "head")
-    weights, config = (
-        load_file(folder / "model.safetensors"),
-        json.loads((folder / "config.json").read_text()),
-    )
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
     assert {name for name in NORMS if config[name]} == {*norms}
     again = load_head(folder, target)
     assert same(again, head) and again.norms == norms

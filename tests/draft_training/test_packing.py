@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from nde_talf.draft_training.document_masks import (
-    choose_roots,
-    counted_roots,
-)
+from nde_talf.draft_training.document_masks import choose_roots, counted_roots
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.documents import apart, packed

@@ -13,13 +13,7 @@ from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.precision import NATIVE, cast_once, native_bfloat16
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
-from tests.draft_training.heads import (
-    FAMILIES,
-    KillBefore,
-    batch_of,
-    family_target,
-    same,
-)
+from tests.draft_training.heads import FAMILIES, KillBefore, batch_of, family_target, same
 
 TINY = HeadConfig(
     loss=TalfLoss(k=2, depth=2), roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0

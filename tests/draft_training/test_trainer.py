@@ -7,10 +7,7 @@ import pytest
 import torch
 
 import nde_talf.draft_training.trainer
-from nde_talf.draft_training.settings import (
-    HeadConfig,
-    TalfLoss,
-)
+from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head
 from tests.draft_training.heads import same
 
