@@ -20,10 +20,13 @@ machine.
 """
 
 
-def native_bfloat16(device: torch.device | None = None) -> bool:
-    """Return whether `device` multiplies bfloat16 matrices itself, without emulation.
+def default_device() -> torch.device:
+    """Return the device that a language model is trained on: a GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    None is the device that a training would run on.
+
+def native_bfloat16(device: torch.device) -> bool:
+    """Return whether `device` multiplies bfloat16 matrices itself, without emulation.
 
     Raises UserError where the environment variable is neither 0 nor 1.
     """
@@ -34,7 +37,7 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
                 " machine is asked."
             )
         return given == "1"
-    if device.type == "cuda" if device is not None else torch.cuda.is_available():
+    if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 

@@ -169,11 +169,6 @@ class Leg(pl.Callback):
         self.evaluated = time.time()
 
 
-def target_device() -> str:
-    """Return the device that a target runs on: a GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def reached(checkpoint: Path) -> int:
     """Return the step of a checkpoint."""
     return int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])

@@ -38,12 +38,7 @@ from nde_talf.draft_training.target_trees import (
     target_beam,
     target_features,
 )
-from nde_talf.draft_training.trainer import (
-    RowModule,
-    load_best,
-    train_rows,
-    warm_up_then_cosine,
-)
+from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_cosine
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
@@ -96,9 +91,7 @@ class HeadModule(RowModule):
     def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
         self.head = head
-        self.frozen = [head.target.module]
-        self.cpu_alone = head.target.device.type == "cpu"
-        self.gpu = head.target.device.index
+        self.frozen, self.place = [head.target.module], head.target.device
         # The SALF & TALF paper begins with EAGLE's loss.
         fresh = config.features == "final" and not config.warm_start
         self.first = EagleLoss() if fresh and not config.loss.regression else config.loss
@@ -248,8 +241,6 @@ def fit_head(
         )
     for left in folder.glob(".processes.*"):  # by a process that was killed, or ended early
         left.unlink(missing_ok=True)
-    if held_out is not None and config.evaluate_every:
-        load_best(module, folder)
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 

@@ -33,12 +33,12 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
 from nde_talf.draft_training.muon import Muon
-from nde_talf.draft_training.precision import native_bfloat16
+from nde_talf.draft_training.precision import default_device, native_bfloat16
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
-"""The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
+"""The name, in a training's folder, of the checkpoint with the lowest held-out loss on the way."""
 MAX_BAD_STEPS = 10
 """Steps with a loss or gradient that is not finite, which a process passes over until it stops."""
 
@@ -83,14 +83,12 @@ class RowModule(pl.LightningModule):
     """Text at the progress bar and in messages."""
     in_bar: tuple[str, ...] = ("loss",)
     """Figures that the progress bar shows."""
-    cpu_alone = False
-    """True where it is trained on the CPU beside GPUs too."""
-    gpu: int | None = None
-    """The number of the GPU that a single process trains on; None: the first."""
     frozen: Sequence[PreTrainedModel] = ()
     """The transformers models that the steps run beside the one that is trained."""
     trained: nn.Module
     config: TrainingConfig
+    place: torch.device
+    """Device that a single process trains on; "cuda" is the first GPU."""
     skipped = False
     """True where the last step was passed over, as its loss or gradient was not finite."""
     inputs: str | None = None
@@ -101,7 +99,7 @@ class RowModule(pl.LightningModule):
     def __init__(self, config: TrainingConfig):
         super().__init__()
         self.automatic_optimization = False
-        self.config = config
+        self.config, self.place = config, default_device()
 
     def matrices(self) -> list[nn.Parameter]:
         """The matrices that Muon trains; none where AdamW trains all."""
@@ -119,17 +117,11 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     @property
-    def on_cpu(self) -> bool:
-        """Tell whether it is trained on the CPU."""
-        return self.cpu_alone or not torch.cuda.is_available()
-
-    @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
         if (asked := self.config.precision) != "auto":
             return asked
-        device = torch.device("cpu" if self.on_cpu else "cuda")
-        return "bf16-mixed" if native_bfloat16(device) else "32-true"
+        return "bf16-mixed" if native_bfloat16(self.place) else "32-true"
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW, then Muon where there are matrices for it."""
@@ -282,20 +274,37 @@ def train_rows(
         callbacks: of Lightning.
         rows_in_step: of each device; None: `config.batch`.
         held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0).
-            The checkpoint with the lowest `held_out_loss` is `best.ckpt` in the folder. The end is
-            evaluated too.
+            The end is evaluated too, and the module then has the weights with the lowest
+            `held_out_loss`. `best.ckpt` in the folder is the best checkpoint before the end.
         options: of Lightning's Trainer, such as strategy and devices.
     """
-    config = module.config
+    config, best, place = module.config, folder / BEST, module.place
     console.print(f"precision: {module.trained_in}")
     folder.mkdir(parents=True, exist_ok=True)
-    evaluation = None
-    best = ModelCheckpoint(folder, Path(BEST).stem, HELD_OUT_LOSS, enable_version_counter=False)
+    every, evaluation = 0, None
+    keep = ModelCheckpoint(folder, best.stem, HELD_OUT_LOSS, enable_version_counter=False)
     if config.evaluate_every and held_out is not None:
-        count = max(1, len(held_out) // config.batch)
-        evaluation = RowBatches(held_out, config.batch, count, config.seed)
-        callbacks = [*callbacks, best]
-    trainer = _lightning(module, folder, logger or False, callbacks, options)
+        every, count = min(config.evaluate_every, config.steps), len(held_out) // config.batch
+        evaluation = RowBatches(held_out, config.batch, max(1, count), config.seed)
+        callbacks = [*callbacks, keep]
+    written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
+    trainer = pl.Trainer(
+        accelerator=place.type,
+        precision=module.trained_in,
+        max_epochs=1,
+        max_steps=config.steps,
+        logger=logger or False,
+        log_every_n_steps=max(1, min(10, config.steps // 40)),
+        callbacks=[*callbacks, written, RichProgressBar(), Counted()],
+        enable_checkpointing=bool(every),
+        val_check_interval=every or None,
+        check_val_every_n_epoch=None if every else 1,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        plugins=[WholeFile()],
+        **{"devices": 1 if place.index is None else [place.index]} | options,
+    )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
     module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in module.frozen])
@@ -304,53 +313,22 @@ def train_rows(
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
         if evaluation is not None:
             (end,) = trainer.validate(module, evaluation, verbose=False)
-            # Where several processes trained, this one's callback knows no score.
-            score = None
-            if (folder / BEST).exists():
-                saved = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-                score = saved["callbacks"][best.state_key]["best_model_score"]
-            if score is None or end[HELD_OUT_LOSS] < score:
-                best.best_model_score = torch.tensor(end[HELD_OUT_LOSS])
-                trainer.save_checkpoint(folder / BEST)
+            _take_best(module, best, keep.state_key, end[HELD_OUT_LOSS])
 
 
-def _lightning(
-    module: RowModule,
-    folder: Path,
-    logger: Logger | list[Logger] | bool,
-    callbacks: Sequence[pl.Callback],
-    options: dict[str, Any],
-) -> pl.Trainer:
-    """Make Lightning's Trainer of a training in `folder`; see `train_rows`."""
-    config, cpu = module.config, module.on_cpu
-    every = min(config.evaluate_every, config.steps)
-    options.setdefault("devices", 1 if cpu or module.gpu is None else [module.gpu])
-    written = ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds, every)
-    return pl.Trainer(
-        accelerator="cpu" if cpu else "auto",
-        precision=module.trained_in,
-        max_epochs=1,
-        max_steps=config.steps,
-        logger=logger,
-        log_every_n_steps=max(1, min(10, config.steps // 40)),
-        callbacks=[*callbacks, written, RichProgressBar(), Counted()],
-        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
-        val_check_interval=every or None,
-        check_val_every_n_epoch=None if every else 1,
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        plugins=[WholeFile()],
-        **options,
-    )
+def _take_best(module: RowModule, path: Path, key: str, loss: float) -> None:
+    """Give `module` the weights in `path` unless its own held-out `loss` is lower.
 
-
-def load_best(module: RowModule, folder: Path) -> None:
-    """Give `module` the weights of its training in `folder` with the lowest held-out loss."""
-    with reading(folder / BEST, "delete it and train the head again with stage=draft force=true"):
-        best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-        module.load_state_dict(best["state_dict"])
-    console.print(f"the best held-out loss was that of step {best['global_step']}")
+    key: of the callback that wrote them. Where several processes trained, its score is known from
+    the file alone.
+    """
+    if not path.exists():
+        return
+    with reading(path, "delete it, and the last weights are taken"):
+        best = torch.load(path, map_location="cpu", weights_only=True)
+        if not loss < best["callbacks"][key]["best_model_score"]:
+            module.load_state_dict(best["state_dict"])
+            console.print(f"the best held-out loss was that of step {best['global_step']}")
 
 
 @contextmanager
@@ -361,7 +339,7 @@ def eager_attention(module: RowModule) -> Iterator[None]:
     times with rows of 64 and 128 tokens in bfloat16), and slower in forward passes alone.
     """
     model = module.trained
-    if not (module.on_cpu and isinstance(model, PreTrainedModel)):
+    if module.place.type != "cpu" or not isinstance(model, PreTrainedModel):
         yield
         return
     before = model.config.get_text_config()._attn_implementation

@@ -342,7 +342,8 @@ def _train(
             console.print(f"training the {role}{distilled}")
             built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
             module = LanguageModel(built, lm, teacher)
-            module.gpu = torch.device(config.model.device).index
+            if (place := torch.device(config.model.device)).type == "cuda":
+                module.place = place
             model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
             write_export(out, save)
         tracker.artifact(f"{config.run}-{role}", "model", out)

@@ -42,7 +42,7 @@ from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text,
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import save_head, write_head_card
-from nde_talf.draft_training.precision import native_bfloat16
+from nde_talf.draft_training.precision import default_device, native_bfloat16
 from nde_talf.draft_training.recipe import (
     OPENING,
     PAUSE,
@@ -50,7 +50,6 @@ from nde_talf.draft_training.recipe import (
     RecipeConfig,
     RecipeModel,
     reached,
-    target_device,
 )
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import fit_head
@@ -190,8 +189,9 @@ def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
     `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
     `rows`, are laid end to end and cut into rows.
     """
-    dtype, length = "bfloat16" if native_bfloat16() else "float32", rows.shape[1]
-    model, store = CausalModel.load(str(target), target_device(), dtype), TraceStore(folder)
+    device, length = default_device(), rows.shape[1]
+    dtype = "bfloat16" if native_bfloat16(device) else "float32"
+    model, store = CausalModel.load(str(target), device.type, dtype), TraceStore(folder)
     openings = rows[:count, :OPENING].tolist()
     texts = sampled(store, model, openings, 0, (1.0, 0.6), length - OPENING)
     end = next(iter(end_of_text(model.module.generation_config)), 0)
@@ -221,7 +221,7 @@ def _draft(config: SmallConfig, text: Rows) -> None:
 def _head(config: SmallConfig, text: Rows) -> None:
     """Train a TALF head of the newest annealed target on the rows of its draft."""
     above, text = _annealed(config, text)
-    folder, target = above / "head", CausalModel.load(str(above / TARGET), target_device())
+    folder, target = above / "head", CausalModel.load(str(above / TARGET), default_device().type)
     folder.mkdir(exist_ok=True)
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length].long())
