@@ -79,7 +79,8 @@ class RecipeModel(LanguageModel):
     def figures(self, rows: Tensor) -> dict[str, float]:
         """Return `nats`, the loss on rows, and with a teacher the `overlap` with it."""
         parts = rows.to(self.device).split(16)
-        found = {"nats": torch.stack([self.loss(part)[0] for part in parts]).mean().item()}
+        nats = [self.loss(part)[0].expand(len(part)) for part in parts]  # the last has fewer rows
+        found = {"nats": torch.cat(nats).mean().item()}
         for teacher in self.frozen:
             models = self.model, teacher
             pairs = ((F.softmax(m(x.long()).logits.float(), -1) for m in models) for x in parts)

@@ -277,12 +277,7 @@ def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> T
 
     Raises UserError if there are none, or if they do not fit target or trees.
     """
-    highest, length, depth = int(rows.tokens.max()), rows.tokens.shape[1], config.loss.depth
-    if highest >= target.vocab_size or int(rows.tokens.min()) < 0:
-        raise UserError(
-            f"tokens: ids up to {highest} for a target of {target.vocab_size}: encode them with its"
-            " tokenizer."
-        )
+    length, depth = rows.tokens.shape[1], config.loss.depth
     if length < depth + 2:
         raise UserError(
             f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a"
@@ -295,5 +290,11 @@ def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> T
             "none of the rows has a token whose prediction counts (two tokens or more into its"
             " document): is there an assistant's turn in the dialogues, and was the chat template's"
             " mask applied?"
+        )
+    lowest, highest = map(int, rows.tokens.aminmax())
+    if lowest < 0 or highest >= target.vocab_size:
+        raise UserError(
+            f"tokens: ids up to {highest} for a target of {target.vocab_size}: encode them with its"
+            " tokenizer."
         )
     return rows[useful]

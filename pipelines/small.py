@@ -224,8 +224,8 @@ def _head(config: SmallConfig, text: Rows) -> None:
     folder, target = above / "head", CausalModel.load(str(above / TARGET), default_device().type)
     folder.mkdir(exist_ok=True)
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
-    rows = TokenRows.plain(text.train[:, :length].long())
-    held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]).long())
+    rows = TokenRows.plain(text.train[:, :length])
+    held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]))
     some = spread(held_out.cut(length), HELD_OUT_ROWS)
     settings = HeadConfig(
         steps=HEAD_STEPS,

@@ -33,6 +33,7 @@ class TokenRows:
     @classmethod
     def plain(cls, tokens: Tensor) -> "TokenRows":
         """Rows [N, L] of text in which every token counts, one document a row."""
+        tokens = tokens.long()
         return cls(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ from tests.draft_training.heads import (
 )
 from tests.draft_training.one_by_one import branch_by_branch, plain_path, random_levels
 
-GREEDY, WARM = SamplingSetting(0.0), SamplingSetting(0.8, 0.95)
+GREEDY = SamplingSetting(0.0)
 DRAFTED = [2, 3, 5, 11, 28]
 ONE_NORM = ("norm_before_residual", "norm_before_fc", "norm_output")
 KINDS = {family: lambda family=family: random_head(family_target(family)) for family in FAMILIES}

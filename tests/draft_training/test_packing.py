@@ -40,17 +40,16 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
 @pytest.mark.parametrize(
     "loss,family,make",
     [
-        ("talf", "llama", random_head),
-        ("hass", "gemma3_text", random_head),
-        ("eagle", "llama", random_head),
-        ("talf", "llama", random_eagle3),
+        (TalfLoss(k=2), "llama", random_head),
+        (HassLoss(), "gemma3_text", random_head),
+        (EagleLoss(), "llama", random_head),
+        (TalfLoss(k=2), "llama", random_eagle3),
     ],
 )
 def test_packed_documents_train_like_documents_apart(loss, family, make):
     target = family_target(family) if family != "llama" else tiny_target()
     head = make(target)
-    weights = TalfLoss(k=2) if loss == "talf" else HassLoss() if loss == "hass" else EagleLoss()
-    module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
+    module = HeadModule(head, HeadConfig(loss=loss, roots=0, chain_fraction=0.0))
     one, two = (module.loss(rows, 0)[0] for rows in (packed(), apart()))
     assert one > 0
     torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)

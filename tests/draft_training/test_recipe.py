@@ -54,6 +54,12 @@ def equal(one, other):
     return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
+def test_all_held_out_rows_count_alike():
+    """Also those of the last pass, which has fewer."""
+    module, many = RecipeModel(settings(), VOCABULARY), rows().repeat(2, 1)
+    assert module.figures(many)["nats"] == pytest.approx(module.loss(many)[0].item())
+
+
 @pytest.mark.slow
 def test_a_leg_that_ended_is_gone_on_with_to_the_same_weights(tmp_path):
     """Three legs of one step each, then the rest, against one training."""

@@ -7,19 +7,9 @@ import pytest
 import torch
 
 import nde_talf.draft_training.trainer
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head
 from tests.draft_training.heads import same
-
-HEAD = HeadConfig(
-    loss=TalfLoss(k=2),
-    roots=4,
-    chain_fraction=0.5,
-    steps=4,
-    batch=2,
-    warm_up=2,
-    precision="32-true",
-)
+from tests.draft_training.test_training import TINY
 
 
 def test_the_examples_of_the_schedules():
@@ -35,10 +25,10 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked_for(target, rows, tmp_p
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    free = fit_head(target, rows, HEAD, tmp_path / "free")
+    free = fit_head(target, rows, TINY, tmp_path / "free")
     largest = max(norms)
     norms.clear()
-    config = replace(HEAD, gradient_clip=0.5 * largest)
+    config = replace(TINY, gradient_clip=0.5 * largest)
     clipped = fit_head(target, rows, config, tmp_path / "clipped")
     assert max(norms) == pytest.approx(0.5 * largest, rel=1e-4)
     assert not same(free, clipped)
