@@ -33,7 +33,7 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.families import not_for_vllm, served_config
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import LAYERS, SIZES, load_layout
+from nde_talf.draft_training.published import CONFIG, FILES, LAYERS, SIZES, load_layout
 from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
 
 
@@ -57,8 +57,6 @@ lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where
 and sizes (fields of the layer's configuration that are not the target's: those of a published head
 that it was trained from).
 """
-
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 _DIFFERS = {
     "hidden_size": "hidden_size",
@@ -182,8 +180,8 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     }
 
     def write(partial: Path) -> None:
-        save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
-        (partial / _CONFIG).write_text(
+        save_file(weights, partial / FILES[0], metadata={"format": "pt"})
+        (partial / CONFIG).write_text(
             json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
         write_head_card(partial, head)
@@ -203,22 +201,17 @@ def load_head(
     exactly a head's, or if it was trained beside another target.
     """
     folder = Path(folder)
-    if not (folder / _CONFIG).is_file():
-        raise UserError(
-            f"{folder}: there is no draft head: it has no {_CONFIG}. Give the folder that"
-            " stage=draft exported."
-        )
-    config = read_json(folder / _CONFIG, again="give the folder that stage=draft exported")
+    config = read_json(folder / CONFIG, again="give the folder that stage=draft exported")
     # where there are checksums it is an export without its note
     if NOTE not in config and not (folder / CHECKSUMS).exists():
         return load_layout(folder, config, target, dtype)
     note = config.get(NOTE)
     if not isinstance(note, dict):
         raise UserError(
-            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export"
+            f"{folder / CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export"
             " the head again."
         )
-    note = FORMAT.load_folder(folder, note, folder / _CONFIG)
+    note = FORMAT.load_folder(folder, note, folder / CONFIG)
     for key, value in _identity(target).items():
         if note[key] != value:
             raise UserError(
@@ -232,12 +225,12 @@ def load_head(
     for key in _SERVED:
         if config.get(key) != (value := served.get(key)):
             raise UserError(
-                f"{folder / _CONFIG}: it says {key}={config.get(key)!r}, and the head beside this"
+                f"{folder / CONFIG}: it says {key}={config.get(key)!r}, and the head beside this"
                 f" target has {value!r}: {FORMAT.again}."
             )
     if (note["kind"], note["layer"]) != (head.kind, head.family.name):
         raise UserError(
-            f"{folder / _CONFIG}: it notes {note['kind']} and {note['layer']}, and its weights are"
+            f"{folder / CONFIG}: it notes {note['kind']} and {note['layer']}, and its weights are"
             f" those of {head.kind} and {head.family.name}: {FORMAT.again}."
         )
     head.trained_in = note["trained_in"]

@@ -19,7 +19,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted
-from nde_talf.draft_training.export import load_head, save_head
+from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
 
 
@@ -46,10 +46,6 @@ class EagleDrafter(SessionDrafter):
         Raises UserError as `load_head` does.
         """
         return cls(load_head(folder, target))
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the head to `folder`, as `save_head` does."""
-        save_head(self.head, folder)
 
     def start(
         self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting

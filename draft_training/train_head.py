@@ -40,9 +40,6 @@ from nde_talf.draft_training.target_trees import (
 )
 from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_cosine
 
-HEADS = {"final": EagleHead, "three": Eagle3Head}
-"""By `draft.features`."""
-
 
 def build_head(
     target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None
@@ -55,11 +52,12 @@ def build_head(
     Raises UserError as `load_head` does.
     """
     dtype = torch.promote_types(target.dtype, torch.float32)
+    kind = Eagle3Head if config.features == "three" else EagleHead
     if config.warm_start:
         head = load_head(config.warm_start, target, dtype)
         drafted = None if head.vocabulary is None else len(head.vocabulary)
         same = {*head.norms} == {*config.norms} and drafted == config.draft_vocab
-        if type(head) is not HEADS[config.features] or not same:
+        if type(head) is not kind or not same:
             raise UserError(
                 f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} with"
                 f" norms=[{','.join(head.norms)}] and drafts {drafted or 'all'} tokens, which is no"
@@ -72,9 +70,9 @@ def build_head(
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        part = {"vocabulary": vocabulary, "norms": config.norms}
-        three = part if config.features == "three" else {}
-        return HEADS[config.features](target, config.layer, dtype=dtype, **three)
+        if kind is EagleHead:
+            return EagleHead(target, config.layer, dtype)
+        return Eagle3Head(target, config.layer, vocabulary, config.norms, dtype=dtype)
 
 
 class HeadModule(RowModule):
@@ -129,9 +127,7 @@ class HeadModule(RowModule):
         nn.Module.to(target.module, self.device)
         target.device = self.device
 
-    def on_validation_start(self) -> None:
-        """Move the target in a process that only validates: it has had no `on_fit_start`."""
-        self.on_fit_start()
+    on_validation_start = on_fit_start  # of a process that only validates
 
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass.
@@ -186,7 +182,7 @@ def fit_head(
     folder: Path,
     logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
-    held_out: TokenRows | None = None,
+    held_out: TokenRows | Tensor | None = None,
 ) -> EagleHead:
     """Train a head for `target` and return it, in evaluation mode, on the target's device.
 
@@ -208,8 +204,8 @@ def fit_head(
             that the agreements predict, without the tree's branches), `lr`, `tokens_per_second` and
             `held_out_loss`.
         callbacks: of Lightning.
-        held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on
-            them.
+        held_out: rows too, for `config.evaluate_every`. The head is then the one with the lowest
+            loss on them.
 
     Raises:
         UserError: the loss diverges, the checkpoint is of other settings or another precision, or
@@ -220,7 +216,6 @@ def fit_head(
             f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
             " Use no more."
         )
-    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     rows = training_rows(rows, target, config)
     module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
     if held_out is not None:
@@ -272,11 +267,12 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
             target.native = native_forward(target.module, target.body, target.config, native.way)
 
 
-def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:
+def training_rows(rows: TokenRows | Tensor, target: CausalModel, config: HeadConfig) -> TokenRows:
     """The rows that have something to train on.
 
     Raises UserError if there are none, or if they do not fit target or trees.
     """
+    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     length, depth = rows.tokens.shape[1], config.loss.depth
     if length < depth + 2:
         raise UserError(

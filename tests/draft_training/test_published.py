@@ -194,7 +194,7 @@ def test_norms_of_three_layers_in_a_head_on_one_are_refused(target, tmp_path):
     [
         ("another target's embedding", "head for another target"),
         ("another width", r"fc\.weight is \[32, 64\].*head for another target"),
-        ("a LoRA adapter", r"there is no draft head: it has no config\.json"),
+        ("a LoRA adapter", r"config\.json: it is missing"),
         ("a missing weight", r"Missing key\(s\) in state_dict"),
         ("no weights", r"no model\.safetensors or pytorch_model\.bin"),
         ("other layers", r"features of the layers \[0, 1, 1\]"),

@@ -164,7 +164,7 @@ def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
 def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     """At a rate at which it gets worse again, also after a kill in an evaluation."""
     config = replace(TINY, steps=8, batch=2, evaluate_every=2, lr_muon=0.3, lr_adam=0.3)
-    held_out, losses = TokenRows.plain(predictable_rows(target, 12, 30)[24:]), {}
+    held_out, losses = predictable_rows(target, 12, 30)[24:], {}
 
     class Losses(pl.Callback):
         def on_validation_end(self, trainer, *_):
