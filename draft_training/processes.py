@@ -35,7 +35,7 @@ class LocalProcesses(DDPStrategy):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
         torch.distributed.init_process_group(
             "nccl" if self.root_device.type == "cuda" else "gloo",
-            self.file.as_uri(),
+            store=torch.distributed.FileStore(str(self.file), self.world_size),
             rank=self.global_rank,
             world_size=self.world_size,
         )

@@ -209,7 +209,7 @@ def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, o
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
     ways = {"parts": {"accumulate": 2}}
     if optimizer == "muon":  # new processes take their time
-        ways["two"] = {"devices": 2}
+        ways["of two"] = {"devices": 2}
     for name, how in ways.items():
         seen = Listening(tmp_path / f"{name}.listening")
         head = fit_head(target, rows, replace(half, **how), tmp_path / name, callbacks=[seen])
