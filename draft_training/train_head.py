@@ -208,8 +208,8 @@ def fit_head(
             loss on them.
 
     Raises:
-        UserError: the loss diverges, the checkpoint is of other settings or another precision, or
-            rows and trees do not fit the target.
+        UserError: the loss diverges, the checkpoint is of other settings or another precision,
+            rows and trees do not fit the target, or held-out rows are missing.
     """
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
         raise UserError(
@@ -217,9 +217,16 @@ def fit_head(
             " Use no more."
         )
     rows = training_rows(rows, target, config)
-    module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
-    if held_out is not None:
+    if not config.evaluate_every:
+        held_out = None
+    elif held_out is None:
+        raise UserError(
+            f"draft.evaluate_every={config.evaluate_every}: there are no held-out rows to evaluate"
+            " on. Give held_out, or leave evaluate_every at 0."
+        )
+    else:
         held_out = training_rows(held_out, target, config)
+    module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
     options: dict[str, Any] = {}
     if config.devices > 1:
         options = {"devices": config.devices, "strategy": LocalProcesses(folder)}

@@ -273,7 +273,8 @@ def train_rows(
         logger: of the figures.
         callbacks: of Lightning.
         rows_in_step: of each device; None: `config.batch`.
-        held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0).
+        held_out: rows on which the module is evaluated every `config.evaluate_every` steps; None
+            where that is 0.
             The end is evaluated too, and the module then has the weights with the lowest
             `held_out_loss`. `best.ckpt` in the folder is the best checkpoint before the end.
         options: of Lightning's Trainer, such as strategy and devices.
@@ -283,7 +284,7 @@ def train_rows(
     folder.mkdir(parents=True, exist_ok=True)
     every, evaluation = 0, None
     keep = ModelCheckpoint(folder, best.stem, HELD_OUT_LOSS, enable_version_counter=False)
-    if config.evaluate_every and held_out is not None:
+    if held_out is not None:
         every, count = min(config.evaluate_every, config.steps), len(held_out) // config.batch
         evaluation = RowBatches(held_out, config.batch, max(1, count), config.seed)
         callbacks = [*callbacks, keep]

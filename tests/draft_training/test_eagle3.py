@@ -197,7 +197,7 @@ def written_out_logits(weights, norms, embedding, tokens, features, drafted, con
 @torch.no_grad()
 @pytest.mark.parametrize("norms", [(), *((name,) for name in NORMS), NORMS])
 def test_each_norm_is_vllms_and_its_export_comes_back(target, tmp_path, norms):
-    head, tokens = random_eagle3(target, norms=norms), torch.tensor([3, 7, 1, 20, 5, 5, 9])
+    head, tokens = random_eagle3(target, norms=norms), torch.tensor([3, 7, 1, 20, 5, 5])
     features = target_features(target, tokens[None], None, layers=head.feature_layers)[1][0]
     folder = save_head(head, tmp_path / "head")
     weights = load_file(folder / "model.safetensors")

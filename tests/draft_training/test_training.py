@@ -275,6 +275,8 @@ def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target,
             fit_head(target, other, TINY, tmp_path)
     with pytest.raises(UserError, match=r"too short for draft.loss.depth=3"):
         fit_head(target, rows[:, :4], TINY, tmp_path)
+    with pytest.raises(UserError, match="no held-out rows"):
+        fit_head(target, rows, replace(TINY, evaluate_every=2), tmp_path)
     elsewhere = tiny_target()
     elsewhere.device = torch.device("cuda", torch.cuda.device_count())
     with pytest.raises(UserError, match=r"draft\.devices=99"):

@@ -19,15 +19,7 @@ from tests.decoding.families import FAMILIES, WINDOW, V, family
 from tests.draft_training.heads import random_head
 
 HEADLESS = {"gemma-3n", "phi", "opt", "opt-350m", "gpt2", "gptj"}
-SOME = [
-    "mistral",
-    "gemma-2",
-    "gpt-oss",
-    "llama-4",
-    "granite",
-    "deepseek-v3",
-    "lfm2",
-]
+SOME = ["mistral", "gemma-2", "gpt-oss", "llama-4", "granite", "deepseek-v3", "lfm2"]
 LENGTHS, DEPTH = (31, 27), 11  # of the documents of a row; the trees are deeper than half a window
 ROOTS = (4, 12, 29, 33, 57)
 
