@@ -25,7 +25,7 @@ from nde_talf.data.text.settings import (
     is_hub_name,
 )
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.files import content_digest, memory_is_short, unreadable
 
 SKIPPED_FOLDERS = {
@@ -47,6 +47,10 @@ LONGEST_DOCUMENT = 5_000
 """Characters of a plain-text document, at most; a longer file becomes several documents cut between
 paragraphs.
 """
+COLUMNS = {"name": datasets.Value("string"), "text": datasets.Value("large_string")}
+"""Columns of documents; a plain string column ends at 2 GiB of text."""
+NO_ROWS = re.compile("corresponds to no data|BatchSize must be greater than 0")
+"""What `datasets` says of a file without rows."""
 SUSPICIOUS = 200
 """Brackets in a piece of JSON from which its nesting is looked at.
 
@@ -83,9 +87,8 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
             f"The corpus source {source!r} holds no text: every document in it is empty. Choose"
             " another source, or the column that holds the text."
         )
-    return datasets.Dataset.from_dict(
-        {"name": [name for name, _ in documents], "text": [text for _, text in documents]}
-    )
+    names, texts = zip(*documents, strict=True)
+    return datasets.Dataset.from_dict({"name": names, "text": texts}, datasets.Features(COLUMNS))
 
 
 def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
@@ -108,13 +111,13 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
             rows.append({"name": name, "text": text, "kind": kind, "for_draft": for_draft})
     if not rows:
         raise UserError(f"data.mix: {', '.join(mix)} hold no text: every document is empty.")
-    return datasets.Dataset.from_list(rows)
+    columns = COLUMNS | {"kind": datasets.Value("string"), "for_draft": datasets.Value("bool")}
+    return datasets.Dataset.from_list(rows, datasets.Features(columns))
 
 
 def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     source = corpus.source or ""  # which the checks before any work refuse
-    plain = source in BUILT_IN or source.endswith((".txt", ".md"))
-    if plain or corpus.template == "{text}":
+    if source in BUILT_IN or source.endswith((".txt", ".md")):
         documents = load_documents(source, split=corpus.split)
         return list(zip(documents["name"], documents["text"], strict=True))
     table = load_table(source, corpus.split)
@@ -179,17 +182,24 @@ def source_digest(source: str) -> str | None:
         return None
     if path.is_file():
         return file_digest(path)
-    files = [each for each in sorted(path.rglob("*")) if each.suffix in FILE_FORMATS]
-    return content_digest([(str(each.relative_to(path)), file_digest(each)) for each in files])
+    return content_digest(
+        [(str(each.relative_to(path)), file_digest(each)) for each in _files(path)]
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of a folder that are read."""
+    paths = sorted(folder.rglob("*"))
+    return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 
 
 def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
     """Load the files of a folder as one table; a text file is one row."""
     rows: list[dict] = []
-    for path in sorted(folder.rglob("*")):
-        if FILE_FORMATS.get(path.suffix) == "text":
+    for path in _files(folder):
+        if FILE_FORMATS[path.suffix] == "text":
             rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
-        elif path.suffix in FILE_FORMATS:
+        else:
             rows.extend(_load_file(str(path), first))
     if not rows:
         raise UserError(
@@ -197,7 +207,13 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
         )
     columns = dict.fromkeys(name for row in rows for name in row)
     table = {name: [row.get(name) for row in rows[:first]] for name in columns}
-    return datasets.Dataset.from_dict(table)
+    try:
+        return datasets.Dataset.from_dict(table)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(
+            f"{str(folder)!r}: its files are no single table ({first_line(error)}): a column holds"
+            " values of one type. Give one of the files, or make them alike."
+        ) from error
 
 
 def _load_file(source: str, first: int | None) -> datasets.Dataset:
@@ -216,6 +232,7 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
             fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause)
+            fault = "it holds no rows" if NO_ROWS.search(fault) else fault
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
         f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."

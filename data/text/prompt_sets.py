@@ -88,7 +88,8 @@ def _draw(
     """Draw `count` prompts of one source, none of them in `seen`, and count those too long."""
     key = f"data.sets.{name}"
     template = RowTemplate(part.template, part.source, f"{key}.template")
-    rows = load_table(part.source, prompt_set.split, 20 * count if prompt_set.streaming else None)
+    first = 20 * max(1, count)  # a set without its share of few prompts is checked too
+    rows = load_table(part.source, prompt_set.split, first if prompt_set.streaming else None)
     template.check(rows.column_names)
     # The template counts too: a sentence to translate in both directions should not come twice.
     key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())

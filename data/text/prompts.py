@@ -102,16 +102,16 @@ def prompts_from_documents(
             words = _word_cuts(document["text"], generator)
             cuts = {str(document.get("kind") or TEXT): words}
         for kind, ends in cuts.items():
-            taken = 0
+            pool = pools.setdefault(kind, [])
+            most = min(count, len(pool) + PER_DOCUMENT // len(cuts))
             for end in ends:
-                if taken == PER_DOCUMENT // len(cuts):
+                if len(pool) == most:
                     break
                 longest = generator.randint(*tokens)
                 text = _last_tokens(document["text"][:end], tokenizer, longest, tokens[0])
                 if text is not None and text not in seen:
                     seen.add(text)
-                    pools.setdefault(kind, []).append(make_prompt(kind, text))
-                    taken += 1
+                    pool.append(make_prompt(kind, text))
     return _mixed(pools, count)
 
 
@@ -229,7 +229,7 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
         return {}
     lines = source.splitlines(keepends=True)
     if len(lines) != len(source.split("\n")) - source.endswith("\n"):

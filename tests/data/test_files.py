@@ -7,10 +7,7 @@ import time
 
 import pytest
 
-from nde_talf.decoding.common.files import (
-    remove_temporaries,
-    write_atomically,
-)
+from nde_talf.decoding.common.files import remove_temporaries, write_atomically
 
 
 def write_folder(path, text: str) -> None:

@@ -126,6 +126,8 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))
+    # The second set has no share of one prompt.
+    load_sets({"q": prompt_set, "r": replace(prompt_set, streaming=True)}, 1, 0, tokenizer)
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -82,7 +82,6 @@ def test_two_processes_write_one_store_at_once(tmp_path):
     finished = TraceStore(tmp_path)
     assert finished.shards == store.shards and finished.roots == 120
     after = finished.read("train")
-    assert len(before["context"]) == 78
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 

@@ -46,7 +46,6 @@ def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
     trees = ((1, 0, 1), (1, 0, 3), (4, 0, 1), (2, 0, 2), (3, 1, 2), (4, 0, 3), (2, 2, 1))
     at = [TREE_INDEX[Action(*tree)] for tree in trees]
     assert exact[at].tolist() == pytest.approx(sampled[at].tolist(), rel=0.015)
-    assert exact[at[2]] > exact[at[0]]
 
 
 @pytest.mark.parametrize(
