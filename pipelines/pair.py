@@ -102,14 +102,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
             metrics = _figures(models, text)
-        named: dict[str, Any] = {role: role for role in model.trained} | model.given
-        target, draft = named["target"], named.get("draft")
+        target, draft = _places(model)
         Pair(folder).write(
             target, draft, text.prompts, data.test_prompts, text.train, text.held_out
         )
         tracker.log(metrics)
     _print(metrics)
     return metrics
+
+
+def _places(model: ModelConfig) -> tuple[str, str | None]:
+    """Return the places of target and draft; the pair's own are named by their roles."""
+    places = {role: role for role in model.trained}
+    for role, place in model.given.items():
+        places[role] = f"./{place}" if place == role else place
+    return places["target"], places.get("draft")
 
 
 @dataclass

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message, UnsuitedError
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
+from nde_talf.data.text.prompts import ids_of
 from nde_talf.data.text.templates import in_time, render
 from nde_talf.decoding.common.errors import UserError
 
@@ -62,7 +63,7 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encode `messages` and what the template puts before the next answer."""
-        return self._ids(self._render(messages, add_generation_prompt=True))
+        return ids_of(self._render(messages, add_generation_prompt=True), self.tokenizer)
 
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
@@ -138,7 +139,7 @@ class ChatEncoder:
 
     def _document(self, text: str, answers: Sequence[tuple[int, str]]) -> Document:
         """Encode `text`, of which `answers`, (first character, text with its end), count."""
-        tokens = self._ids(text)
+        tokens = ids_of(text, self.tokenizer)
         loss = [False] * len(tokens)
         characters = known = 0  # where the answer before ends, in characters and in tokens
         for start, answer in answers:
@@ -158,14 +159,14 @@ class ChatEncoder:
 
     def _going_on(self, prompt: str, text: str) -> Document:
         """Encode `text`, of which all that follows `prompt` counts."""
-        tokens = self._ids(text)
+        tokens = ids_of(text, self.tokenizer)
         if not (first := self._agreeing(tokens, prompt)):
             raise UnsuitedError("in which a token reaches over the beginning of an answer")
         return Document(tokens, [at >= first for at in range(len(tokens))])
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:
         """Count the ids of `text` if `tokens` begin with them; else 0."""
-        ids = self._ids(text)
+        ids = ids_of(text, self.tokenizer)
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
     def _without_end(self, document: Document) -> Document:
@@ -183,9 +184,6 @@ class ChatEncoder:
                 return self.tokenizer.apply_chat_template(list(messages), **how)
         except (TemplateError, TimeoutError) as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
-
-    def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def encode_dialogues(

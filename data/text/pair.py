@@ -155,8 +155,7 @@ class Pair:
             )
         if where.startswith(PORTABLE):
             return str(SHIPPED / where.removeprefix(PORTABLE))
-        inside = self.folder / where
-        return str(inside) if inside.is_dir() else where
+        return str(self.folder / where) if where == role else where
 
     def prompts(self, split: str, count: int, key: str) -> list[Prompt]:
         """Return the first `count` prompts of a split.

@@ -3,6 +3,7 @@
 The sets themselves are configs/data/*.yaml.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -146,10 +147,8 @@ def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerB
 def _first_tokens(text: str, count: int, tokenizer) -> str:
     """Cut `text` to the full words that fit into `count` tokens; nothing of a shorter text."""
     window = text[: CHARACTERS_PER_TOKEN * count]
-    offsets = tokenizer(
-        window, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )["offset_mapping"]
-    if len(offsets) <= count:
+    if len(ids_of(window, tokenizer)) <= count:
         return ""
-    end = window.rfind(" ", 0, offsets[count - 1][1] + 1)
-    return window[:end] if end > 0 else ""
+    ends = [at for at, letter in enumerate(window) if letter == " "]
+    fitting = bisect_right(ends, count, key=lambda end: len(ids_of(window[:end], tokenizer)))
+    return window[: ends[fitting - 1]] if fitting else ""

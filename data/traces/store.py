@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import opened, reading, write_atomically, write_sealed
+from nde_talf.decoding.common.files import reading, write_atomically, write_sealed
 from nde_talf.decoding.common.formats import Format
 
 INDEX = "shards.json"
@@ -83,9 +84,7 @@ class TraceStore:
             return None
         if not (self.folder / name).exists():
             return "the file is missing"
-        with opened(self.folder / name) as stream:
-            data = stream.read()
-        if hashlib.sha256(data).hexdigest() != self.shards[name]["sha256"]:
+        if file_digest(self.folder / name) != self.shards[name]["sha256"]:
             return "its checksum is not the one it was written with"
         self._intact.add(name)
         return None

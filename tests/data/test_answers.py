@@ -44,14 +44,11 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far(monkeyp
             answer = {"role": ASSISTANT, "content": tokenizer.decode(written).strip()}
             assert dialogue.messages[i] == answer
             unfinished = len(written) == NEW_TOKENS
-            assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1), (
-                "an unfinished answer ends a dialogue"
-            )
+            # An unfinished answer ends a dialogue.
+            assert unfinished == (dialogue.cut and i == len(dialogue.messages) - 1)
             assert len(prompt) + NEW_TOKENS <= LONGEST
             answers, cut = answers + 1, cut + unfinished
-    assert answers > len(dialogues) > cut > 0, (
-        "the test has to see several turns, and unfinished answers"
-    )
+    assert answers > len(dialogues) > cut > 0  # several turns, and unfinished answers
 
 
 def test_a_dialogue_that_the_template_refuses_gets_no_answer():

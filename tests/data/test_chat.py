@@ -84,13 +84,13 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
     return "{% for turn in messages %}" + asked + answer + "{% endif %}{% endfor %}"
 
 
-REWRITTEN = "whose answers the template does not show as they are"
-
-
 @pytest.mark.parametrize(
     "template,reason",
     [
-        (showing("{{ turn.content.split('is')[-1] }}<|im_end|>\n"), REWRITTEN),
+        (
+            showing("{{ turn.content.split('is')[-1] }}<|im_end|>\n"),
+            "whose answers the template does not show as they are",
+        ),
         (
             showing("{{ turn.content }}<|im_end|>", "{{ turn.content }} f"),
             "in which a token reaches over the beginning of an answer",

@@ -32,7 +32,7 @@ def test_a_pair_of_the_shipped_models_is_read_in_another_checkout(tmp_path, monk
     assert pair.where("draft") == str(tmp_path / "other/pair/draft")
 
 
-def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
+def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path, monkeypatch):
     for role in ROLES:
         shutil.copytree(TINY / role, tmp_path / role)
         (tmp_path / role / CHECKSUMS).unlink()
@@ -51,6 +51,9 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
     save_file(tensors, weights, metadata={"format": "pt"})
     config = tmp_path / "target/config.json"
     config.write_text(config.read_text().replace("1e-06", "1e-05"))
-    for load in (pair.models, pair.target):
-        with pytest.raises(UserError, match=r"model\.target=.*config\.json has changed"):
-            load("cpu", "float32")
+    with pytest.raises(UserError, match=r"model\.target=.*config\.json has changed"):
+        pair.target("cpu", "float32")
+    own = Pair(tmp_path / "own")
+    own.write(*ROLES, prompts, 1, rows, rows)
+    monkeypatch.chdir(tmp_path)  # where another's target is
+    assert own.where("target") == str(tmp_path / "own/target")

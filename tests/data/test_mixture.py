@@ -28,7 +28,7 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
     assert kinds.count("mathematics") == 200 and kinds.count("plain") == 100
     known = [k for k, learns in zip(kinds, documents["for_draft"], strict=True) if learns]
     assert known.count("plain") == 100 and 25 < known.count("mathematics") < 75
-    assert "Q: 7 + 7? A: 14" in documents["text"][:] and len(set(documents["name"])) == 300
+    assert "Q: 7 + 7? A: 14" in documents["text"][:]
 
 
 def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):

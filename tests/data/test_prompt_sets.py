@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
+from transformers import ByT5Tokenizer
 
 from nde_talf.data.text.pair import test_splits as splits_of
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
@@ -126,6 +127,9 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))
+    # Not in Rust, it tells no token's place in the text.
+    (cut,) = load_sets({"q": replace(prompt_set, chat=False, cut=9)}, 1, 0, ByT5Tokenizer())
+    assert cut.text == "Question"
     # The second set has no share of one prompt.
     load_sets({"q": prompt_set, "r": replace(prompt_set, streaming=True)}, 1, 0, tokenizer)
 

@@ -76,13 +76,10 @@ def test_two_processes_write_one_store_at_once(tmp_path):
     assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
     store = TraceStore(tmp_path)
     assert sorted(store.shards) == [store.name(i, 40) for i in range(40)] and not store.faults()
-    before = store.read("train")
     store.finish()
     assert [path.name for path in tmp_path.glob("*.json")] == [INDEX]
     finished = TraceStore(tmp_path)
     assert finished.shards == store.shards and finished.roots == 120
-    after = finished.read("train")
-    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def test_damage_is_named_where_it_is_read_and_nowhere_else(tmp_path):
