@@ -15,7 +15,7 @@ from pydantic import Field
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
-from nde_talf.data.text.shipped import HEAD, shipped, with_shipped
+from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
 from nde_talf.data.traces.settings import Settings, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -350,5 +350,7 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
 
 # For configs/model/small.yaml and configs/draft/shipped.yaml.
 OmegaConf.register_new_resolver("shipped", shipped, replace=True)
-OmegaConf.register_new_resolver("with_shipped", with_shipped, replace=True)
-OmegaConf.register_new_resolver("shipped_head", lambda: str(HEAD), replace=True)
+OmegaConf.register_new_resolver(
+    "with_shipped", lambda target, yes, no: yes if is_shipped(target) else no, replace=True
+)
+OmegaConf.register_new_resolver("shipped_head", lambda: str(SHIPPED / "draft/export"), replace=True)

@@ -1,7 +1,7 @@
 """Rows of token ids to train on, and documents of different lengths packed into them."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,15 +41,18 @@ class TokenRows:
 
     def __getitem__(self, rows: Tensor | slice) -> "TokenRows":
         """Some of the rows."""
-        return TokenRows(self.tokens[rows], self.loss[rows], self.document[rows])
+        return self._each(lambda part: part[rows])
 
     def to(self, device: torch.device | str) -> "TokenRows":
         """Return the rows on `device`."""
-        return TokenRows(self.tokens.to(device), self.loss.to(device), self.document.to(device))
+        return self._each(lambda part: part.to(device))
 
     def cut(self, length: int) -> "TokenRows":
         """Return the first `length` tokens of each row."""
-        return TokenRows(*(part[:, :length] for part in (self.tokens, self.loss, self.document)))
+        return self._each(lambda part: part[:, :length])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "TokenRows":
+        return TokenRows(*map(change, (self.tokens, self.loss, self.document)))
 
     def numel(self) -> int:
         """Count the tokens."""

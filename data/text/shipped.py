@@ -1,18 +1,15 @@
 """The pair that ships with the project, laid out like a finished run. Imports no torch."""
 
 from pathlib import Path
-from typing import TypeVar
 
 from nde_talf.decoding.common.errors import UserError
 
-T = TypeVar("T")
 SMALL = "small"
 """The name of the shipped pair, which no run takes."""
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / SMALL
 TARGET, DRAFT = "target", "draft"
 PORTABLE = "shipped:"
 """Begins a place in the shipped folder where it is recorded: a checkout may lie elsewhere."""
-HEAD = SHIPPED / "draft" / "export"
 AGAIN = "take it from the repository or install the package again"
 
 
@@ -40,8 +37,3 @@ def portable(text: str) -> str:
 def is_shipped(target: str | None) -> bool:
     """Tell whether a target's path is that of the shipped pair."""
     return target is not None and Path(target).resolve() == (SHIPPED / "pair" / TARGET).resolve()
-
-
-def with_shipped(target: str | None, value: T, other: T) -> T:
-    """Return `value` beside the shipped target, and `other` beside any other."""
-    return value if is_shipped(target) else other
