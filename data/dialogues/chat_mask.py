@@ -77,27 +77,21 @@ class ChatEncoder:
                 faithfully.
             UserError: the template ends no turn with a special token.
         """
-        messages = dialogue.messages
+        messages, cut = dialogue.messages, dialogue.cut
         whole = self._render(messages)
-        if dialogue.cut:
-            prompt = self._render(messages[:-1], add_generation_prompt=True)
-            if not whole.startswith(text := prompt + messages[-1]["content"]):
-                # Cut inside its thoughts: the template would put an end of thoughts before it.
-                earlier = Dialogue(dialogue.name, messages[:-2])
-                answered = any(message["role"] == ASSISTANT for message in earlier.messages)
-                return [
-                    *(self.documents(earlier) if answered else ()),
-                    self._going_on(prompt, text),
-                ]
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
-        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in ends}
+        finished = ends[:-1] if cut else ends
+        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in finished}
+        if cut:  # perhaps inside its thoughts, where the template would put their end before it
+            prompt = self._render(messages[:-1], add_generation_prompt=True)
+            answer = messages[-1]["content"]
+            whole = prompt + answer
+            texts[whole] = len(prompt), answer
         if all(whole.startswith(text) for text in texts):
-            documents = [self._document(whole, list(texts.values()))]
-        else:
-            documents = [self._document(text, [answer]) for text, answer in texts.items()]
-        if dialogue.cut:
-            documents[-1] = self._without_end(documents[-1])
-        return documents
+            return [self._document(whole, list(texts.values()), cut)]
+        return [
+            self._document(text, [answer], cut and text == whole) for text, answer in texts.items()
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode, special tokens included."""
@@ -137,8 +131,11 @@ class ChatEncoder:
             )
         return tail[: len(tail) - len(bare)] + special
 
-    def _document(self, text: str, answers: Sequence[tuple[int, str]]) -> Document:
-        """Encode `text`, of which `answers`, (first character, text with its end), count."""
+    def _document(self, text: str, answers: list[tuple[int, str]], cut: bool) -> Document:
+        """Encode `text`, of which `answers`, (first character, text with its end), count.
+
+        cut: the last of them has no end.
+        """
         tokens = ids_of(text, self.tokenizer)
         loss = [False] * len(tokens)
         characters = known = 0  # where the answer before ends, in characters and in tokens
@@ -148,34 +145,22 @@ class ChatEncoder:
                 first = self._agreeing(tokens, text[:start])
             if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
-            closing = next(s for s in self._special if answer.endswith(s))
-            end = self.tokenizer.convert_tokens_to_ids(closing)
-            known = tokens.index(end, first) + 1 if end in tokens[first:] else first
+            if cut and (start, answer) == answers[-1]:
+                known = len(tokens)
+            else:
+                closing = next(s for s in self._special if answer.endswith(s))
+                end = self.tokenizer.convert_tokens_to_ids(closing)
+                known = tokens.index(end, first) + 1 if end in tokens[first:] else first
             if _normal(self.decode(tokens[first:known])) != _normal(answer):
                 raise UnsuitedError("that the tokenizer does not give back")
             characters = start + len(answer)
             loss[first:known] = [True] * (known - first)
         return Document(tokens, loss)
 
-    def _going_on(self, prompt: str, text: str) -> Document:
-        """Encode `text`, of which all that follows `prompt` counts."""
-        tokens = ids_of(text, self.tokenizer)
-        if not (first := self._agreeing(tokens, prompt)):
-            raise UnsuitedError("in which a token reaches over the beginning of an answer")
-        return Document(tokens, [at >= first for at in range(len(tokens))])
-
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:
         """Count the ids of `text` if `tokens` begin with them; else 0."""
         ids = ids_of(text, self.tokenizer)
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
-
-    def _without_end(self, document: Document) -> Document:
-        """Cut `document` behind the last answer's last word, its end of turn left out."""
-        end = 1 + max(i for i, counts in enumerate(document.loss) if counts)
-        ends = {*self._special, ""}
-        while self.decode(document.tokens[end - 1 : end]).strip() in ends:
-            end -= 1
-        return document.cut(end)
 
     def _render(self, messages: Sequence[Message], **how) -> Any:
         how |= {"chat_template": self.template, "tokenize": False, **self.options}
