@@ -50,7 +50,8 @@ class ChatEncoder:
         self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()
         probe = [{"role": USER, "content": _PROBE}]
-        render(tokenizer, probe, f"{KEY}.chat_template", chat_template=template, **self.options)
+        how = {"chat_template": template} | self.options
+        render(tokenizer, probe, f"{KEY}.chat_template", **how)
         added = (str(token) for token in tokenizer.added_tokens_decoder.values())
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
         try:

@@ -5,7 +5,6 @@ This module reads ShareGPT rows ("conversations"), chat rows ("messages"), lists
 chat templates or models.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
-from nde_talf.data.text.corpus import load_table
+from nde_talf.data.text.corpus import load_table, short_hash
 from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
@@ -83,7 +82,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        name = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
+        name = short_hash(json.dumps(messages))
         skipped["said before"] += name in dialogues
         dialogues.setdefault(name, Dialogue(name, messages))
     if not dialogues:

@@ -124,7 +124,7 @@ def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
     template.check(table.column_names)
     texts = (template.render(row) for row in table)
-    return [(_hash(text), text) for text in texts if text.strip()]
+    return [(short_hash(text), text) for text in texts if text.strip()]
 
 
 def load_table(source: str, split: str = "train", first: int | None = None) -> datasets.Dataset:
@@ -354,11 +354,12 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
             )
         text = "" if value is None else str(value)
         if text.strip():
-            documents.append((_hash(text) if name is None else str(name), text))
+            documents.append((short_hash(text) if name is None else str(name), text))
     return documents
 
 
-def _hash(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Return the first digits of a text's SHA-256, by which documents and dialogues are named."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -42,7 +42,7 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], key: str, **how: Any
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], key: str, /, **how: Any
 ) -> str:
     """Render a conversation by a chat template, as text.
 

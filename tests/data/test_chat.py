@@ -99,7 +99,6 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
 )
 def test_a_template_that_rewrites_answers_or_glues_them_on_is_refused(template, reason):
     tokenizer = family_tokenizer("qwen2", ["a few words"])
-    assert len(tokenizer(" few")["input_ids"]) == 1
     encoder, said = ChatEncoder(tokenizer, template), dialogue([["So is", "ew is words"]])
     assert encode_dialogues(encoder, [said]) == ([], {reason: 1})
 
@@ -110,6 +109,9 @@ def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
         ChatEncoder(tokenizer, showing("{{ turn.content }}\n\n")).documents(dialogue())
     with pytest.raises(UserError, match="so that none could be used"):
         ChatEncoder(tokenizer, showing("{{ turn.content | upper }}<|im_end|>\n"))
+    ChatEncoder(
+        tokenizer, None, {"key": 1, "chat_template": showing("{{ turn.content }}<|im_end|>")}
+    )
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)
