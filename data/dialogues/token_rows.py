@@ -78,8 +78,8 @@ class Document:
         loss: [n], True where the prediction of this token counts.
     """
 
-    tokens: list[int]
-    loss: list[bool]
+    tokens: Sequence[int]
+    loss: Sequence[int]
 
     def cut(self, length: int) -> "Document":
         """The document's first `length` tokens."""
