@@ -118,8 +118,8 @@ def in_order(turns: Any) -> list[Message]:
 
 
 def _message(turn: Any) -> Message:
-    role = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
-    if role not in ROLES:
+    role = isinstance(turn, dict) and ROLES.get(str(turn.get("from", turn.get("role"))))
+    if not role:
         raise UnsuitedError("with an unknown role")
     text = turn.get("value", turn.get("content"))
     if isinstance(text, list):
@@ -128,7 +128,7 @@ def _message(turn: Any) -> Message:
         text = "".join(parts) if whole else None
     if not isinstance(text, str) or not text.strip():
         raise UnsuitedError("with a turn that has no text")
-    return {"role": ROLES[role], "content": text.strip()}
+    return {"role": role, "content": text.strip()}
 
 
 def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], Any]:

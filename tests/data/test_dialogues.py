@@ -29,9 +29,9 @@ def read(folder, rows, **config):
 
 
 @pytest.mark.parametrize(
-    ("turns", "reason"),
+    "turns,reason",
     [
-        ([{"from": "tool", "value": "42"}], "unknown role"),
+        ([{"from": ["gpt"], "value": "42"}], "unknown role"),
         ([{"from": "human", "value": "  "}], "no text"),
         ([{"role": "user", "content": ["Hi.", {"type": "text", "text": None}]}], "no text"),
         (None, "without turns"),
