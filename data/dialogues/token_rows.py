@@ -81,10 +81,6 @@ class Document:
     tokens: Sequence[int]
     loss: Sequence[int]
 
-    def cut(self, length: int) -> "Document":
-        """The document's first `length` tokens."""
-        return Document(self.tokens[:length], self.loss[:length])
-
 
 def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> TokenRows:
     """Pack documents into rows: the longest first, each into the fullest row that it fits in.
@@ -104,7 +100,7 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
     Raises:
         UserError: nothing is left that counts.
     """
-    cut = [document.cut(length) for document in documents]
+    cut = (Document(each.tokens[:length], each.loss[:length]) for each in documents)
     fitting = [document for document in cut if any(document.loss[1:])]
     fitting.sort(key=lambda document: -len(document.tokens))
     if not fitting:
