@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.forward.layer import LARGE, FusedPart, Linear, plain_linears
 
-_multiply = torch.ops.mkldnn._linear_pointwise.default
+if torch.backends.mkldnn.is_available():  # else torch has none of its operators
+    _multiply = torch.ops.mkldnn._linear_pointwise.default
 
 BLOCK = 64
 """Rows that oneDNN multiplies at once. More rows go in blocks, which is as fast."""
@@ -41,9 +42,11 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
 
     oneDNN takes bfloat16 on CPUs with AVX-512 alone.
     """
+    if not torch.backends.mkldnn.is_available():
+        return False
     half = dtype == torch.bfloat16
-    fits = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else dtype == torch.float32
-    return torch.backends.mkldnn.is_available() and fits
+    fits: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else dtype == torch.float32
+    return fits
 
 
 class OneDNNLinear(Linear):

@@ -1,5 +1,7 @@
 """Products with large matrices: every way gives torch's numbers, and changed weights are seen."""
 
+from runpy import run_path
+
 import pytest
 import torch
 from torch import nn
@@ -146,8 +148,10 @@ def test_weights_of_any_shape_and_type_have_a_product(all_are_large, dtype):
 
 
 def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large, monkeypatch):
-    monkeypatch.setattr(fastest, "has_onednn", lambda dtype: False)
-    monkeypatch.setattr(fastest, "_times", None)  # nothing is timed
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", None)
+    monkeypatch.setattr(fastest, "has_onednn", run_path(onednn.__file__)["has_onednn"])
+    assert not fastest.has_onednn(torch.bfloat16)
     model = module(*FAMILIES["llama-3"])
     assert CausalModel(model).native.way == "plain"
     with pytest.raises(UserError, match="oneDNN has no"):
