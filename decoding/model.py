@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.common.arguments import instance
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import ArgumentError, UserError
 from nde_talf.decoding.forward.original import optional, windows
 from nde_talf.decoding.session import TreeSession
 
@@ -66,7 +65,11 @@ class CausalModel:
             scale_and_cap,
         )
 
-        instance("model", model, nn.Module)
+        if optional(model, "generation_config") is None:
+            raise ArgumentError(
+                f"model={type(model).__name__}: it is no language model that generates text. Load"
+                " it with transformers' AutoModelForCausalLM, or give CausalModel.load its folder."
+            )
         config = model.config.get_text_config()
         self.name = name
         self.module = model

@@ -165,8 +165,10 @@ def test_a_read_out_that_the_configuration_does_not_tell_is_refused_with_the_dif
         CausalModel(model, "its name")
 
 
-def test_flash_attention_is_refused():
-    model = build("llama", False)
+def test_flash_attention_and_a_body_without_a_head_are_refused():
+    model = build("llama")
+    with pytest.raises(UserError, match=r"model=LlamaModel: .*AutoModelForCausalLM"):
+        CausalModel(model.model)
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="its attention is flash_attention_2, which takes no mask"):
         CausalModel(model)
