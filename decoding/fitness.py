@@ -64,12 +64,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     reason = ""
     if asked != "transformers":
         try:
-            way = "plain"
-            if max(weight.numel() for weight in model.module.parameters()) >= layer.LEAST:
-                from nde_talf.decoding.forward.fastest import fastest
-
-                way = fastest(model.module, model.products, model.packs)
-            model.native = native_forward(model.module, model.body, model.config, way)
+            model.native = native_forward(model)
             bound = SAME.get(model.dtype, HALF)
             difference = max(
                 _head_difference(model), tree_difference(model), _far_difference(model)
@@ -77,7 +72,8 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             if difference <= bound:
                 return (
                     f"native ({model.config.model_type}; its logits are transformers' to"
-                    f" {max(difference, 1e-9):.0e} of the largest; large products: {way})"
+                    f" {max(difference, 1e-9):.0e} of the largest; large products:"
+                    f" {model.native.way})"
                 )
             reason = (
                 f"its logits differ from transformers' by {difference:.1g} of the largest, and"
@@ -98,15 +94,23 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
     return choose_form(model, reason)
 
 
-def native_forward(
-    module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig", way: str
-) -> "NativeForward":
-    """Make the native forward of a model's family. Raises NotNativeError where there is none."""
-    if config.model_type not in FAMILIES:
-        raise NotNativeError(f"there is none for models of type {config.model_type}")
-    if reason := _foreign(module, config):
+def native_forward(model: "CausalModel", way: str | None = None) -> "NativeForward":
+    """Make the native forward of a model's family. Raises NotNativeError where there is none.
+
+    way: of multiplying large matrices; None: the one that `model.products` asks for.
+    """
+    kind = model.config.model_type
+    if kind not in FAMILIES:
+        raise NotNativeError(f"there is none for models of type {kind}")
+    if reason := _foreign(model.module, model.config):
         raise NotNativeError(reason)
-    native: NativeForward = FAMILIES[config.model_type](module, body, config, way)
+    if way is None:
+        way = "plain"
+        if max(weight.numel() for weight in model.module.parameters()) >= layer.LEAST:
+            from nde_talf.decoding.forward.fastest import fastest
+
+            way = fastest(model.module, model.products, model.packs)
+    native: NativeForward = FAMILIES[kind](model, way)
     return native
 
 
@@ -159,11 +163,12 @@ def _head_difference(model: "CausalModel") -> float:
 def tree_difference(model: "CausalModel") -> float:
     """Return the difference between two branches in one pass and each alone in transformers'.
 
-    The branches follow a prefix; windows of 3 tokens are included. On a GPU the prefix is so
-    long that attention goes in two parts there.
+    The branches follow a prefix; windows of 3 tokens are included. For native passes on a GPU the
+    prefix is so long that attention goes in two parts there.
     """
     tokens = [token % model.vocab_size for token in range(1, 8)]
-    longer = min(OPEN if model.device.type == "cuda" else _BEFORE, model.max_context - 12)
+    in_parts = model.device.type == "cuda" and model.native and not model.native.capped
+    longer = min(OPEN if in_parts else _BEFORE, model.max_context - 12)
     before = [token % model.vocab_size for token in range(longer)]
     session = model.session()
     sizes = {key: size for key in WINDOW_KEYS if (size := optional(model.config, key))}

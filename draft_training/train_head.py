@@ -271,7 +271,7 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
         yield
     finally:
         if native:
-            target.native = native_forward(target.module, target.body, target.config, native.way)
+            target.native = native_forward(target, native.way)
 
 
 def training_rows(rows: TokenRows | Tensor, target: CausalModel, config: HeadConfig) -> TokenRows:

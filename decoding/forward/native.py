@@ -20,9 +20,8 @@ from nde_talf.decoding.forward.original import layer_kinds, optional
 from nde_talf.decoding.registry import family
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
     from nde_talf.decoding.forward.windows import Window
+    from nde_talf.decoding.model import CausalModel
 
 
 class FusedPass:
@@ -123,16 +122,10 @@ class NativeForward(FusedPass):
 
     added = False
 
-    def __init__(
-        self,
-        module: "PreTrainedModel",
-        body: nn.Module,
-        config: "PretrainedConfig",
-        way: str,
-    ):
-        self.body, self.config, self.way = cast("Any", body), config, way
-        self.lm_head = cast("nn.Module", module.get_output_embeddings())
-        super().__init__(body, self.lm_head)
+    def __init__(self, model: "CausalModel", way: str):
+        self.body, self.config, self.way = cast("Any", model.body), model.config, way
+        self.lm_head = model.lm_head
+        super().__init__(model.body, self.lm_head)
 
     def _parts(self) -> Sequence[FusedPart]:
         body, config = self.body, self.config
