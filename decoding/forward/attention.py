@@ -45,14 +45,15 @@ class Seen(NamedTuple):
         first: the first slot that some row sees.
         text: so many slots are attended to without a mask, on their own.
         mask: additive, of the slots after both, [B or 1, 1, groups n, slots]; the rows are repeated
-            for each of the `groups` of query heads that share a head of keys. None: all of them are
-            seen, or if `causal`, by each row those up to itself.
+            for each of the `groups` of query heads that share a head of keys, unless they are
+            `alone`. None: all of them are seen, or if `alone`, by each row those up to itself.
+        alone: nothing is cached, as in a prompt, whose mask is larger than its keys.
     """
 
     first: int = 0
     text: int = 0
     mask: Tensor | None = None
-    causal: bool = False
+    alone: bool = False
 
 
 def seen_in(
@@ -82,21 +83,21 @@ def seen_in(
     count = rows.shape[1]
     if mask is None:
         if not cached and not capped and (window is None or count <= window.size):
-            return Seen(causal=True)
+            return Seen(alone=True)
         mask = _causal(count, dtype, rows.device)
     width = count if mask is None else mask.shape[-1]
     tree = cached + count - width  # the slot of the tree's first row
     first = 0 if window is None else max(0, tree + 1 - window.size)
     if mask is None:
         return Seen(first)
-    text = 0
+    text, alone = 0, not cached
     if window is not None:
         mask = window.masked(mask, rows, columns, tree - first)
     elif capped or not _in_two_parts(tree, rows.device, dtype):
         mask = F.pad(mask, (tree, 0))
     else:
         text = tree
-    return Seen(first, text, _repeated(mask, groups))
+    return Seen(first, text, _repeated(mask, groups, alone), alone)
 
 
 def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -105,9 +106,9 @@ def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | No
     return torch.full(shape, blocked, dtype=dtype, device=device).triu_(1) if count > 1 else None
 
 
-def _repeated(mask: Tensor, groups: int) -> Tensor:
+def _repeated(mask: Tensor, groups: int, alone: bool) -> Tensor:
     """Repeat the rows of a mask for every group of heads, in lines that CUDA's kernels take."""
-    mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
+    mask = mask if alone or groups == 1 else mask.repeat(1, 1, groups, 1)
     slots = mask.shape[-1]
     if mask.is_cuda and slots % ALIGNED:  # else every layer would copy it
         mask = F.pad(mask, (0, -slots % ALIGNED))[..., :slots]
@@ -133,13 +134,10 @@ def attend(
     """
     batch, heads, count, size = query.shape
     shared = keys.shape[1]
-    if seen.causal:
-        if heads != shared:  # of CUDA's kernels that take groups one holds all scores
-            keys, values = (
-                states.repeat_interleave(heads // shared, 1) for states in (keys, values)
-            )
-        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale)
-        return attended.transpose(1, 2).reshape(batch * count, heads * size)
+    if seen.alone and heads != shared:
+        # of CUDA's kernels that take groups one holds all scores
+        keys, values = (states.repeat_interleave(heads // shared, 1) for states in (keys, values))
+        shared = heads
     # The rows of a group go as rows of one head, so that its keys and values are read once and
     # never copied.
     rows = query if heads == shared else query.reshape(batch, shared, -1, size)
@@ -153,7 +151,10 @@ def attend(
         if seen.first:
             keys, values = keys[:, :, seen.first :], values[:, :, seen.first :]
         if cap is None:
-            attended = F.scaled_dot_product_attention(rows, keys, values, seen.mask, scale=scale)
+            causal = seen.alone and seen.mask is None
+            attended = F.scaled_dot_product_attention(
+                rows, keys, values, seen.mask, is_causal=causal, scale=scale
+            )
         else:
             from nde_talf.decoding.forward.gemma import capped
 

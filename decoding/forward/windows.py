@@ -21,7 +21,7 @@ class Window(NamedTuple):
 
     def masked(self, mask: Tensor, rows: Tensor, columns: Tensor, more: int) -> Tensor:
         """Extend the mask of a tree's rows by `more` slots before them; see `cut`."""
-        mask = F.pad(mask, (more, 0))
+        mask = F.pad(mask, (more, 0)) if more else mask
         first = columns.shape[1] - mask.shape[-1]
         if first + more and mask.shape[-1] <= self.size:
             return mask  # all rows see all that is left
@@ -39,7 +39,7 @@ class Window(NamedTuple):
         if self.chunked:
             hidden = rows // self.size != columns // self.size
         else:
-            hidden = rows - columns >= self.size
+            hidden = columns <= rows - self.size
         return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
 
 

@@ -71,7 +71,7 @@ def test_attention_in_two_parts_is_plain_attention(dtype, size, monkeypatch):
     seen = seen_in(None, mask, torch.arange(600, 605, device="cuda")[None], None, 600, dtype, 2)
     assert bool(seen.text) == has_flash(query.device, dtype)
     wide = torch.cat([torch.zeros(1, 1, 5, 600, device="cuda"), mask], -1)
-    for view, slots, blocked in ((seen, 605, wide), (Seen(causal=True), 5, mask)):
+    for view, slots, blocked in ((seen, 605, wide), (Seen(alone=True), 5, mask)):
         held = [states[:, :, :slots] for states in (keys, values)]
         attended = attend(query, *held, view, 0.2).view(1, 5, 4, size).transpose(1, 2)
         whole = (states.float().repeat_interleave(2, 1) for states in held)
