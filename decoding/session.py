@@ -46,6 +46,8 @@ class TreeSession:
 
     skips_masks = True
     """A row that sees all slots before it runs without a mask."""
+    most = 1024
+    """Tokens of a pass after a prefix: its mask has as many columns."""
 
     def __init__(
         self,
@@ -68,11 +70,18 @@ class TreeSession:
     def append(self, tokens: list[int], **inputs: Tensor) -> Tensor:
         """Run and commit `tokens`, one after the other, after the prefix; hidden states [n, H].
 
-        The tree must be empty.
+        The tree must be empty. More than `most` go in several passes.
         """
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; commit() first")
         count = len(tokens)
+        if self.length and count > self.most:
+            passes = []
+            for start in range(0, count, self.most):
+                part = slice(start, start + self.most)
+                rows = {name: values[:, part] for name, values in inputs.items()}
+                passes.append(self.append(tokens[part], **rows))
+            return torch.cat(passes)
         if self.length:
             hidden = self.grow(tokens, range(-1, count - 1), **inputs)
             self.rows = 0

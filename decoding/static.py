@@ -275,20 +275,8 @@ class StaticSession(TreeSession):
     skips_masks = False
 
     def __init__(self, passes: FixedPasses):
-        self.passes = passes
+        self.passes, self.most = passes, passes.shapes.rows
         super().__init__(passes.forward, passes.device, passes.dtype)
-
-    def append(self, tokens: list[int], **inputs: Tensor) -> Tensor:
-        """See `TreeSession.append`: what is longer than a pass goes in several."""
-        most = self.passes.shapes.rows
-        if not self.length or len(tokens) <= most:
-            return super().append(tokens, **inputs)
-        hidden = []
-        for start in range(0, len(tokens), most):
-            part = slice(start, start + most)
-            rows = {name: values[:, part] for name, values in inputs.items()}
-            hidden.append(super().append(tokens[part], **rows))
-        return torch.cat(hidden)
 
     def _new_cache(self, expected: int) -> KVCache:
         return self.passes.cache

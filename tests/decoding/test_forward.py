@@ -17,7 +17,6 @@ from nde_talf.decoding.forward.attention import (
     seen_in,
 )
 from nde_talf.decoding.forward.windows import Window
-from nde_talf.decoding.session import TreeSession
 from tests.decoding.families import FAMILIES, family, module, text
 
 NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
@@ -103,8 +102,9 @@ def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transfor
 @torch.no_grad()
 def test_a_context_beyond_the_first_table_of_positions():
     model = CausalModel(module("llama", {"max_position_embeddings": 4096}))
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
-    session.append(tokens := [i * 7 % 50 for i in range(1100)])
+    session, tokens = model.session(), [i * 7 % 50 for i in range(1100)]
+    for part in (tokens[:9], tokens[9:]):
+        session.append(part)
     logits = model.logits(session.grow([1, 2, 3], [-1, 0, 0]))[-1]
     alone = model.module(input_ids=torch.tensor([[*tokens, 1, 3]])).logits[0, -1]
     torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
