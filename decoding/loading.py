@@ -90,7 +90,7 @@ def load_module(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
-            device_map=device_map or ({"": device} if quantised and device != "cpu" else None),
+            device_map=device_map or (None if device == "cpu" else {"": device}),
         )
     except UserError:
         raise
@@ -98,8 +98,6 @@ def load_module(
         raise _not_loaded(error, f"{name}={folder}", bool(quantised)) from error
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, report, f"{name}={folder}")
-    if not (quantised or device_map):
-        model.to(device)  # type: ignore[arg-type]
     if any(weight.is_meta for weight in model.parameters()):
         raise UserError(
             f"{name}={folder}: the GPUs have no room for all of its weights. Use more of them, or"
