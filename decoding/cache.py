@@ -93,9 +93,9 @@ class SlotLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self.length, self.length + key_states.shape[-2]
-        held = self.slots.states
-        if held is None or held is not self.states or end > held.shape[-2]:
-            self.states = states = self.slots.room(key_states, value_states, end)
+        states = self.slots.room(key_states, value_states, end)
+        if states is not self.states:
+            self.states = states
             self.keys = states[2 * self.index, ..., : key_states.shape[-1]]
             self.values = states[2 * self.index + 1, ..., : value_states.shape[-1]]
         self.keys[:, :, start:end] = key_states

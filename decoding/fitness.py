@@ -3,6 +3,7 @@
 Before a native forward is used, its logits are compared with transformers'.
 """
 
+import math
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, cast
@@ -260,14 +261,12 @@ def forget_sampling_advice(module: "PreTrainedModel") -> None:
 
 def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
     """A `Readout`'s scale and cap, as a model's text configuration says."""
-    scale = 1.0
-    for name in _FACTORS:
-        scale *= optional(config, name) or 1.0
-    for name in _DIVISORS:
-        divisor = optional(config, name) or 1.0
-        scale = (
-            scale * divisor if config.model_type == "hyperclovax" else scale / divisor
-        )  # its logits_scaling is a factor
+    factors, divisors = (
+        math.prod(optional(config, name) or 1.0 for name in names)
+        for names in (_FACTORS, _DIVISORS)
+    )
+    # The logits_scaling of HyperCLOVA X is a factor.
+    scale = factors * divisors if config.model_type == "hyperclovax" else factors / divisors
     return scale, optional(config, "final_logit_softcapping")
 
 

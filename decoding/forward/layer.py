@@ -58,10 +58,9 @@ def fused(parts: Sequence[Tensor]) -> Tensor:
     first, sizes = parts[0], [len(part) for part in parts]
     if _in_line(parts):  # they are views of one already
         return first.detach().as_strided((sum(sizes), *first.shape[1:]), first.stride())
-    with torch.inference_mode(first.is_inference()), torch.no_grad():
-        together = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, together.split(sizes), strict=True):
-            part.data = view
+    together = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, together.split(sizes), strict=True):
+        part.data = view
     return together
 
 
@@ -85,11 +84,9 @@ class FusedPart:
         samples: a few numbers of each matrix that was packed, as views of the module's own.
     """
 
+    tensors: Sequence[Tensor] = ()
     copies: Sequence[tuple[Tensor, Tensor]] = ()
     samples: Sequence[Tensor] = ()
-
-    def __init__(self, tensors: Sequence[Tensor]):
-        self.tensors = tensors
 
 
 class Linear(FusedPart):
@@ -107,7 +104,7 @@ class Linear(FusedPart):
         biases = [part.bias for part in self.parts if part.bias is not None]
         self.weight = fused([part.weight for part in self.parts])
         self.bias = fused(biases) if biases else None
-        super().__init__([each for each in (self.weight, self.bias) if each is not None])
+        self.tensors = [each for each in (self.weight, self.bias) if each is not None]
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out]."""
@@ -146,7 +143,7 @@ class Norm(FusedPart):
             twice = torch.cat([self.weight, self.weight])
             self.twice = twice.to(own.dtype) if own.dtype == torch.float64 else twice
             self.copies += [(half, own) for half in self.twice.chunk(2)]
-        super().__init__([self.weight])
+        self.tensors = [self.weight]
 
     def __call__(self, states: Tensor) -> Tensor:
         """Normalise states [..., H]."""

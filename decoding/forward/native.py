@@ -150,8 +150,9 @@ class NativeForward(FusedPass):
             self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
         if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
             raise NotNativeError("it rotates a part of each head")
-        parts = [part for layer in self.layers for part in layer.parts]
-        parts += [self.norm, FusedPart([self.embedding])]
+        embedding = FusedPart()
+        embedding.tensors = [self.embedding]
+        parts = [embedding, self.norm, *(part for layer in self.layers for part in layer.parts)]
         self.readout: Callable[[Tensor], Tensor] = self.lm_head
         if type(self.lm_head) is nn.Linear:
             self.readout = readout = linear([self.lm_head], self.way)

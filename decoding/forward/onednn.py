@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.layer import LARGE, FusedPart, Linear, plain_linears
+from nde_talf.decoding.forward.layer import LARGE, Linear, plain_linears
 
 if torch.backends.mkldnn.is_available():  # else torch has none of its operators
     _multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -83,7 +83,6 @@ class PackedLinear(OneDNNLinear):
         self.bias = torch.cat(biases) if biases else None
         self.samples = [each.flatten()[:: max(1, each.numel() // 16)] for each in weights]
         self.samples += biases
-        FusedPart.__init__(self, [])
 
 
 def packed(weight: Tensor) -> Tensor:
