@@ -67,9 +67,8 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
         try:
             model.native = native_forward(model)
             bound = SAME.get(model.dtype, HALF)
-            difference = max(
-                _head_difference(model), tree_difference(model), _far_difference(model)
-            )
+            checks = _head_difference, tree_difference, _far_difference
+            difference = float(torch.tensor([check(model) for check in checks]).max())  # or NaN
             if difference <= bound:
                 return (
                     f"native ({model.config.model_type}; its logits are transformers' to"
