@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, ClassVar, TypeVar
 
@@ -102,10 +102,9 @@ class Activity:
     total: int = 0
     unit: str = ""
     done: int = 0
-    begun: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._before = self.done
+        self.begun, self._before = time.monotonic(), self.done
 
     def line(self) -> str:
         """Say what is done, how long it took, and how long the rest will take at this rate."""
