@@ -5,13 +5,13 @@ own way and 18 packed, 54 and 22 for eight.
 """
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,7 +63,9 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     matrices = _large(module)
     if not (matrices and there):
         return "plain"
-    packs = packs and _room(module)
+    # Room for twice the weights beside what is in use.
+    needed = 2 * sum(weight.nbytes for weight in module.parameters())
+    packs = packs and psutil.virtual_memory().available > needed
     shapes = Counter(tuple(matrix.shape) for matrix in matrices)
     facts = {
         "processor": cpu_model(),
@@ -94,15 +96,6 @@ def _large(module: nn.Module) -> list[Tensor]:
     parts = (part for part in module.modules() if type(part) is nn.Linear)
     matrices = [part.weight for part in parts if part.weight.numel() >= LEAST]
     return matrices if all(matrix.is_cpu for matrix in matrices) else []
-
-
-def _room(module: nn.Module) -> bool:
-    """Return True if memory has room for twice the weights beside what is in use."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not Linux
-        return False
-    return free > 2 * sum(weight.nbytes for weight in module.parameters())
 
 
 def _some(matrices: list[Tensor]) -> list[Tensor]:
