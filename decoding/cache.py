@@ -29,15 +29,6 @@ class Slots:
         self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
         self.states: Tensor | None = None
 
-    def fits(self, keys: Tensor, values: Tensor) -> bool:
-        """Return True if keys and values of a layer fit this tensor's shape and device."""
-        states, width = self.states, max(keys.shape[-1], values.shape[-1])
-        return states is None or (
-            states.shape[2] == keys.shape[1]
-            and states.shape[-1] == width
-            and states.device == keys.device
-        )
-
     def room(self, keys: Tensor, values: Tensor, needed: int) -> Tensor:
         """Return `states`, with room for `needed` slots of such keys and values.
 
@@ -82,7 +73,9 @@ class SlotLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take over type and device; what does not fit `slots` gets some of its own."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        if not self.slots.fits(key_states, value_states):
+        states, width = self.slots.states, max(key_states.shape[-1], value_states.shape[-1])
+        asked = key_states.shape[1], width, self.device
+        if states is not None and (states.shape[2], states.shape[-1], states.device) != asked:
             self.slots, self.index = Slots(1, self.slots.expected), 0
         self.is_initialized = True
 

@@ -20,5 +20,5 @@ def capped(
 ) -> Tensor:
     """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
     scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
-    scores = scores if mask is None else scores + mask
+    scores = scores if mask is None else scores.add_(mask)
     return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
