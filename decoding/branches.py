@@ -26,13 +26,10 @@ from nde_talf.decoding.fitness import (
     check_readout,
     tree_difference,
 )
-from nde_talf.decoding.forward.hooks import with_features
 from nde_talf.decoding.forward.original import FULL, TransformersForward, layer_kinds, optional
 from nde_talf.decoding.session import Forward, TreeSession
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from nde_talf.decoding.forward.windows import Window
     from nde_talf.decoding.model import CausalModel
 
@@ -95,13 +92,10 @@ class BranchForward(TransformersForward):
         mask: Tensor | None,
         cache: Any,
         windows: dict[str, Window | None],
-        features: Sequence[int] = (),
     ) -> Tensor:
         """See `TransformersForward.__call__`; rows see those before them, so there is no mask."""
         if mask is not None:
             raise NotImplementedError("a model that is scored branch by branch takes no mask")
-        if features:
-            return with_features(self, features, tokens, positions, mask, cache, windows)
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
         if "position_ids" in self.takes:
             inputs["position_ids"] = positions
@@ -241,19 +235,18 @@ def choose_form(model: CausalModel, reason: str) -> str:
         model: its weights are tried.
         reason: why it has no native passes; empty: nobody asked for them.
     """
-    if maskless := _maskless(model.module) or _mask_fault(model):
+    if maskless := _maskless(model) or _mask_fault(model):
         return _by_branches(model, maskless)
     return f"transformers' (no native one: {reason})" if reason else "transformers'"
 
 
-def _maskless(model: PreTrainedModel) -> str | None:
+def _maskless(model: CausalModel) -> str | None:
     """Tell why a transformers model cannot run several branches in one pass; None if it may.
 
     Only its configuration is read.
     """
-    config = model.config.get_text_config()
-    kinds = layer_kinds(config)
-    if optional(model, "_is_stateful", False) or kinds & {
+    config, kinds = model.config, layer_kinds(model.config)
+    if optional(model.module, "_is_stateful", False) or kinds & {
         "linear_attention",
         "conv",
         "hybrid",

@@ -99,10 +99,7 @@ def native_forward(model: "CausalModel", way: str | None = None) -> "NativeForwa
 
     way: of multiplying large matrices; None: the one that `model.products` asks for.
     """
-    kind = model.config.model_type
-    if kind not in FAMILIES:
-        raise NotNativeError(f"there is none for models of type {kind}")
-    if reason := _foreign(model.module, model.config):
+    if reason := _foreign(model):
         raise NotNativeError(reason)
     if way is None:
         way = "plain"
@@ -110,15 +107,18 @@ def native_forward(model: "CausalModel", way: str | None = None) -> "NativeForwa
             from nde_talf.decoding.forward.fastest import fastest
 
             way = fastest(model.module, model.products, model.packs)
-    native: NativeForward = FAMILIES[kind](model, way)
+    native: NativeForward = FAMILIES[model.config.model_type](model, way)
     return native
 
 
-def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
+def _foreign(model: "CausalModel") -> str | None:
     """Tell why a model has no native pass, as far as its configuration shows; None if it may."""
-    if len({weight.device for weight in module.parameters()}) > 1:
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"there is none for models of type {config.model_type}"
+    if len({weight.device for weight in model.module.parameters()}) > 1:
         return "its weights lie on several devices"
-    if optional(module, "is_quantized", False):
+    if optional(model.module, "is_quantized", False):
         return "its weights are quantised"
     if optional(config, "use_bidirectional_attention", False):
         return "its attention looks ahead"

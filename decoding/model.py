@@ -4,7 +4,7 @@ It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,14 +14,13 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import ArgumentError, UserError
-from nde_talf.decoding.forward.original import optional, windows
+from nde_talf.decoding.forward.original import TransformersForward, optional, windows
 from nde_talf.decoding.session import TreeSession
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from nde_talf.decoding.forward.native import NativeForward
-    from nde_talf.decoding.forward.original import TransformersForward
     from nde_talf.decoding.readout import Readout
 
 
@@ -41,6 +40,7 @@ class CausalModel:
     Attributes:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
         native: the native forward; None: passes are transformers'.
+        original: the pass as transformers runs it.
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.
@@ -77,6 +77,7 @@ class CausalModel:
         if owned:
             forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)
+        self.original = TransformersForward(self.body)
         self.lm_head = model.get_output_embeddings()
         # Its type is the one computed in, also where other weights are quantised.
         embedding = cast("Tensor", model.get_input_embeddings().weight)
@@ -173,13 +174,6 @@ class CausalModel:
         """
         return self._run((), tokens, positions, mask, cache)
 
-    @cached_property
-    def original(self) -> "TransformersForward":
-        """The forward pass as transformers runs it."""
-        from nde_talf.decoding.forward.original import TransformersForward
-
-        return TransformersForward(self.body)
-
     def _run(
         self,
         features: Sequence[int],
@@ -191,9 +185,15 @@ class CausalModel:
         # Autocast is for transformers' modules: it would mix types in native passes, which work in
         # place.
         native = None if torch.is_autocast_enabled(self.device.type) else self.native
-        states = (native or self.original)(
-            self.known(tokens), positions, mask, cache, self.windows, features
-        )
+        inputs = self.known(tokens), positions, mask, cache, self.windows
+        if native:
+            states = native(*inputs, features)
+        elif features:
+            from nde_talf.decoding.forward.hooks import with_features
+
+            states = with_features(self.original, features, *inputs)
+        else:
+            states = self.original(*inputs)
         return states.to(self.device)  # the last layer may lie on another device
 
     def session(self, layers: Sequence[int] = (), static: Any = None) -> TreeSession:

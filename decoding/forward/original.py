@@ -1,6 +1,5 @@
 """The forward pass as transformers runs it, for every family that takes an additive mask."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ def wide_mask(mask: Tensor, columns: int) -> Tensor:
 
 
 class TransformersForward:
-    """The pass of a transformers model's body. Called as `NativeForward` is."""
+    """The pass of a transformers model's body; features are collected by `with_features`."""
 
     def __init__(self, body: nn.Module):
         self.body = body
@@ -73,13 +72,8 @@ class TransformersForward:
         mask: Tensor | None,
         cache: KVCache | None,
         windows: "dict[str, Window | None]",
-        features: Sequence[int] = (),
     ) -> Tensor:
-        """See `NativeForward.__call__`. Features are collected by hooks, which makes no graph."""
-        if features:
-            from nde_talf.decoding.forward.hooks import with_features
-
-            return with_features(self, features, tokens, positions, mask, cache, windows)
+        """See `NativeForward.__call__`."""
         if mask is not None and cache is not None:
             mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         seen: Tensor | dict[str, Tensor] | None = mask
