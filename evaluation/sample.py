@@ -34,7 +34,7 @@ def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
     One that ends inside a character adds nothing until that is complete.
     """
     ids = prompt[-CONTEXT:]
-    shown = len(tokenizer.decode(ids))
+    shown = len(tokenizer.decode(ids).rstrip("\ufffd"))  # a character may be half there
     for token in tokens:
         ids = [*ids, token]
         text = tokenizer.decode(ids)
