@@ -116,7 +116,7 @@ def load_selector(folder: Path) -> Selector:
     if (counts := tensors.get("static_contexts")) is not None:  # a column for every context seen
         selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
     try:
-        selector.load_state_dict(tensors)
+        selector.load_state_dict(tensors, assign=True)  # whatever torch's default type is
     except RuntimeError as error:
         fault = str(error).splitlines()[-1].strip()
         raise UserError(

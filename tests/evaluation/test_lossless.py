@@ -13,7 +13,6 @@ from nde_talf.evaluation.lossless import (
     check_greedy,
     first_difference,
     main,
-    read_config,
 )
 from tests.decoding.pairs import tiny_model
 
@@ -90,6 +89,3 @@ def test_greedy_texts_that_end_early_are_refused(monkeypatch):
 def test_bad_arguments_are_named(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
-    if "nowhere" not in arguments[0]:
-        with pytest.raises(UserError):
-            read_config(arguments)

@@ -157,10 +157,8 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
     assert again.table == dear and again.schema == selector.schema
     policy, other = NeuralPolicy(again), NeuralPolicy(again, TABLE)
     assert policy.draft_setting == RAW and other._costs.table == TABLE
-    assert torch.equal(
-        policy._costs.seconds[7].double(),
-        dear.steps_eq11(torch.tensor([112.0]))[0].float().double(),
-    )
+    prices = dear.steps_eq11(torch.tensor([112.0]))[0].float()
+    assert torch.equal(policy._costs.seconds[7], prices)
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(
         target, LMDrafter(draft), policy, policy.verifier, policy.draft_setting

@@ -232,10 +232,17 @@ def test_traces_that_cannot_be_learnt_from_are_named():
         roots_from_traces(traces, ["specinfer"])
 
 
-def test_a_selector_of_another_type_chooses_as_in_float32():
+def test_a_selector_of_another_type_chooses_as_in_float32(tmp_path):
     target, draft = tiny_pair(16)
-    policies = [NeuralPolicy(Selector(schema(16, 16)).to(to), TABLE) for to in (None, torch.double)]
-    policies[1].selector.network.load_state_dict(policies[0].selector.network.state_dict())
+    made = Selector(schema(16, 16))
+    made.save_pretrained(tmp_path / "export")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = Selector.from_pretrained(tmp_path / "export")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(again.state_dict(), made.state_dict())
+    policies = [NeuralPolicy(selector, TABLE) for selector in (made, again.double())]
     for policy in policies:
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
         decoder.generate([1, 2], 20, SamplingSetting(), Rng.seeded(0))
