@@ -15,12 +15,13 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Amount, Share
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
-from nde_talf.selector.latency import LatencyTable, StepCosts
+from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
 PASSES, FARTHEST = 2, 2.0
 """The last scalars are prices of passes; how many deviations from their mean the network reads."""
+CONTEXT = INPUT_SCALARS.index("context")
 
 
 def selectable(name: str, where: str) -> Verifier:
@@ -202,9 +203,12 @@ class Selector(nn.Module):
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
             seconds: [B, C] of every action.
         """
+        # The network knows nothing of contexts far beyond those of training, and of passes neither:
+        # on one machine one takes nearly the same at every context; on another it would lie
+        # hundreds of deviations away.
+        scalars = scalars.clone()
+        scalars[..., CONTEXT].clamp_(max=SPACING * self.static_contexts.shape[-1])
         known = (scalars - self.mean.float()) * self.scale.float()
-        # On one machine a pass takes nearly the same at every context; on another it would lie
-        # hundreds of deviations away, where the network knows nothing.
         others, passes = known.tensor_split([-PASSES], -1)
         known = torch.cat([others, passes.clamp(-FARTHEST, FARTHEST)], -1)
         outputs = self.network((h_p_previous, h_q_previous, h_q_root), known)
