@@ -3,10 +3,9 @@
 import time
 import warnings
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
@@ -22,6 +21,7 @@ from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
 from nde_talf.selector.network import Selector
+from nde_talf.selector.roots import INPUT_SCALARS
 
 
 class NeuralPolicy(TreePolicy):
@@ -54,7 +54,7 @@ class NeuralPolicy(TreePolicy):
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(self.table, schema.verifier, LONGEST, schema.pricing)
-        self._openings: dict[tuple, Opening] = {}
+        self._static: dict[SamplingSetting, int | None] = {}
         self.verifier = VERIFIERS[schema.verifier]
 
     @property
@@ -103,48 +103,37 @@ class NeuralPolicy(TreePolicy):
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """Return the index in TREES of the most probable tree at a root."""
-        opening = state.memory.get(self)
-        if opening is None:
-            opening = state.memory[self] = self._open(state, drafter)
-        if opening.static is not None:
-            return opening.static
-        rows, setting = (state.p_previous, *drafter.seen()), state.setting
-        at, size = self._costs.row(state.context), self.selector.schema.target_hidden
-        known = state.context, setting.temperature, setting.top_p, *self._costs.passes[at].tolist()
-        more = torch.tensor(known, dtype=torch.float32)
-        scalars = [scalar_features(*rows).float(), upload(more, rows[0].device)]
+        setting, costs = state.setting, self._costs
+        if self not in state.memory:
+            self._check_models(state, drafter)
+            self.selector.to(state.h_previous.device)
+            state.memory[self] = self.static(setting)
+        static: int | None = state.memory[self]
+        if static is not None:
+            return static
+        at, size = costs.row(state.context), self.selector.schema.target_hidden
+        request = state.context, setting.temperature, setting.top_p
+        known = torch.tensor(request, dtype=torch.float32), costs.passes[at], costs.seconds[at]
+        statistics = scalar_features(state.p_previous, *drafter.seen()).float()
+        row = torch.cat([statistics, upload(torch.cat(known), statistics.device)])[None]
+        scalars, seconds = row.tensor_split([len(INPUT_SCALARS)], -1)
         hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
-        logits = self.selector(*states, torch.cat(scalars)[None], opening.seconds[at, None])
-        return int(logits.argmax())
+        return int(self.selector(*states, scalars, seconds).argmax())
 
     def static(self, setting: SamplingSetting) -> int | None:
         """Return the tree that is always taken under a setting, or None: the network chooses."""
-        return self.selector.static_action(setting.temperature, setting.top_p, self._costs)
+        if setting not in self._static:
+            chosen = self.selector.static_action(setting.temperature, setting.top_p, self._costs)
+            self._static[setting] = chosen
+        return self._static[setting]
 
-    def _open(self, state: DecodingState, drafter: Drafter) -> "Opening":
-        """Look once for a sampling setting and a device whether the models are the selector's."""
-        device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
-        key, schema = (state.setting, device), self.selector.schema
+    def _check_models(self, state: DecodingState, drafter: Drafter) -> None:
+        """Raise UserError unless the models' hidden sizes are the selector's."""
+        sizes, schema = (len(state.h_previous), len(drafter.root.hidden)), self.selector.schema
         if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and"
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"
                 " load the selector of this pair."
             )
-        self.selector.to(device)
-        if key not in self._openings:
-            seconds = upload(self._costs.seconds, device)
-            self._openings[key] = Opening(self.static(state.setting), seconds)
-        return self._openings[key]
-
-
-class Opening(NamedTuple):
-    """One sampling setting on one device.
-
-    static: the one tree that is taken; None where the network chooses. seconds: prices of all
-    trees (`StepCosts`), on the device.
-    """
-
-    static: int | None
-    seconds: Tensor
