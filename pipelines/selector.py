@@ -27,7 +27,7 @@ from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 from nde_talf.selector.evaluate import evaluate_offline
-from nde_talf.selector.export import write_selector_card
+from nde_talf.selector.export import save_selector
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
@@ -70,7 +70,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             )
             selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
-            selector.save_pretrained(export)
             _tell(name, splits[0].settings, selector, crossed, folders["traces"])
             report[name] = {
                 table: {**evaluate_offline(selector, training, held_out, i), "curve": crossed.curve}
@@ -82,7 +81,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 for table, of in of_all.items()
             }
             facts = {"roots": size, "latency tables": list(tables)}
-            write_selector_card(selector.schema, export, facts, figures)
+            save_selector(selector, export, facts, figures)
             tracker.log({name: of_all | {"twice the prompts": crossed.doubling}})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)

@@ -43,35 +43,21 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 """
 
 
-def save_selector(selector: Selector, folder: Path) -> None:
-    """Write weights, configuration, latency table, checksums and card, all or nothing."""
-
-    def write(temporary: Path) -> None:
-        weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors")
-        config = {"format": FORMAT.number, **asdict(selector.schema), **INPUTS}
-        write_json(temporary / "config.json", config)
-        if selector.table is not None:
-            selector.table.save(temporary / TABLE)
-        write_selector_card(selector.schema, temporary)
-
-    write_export(folder, write)
-
-
-def write_selector_card(
-    schema: SelectorSchema,
+def save_selector(
+    selector: Selector,
     folder: Path,
     facts: Mapping[str, Any] | None = None,
     figures: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the model card of an export.
+    """Write weights, configuration, latency table, checksums and card, all or nothing.
 
     Args:
-        schema: the selector's.
+        selector: as trained.
         folder: the export.
-        facts: what it was trained on.
+        facts: what it was trained on, for the card.
         figures: throughputs on held-out roots.
     """
+    schema = selector.schema
     known = {
         "verifier": schema.verifier,
         "settings (temperature, top-p)": [f"({t:g}, {p:g})" for t, p in schema.settings],
@@ -82,10 +68,21 @@ def write_selector_card(
             schema.target_hidden or "not looked at",
             schema.draft_hidden,
         ),
+        **(facts or {}),
     }
-    title = f"Selector of draft trees ({schema.verifier})"
-    tags = ["speculative-decoding", "selector"]
-    write_card(folder, title, ABOUT, USE, tags, None, {**known, **(facts or {})}, figures)
+
+    def write(temporary: Path) -> None:
+        weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
+        save_file(weights, temporary / "model.safetensors")
+        config = {"format": FORMAT.number, **asdict(schema), **INPUTS}
+        write_json(temporary / "config.json", config)
+        if selector.table is not None:
+            selector.table.save(temporary / TABLE)
+        title = f"Selector of draft trees ({schema.verifier})"
+        tags = ["speculative-decoding", "selector"]
+        write_card(temporary, title, ABOUT, USE, tags, None, known, figures)
+
+    write_export(folder, write)
 
 
 def load_selector(folder: Path) -> Selector:
