@@ -1,6 +1,6 @@
 """Is my engine lossless?
 
-`python -m evaluation.lossless engine=vllm` says so, or finds the bias.
+`python -m nde_talf.evaluation.lossless engine=vllm` says so, or finds the bias.
 
 Two tests of an engine under its speculative settings:
 
@@ -205,7 +205,7 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
     sys.path.insert(0, "")
     try:
         function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
     return function(target, draft)
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from nde_talf.decoding.actions import Action, canonical
 from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.names import ON_PATHS
 from nde_talf.evaluation.benchmark import Generate
 
 LM_DRAFT, HEAD = "LM draft", "draft head"
-SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 WARM_UP = 8  # tokens decoded before a candidate is timed
 
@@ -36,7 +36,7 @@ class Configuration(NamedTuple):
 
 def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
     """Equal for methods that write the same text from the same seed."""
-    tree, rule = canonical(tree), SAME_RULE.get(rule, rule)
+    tree, rule = canonical(tree), ON_PATHS.get(rule, rule)
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 

@@ -229,12 +229,13 @@ class Selector(nn.Module):
 
     def prices(self, table: LatencyTable | None) -> LatencyTable:
         """Return `table`, or else the one of the export; raise UserError where there is none."""
-        if table is None and self.table is None:
+        prices = table or self.table
+        if prices is None:
             raise UserError(
                 "selector: it has no latency table: give one (LatencyTable.load), or train it again"
                 " with stage=selector force=true."
             )
-        return table or self.table  # type: ignore[return-value]
+        return prices
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Export to a folder: see `nde_talf.selector.export`."""

@@ -82,6 +82,7 @@ def test_greedy_texts_that_end_early_are_refused(monkeypatch):
     [
         (["engine=sglang"], "choose nde, transformers, vllm, or module:function"),
         (["engine=nowhere.at.all:run"], "cannot be imported"),
+        (["engine=:run"], "cannot be imported"),
         (["sampels=3"], "Did you mean samples"),
         (["target=x"], "needs both"),
     ],
