@@ -57,6 +57,8 @@ Grid = list[Line]
 class LatencyTable:
     """Seconds of the parts of a step.
 
+    Raises ValueError, naming it, for a grid of another size than its axes.
+
     Attributes:
         contexts: committed tokens at which steps were timed, rising, as are `nodes`, `widths` and
             `sequences`.
@@ -105,23 +107,7 @@ class LatencyTable:
     disagreement: Annotated[float, Field(ge=0)] = 0.0
     by_branches: bool = False
 
-    def save(self, path: str | Path) -> None:
-        """Write the table with a checksum."""
-        write_sealed(Path(path), {"format": FORMAT.number, **asdict(self)})
-
-    @classmethod
-    @checked
-    def load(cls, path: str | Path) -> "LatencyTable":
-        """Read a table.
-
-        Raises:
-            UserError: `path` holds no complete table, or not what `save` wrote there.
-        """
-        table: LatencyTable = typed(FORMAT.load(Path(path)), cls)
-        return table
-
-    def _check(self) -> "LatencyTable":
-        """Raise ValueError, naming it, for a grid of another size than its axes."""
+    def __post_init__(self) -> None:
         for k, line in enumerate(self.branches, 1):
             if not 1 <= min(line) <= max(line) <= k:
                 raise ValueError(f"'branches' of {k} are not 1 to {k} nodes wide")
@@ -143,7 +129,21 @@ class LatencyTable:
                 _check_grid(name, getattr(self, name), *shape)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
-        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write the table with a checksum."""
+        write_sealed(Path(path), {"format": FORMAT.number, **asdict(self)})
+
+    @classmethod
+    @checked
+    def load(cls, path: str | Path) -> "LatencyTable":
+        """Read a table.
+
+        Raises:
+            UserError: `path` holds no complete table, or not what `save` wrote there.
+        """
+        table: LatencyTable = typed(FORMAT.load(Path(path)), cls)
+        return table
 
     def check_quiet(self, path: str | Path) -> None:
         """Raise UserError, naming `path`, if two repeats of the measurement disagreed."""
@@ -272,11 +272,7 @@ class LatencyTable:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
 
 
-FORMAT = Format(
-    "latency table",
-    "measure it again (stage=latency force=true)",
-    Annotated[LatencyTable, AfterValidator(LatencyTable._check)],
-)
+FORMAT = Format("latency table", "measure it again (stage=latency force=true)", LatencyTable)
 
 
 class StepCosts:

@@ -2,7 +2,6 @@
 is the baseline.
 """
 
-import json
 import time
 import warnings
 from dataclasses import replace
@@ -78,7 +77,7 @@ def test_the_parts_add_up_to_what_steps_took(by_branches):
                 )
 
 
-def test_a_table_measured_under_load_is_refused():
+def test_a_table_measured_under_load_or_of_another_shape_is_refused():
     TABLE.check_quiet("table.json")
     quiet = replace(TABLE, verify={"nss": [0.1, 0.1]})
     noisy = replace(quiet, target=[[1.0, 1.0], [1.3, 1.3]])
@@ -87,6 +86,8 @@ def test_a_table_measured_under_load_is_refused():
         UserError, match=r"table\.json.*under load.*13%.*latency\.accept_noise=true"
     ):
         replace(TABLE, disagreement=0.13).check_quiet("table.json")
+    with pytest.raises(ValueError, match="'target' has to be a grid of 2 x 2"):
+        replace(TABLE, target=[[1.0]] * 2)
 
 
 @pytest.mark.slow
@@ -189,7 +190,6 @@ def test_a_decoder_of_another_pair_or_draft_temperature_is_warned_of():
 def test_a_fingerprint_survives_half_precision_and_knows_other_weights():
     model, other = tiny_model(16), tiny_model(16, seed=3)
     before = fingerprint(model)
-    json.dumps(before)
     assert same_model(before, fingerprint(tiny_model(16))) and not same_model(
         before, fingerprint(other)
     )
