@@ -20,8 +20,8 @@ def sizes(model: CausalModel) -> list[int]:
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
     """Three sizes, then one weight of each of `PROBES` tensors over its neighbours' mean size."""
-    weights = [weight.flatten() for weight in model.module.parameters()]
-    probed = [weights[i * (len(weights) - 1) // (PROBES - 1)] for i in range(PROBES)]
+    weights = [*model.module.parameters()]
+    probed = [weights[i * (len(weights) - 1) // (PROBES - 1)].flatten() for i in range(PROBES)]
     middles = [weight[len(weight) // 2 :][:256].float() for weight in probed]
     return [
         *map(float, sizes(model)),
