@@ -98,7 +98,8 @@ class CausalModel:
         self.device, self.dtype = embedding.device, embedding.dtype
         self.native: NativeForward | None = None
         self._readers: dict[tuple[int, ...], Callable[..., Tensor]] = {}
-        self.forward = choose_forward(self, forward)
+        with torch.autocast(self.device.type, enabled=False):  # it compares in the model's type
+            self.forward = choose_forward(self, forward)
 
     @classmethod
     def load(

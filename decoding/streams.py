@@ -188,6 +188,7 @@ class Stream:
                     generation.prefill_seconds = step.seconds["other"]
                     generation.peak_bytes = peak_bytes(device)
                 generation.recorded += step.recorded
+                step.recorded = []
                 tokens = step.tokens[: self.max_new_tokens - len(generation.tokens)]
                 stops = [index for index, token in enumerate(tokens) if token in self.stop_tokens]
                 tokens = tokens[: stops[0] + 1] if stops else tokens

@@ -68,7 +68,7 @@ class Loaded(NamedTuple):
 
     decoder: SpeculativeDecoder
     plain: SpeculativeDecoder
-    state: tuple[bool, list[int]]
+    state: tuple[Any, ...]
 
 
 class Text(NamedTuple):
@@ -180,8 +180,8 @@ class Speculation:
             generation = stream.generation
             self.generations.append(generation)
             for block in stream:
-                start = len(generation.tokens) - len(block.tokens)
-                logits = generation.recorded[start:] or [None] * len(block.tokens)
+                logits = generation.recorded or [None] * len(block.tokens)
+                generation.recorded = []  # kept, they would be the logits of the whole text
                 for token, recorded in zip(block.tokens, logits, strict=False):
                     tokens.append(token)
                     yield token, None if recorded is None else recorded.clone()
@@ -318,9 +318,13 @@ def _hooked(model: PreTrainedModel) -> bool:
     )
 
 
-def _state(model: PreTrainedModel) -> tuple[bool, list[int]]:
-    """Tell if the modules have hooks, and return the addresses of the weights."""
-    return _hooked(model), [parameter.data_ptr() for parameter in model.parameters()]
+def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Tell if the modules have hooks; list them, what was put over their forward, and weights.
+
+    Weights are told by their addresses.
+    """
+    parts = [(part, vars(part).get("forward")) for part in model.modules()]
+    return _hooked(model), parts, [parameter.data_ptr() for parameter in model.parameters()]
 
 
 def _of_row(

@@ -207,14 +207,19 @@ def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
     """The rows of `ids` [B, m], without the padding that the attention mask has on the left."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     ones = torch.ones_like(ids) if mask is None else mask.to(ids.device)
-    if ones.shape != ids.shape or (ones[:, 1:] < ones[:, :-1]).any() or not ones[:, -1].all():
+    if ones.shape != ids.shape or (ones[:, 1:] < ones[:, :-1]).any() or not ones[:, -1:].all():
         raise UserError(
             "speculate: attention_mask has zeros after a one. Pad on the left"
             " (tokenizer.padding_side='left')."
         )
     expected = (ones.cumsum(-1) - 1).clamp(min=0)
-    if positions is not None and not ((positions.to(ids.device) == expected) | (ones == 0)).all():
-        raise UserError("speculate: position_ids are not those of the text; leave them out.")
+    if positions is not None and (
+        positions.shape[-1] != ids.shape[1]  # transformers drops a mask of ones, however long
+        or not ((positions.to(ids.device) == expected) | (ones == 0)).all()
+    ):
+        raise UserError(
+            "speculate: position_ids or attention_mask are not those of the text; leave them out."
+        )
     pairs = zip(ids.tolist(), ones.sum(-1).tolist(), strict=True)
     return [Row(row, row[len(row) - int(count) :]) for row, count in pairs]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-ROOMS = ("decoding", "data", "selector", "draft_training", "evaluation", "pipelines", "nde_talf")
+from tests import ROOMS, ROOT
+
 MAY_IMPORT = {
     "decoding": (),
     "data": ("decoding",),

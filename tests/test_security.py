@@ -21,10 +21,7 @@ from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.finished import COMMAND, Run
 from nde_talf.pipelines.manifest import plain
 from nde_talf.pipelines.tracking import Tracker, tracked
-
-ROOT = Path(__file__).parents[1]
-ROOMS = ("decoding", "data", "selector", "draft_training", "evaluation", "pipelines", "nde_talf")
-
+from tests import ROOMS, ROOT
 
 CALLS = [
     (path.relative_to(ROOT), node)

@@ -1,5 +1,5 @@
-"""The benchmarks of decoding run from their command lines on a tiny pair, and their figures are
-what they say.
+"""The benchmark of decoding runs from its command line on a tiny pair, and its figures are what they
+say.
 """
 
 import json
@@ -12,40 +12,22 @@ from benchmarks import decode, timing
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "RESULTS", tmp_path)
-    return tmp_path
-
-
-def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
-    """The rows that a benchmark wrote, by column."""
-    monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
-    main()
-    written = json.loads((results / f"{name}.json").read_text())
-    return [dict(zip(written["columns"], row, strict=True)) for row in written["rows"]]
-
-
-SMALL = "--prompts", 2, "--tuning", 1, "--new-tokens", 12
-
-
-@pytest.fixture
-def few(monkeypatch):
-    """Fewer settings to try."""
-    for grid in ("LOOKUPS", "SCHEDULES", "UNLABELLED_TREES"):
-        monkeypatch.setattr(methods, grid, getattr(methods, grid)[-2:])
-
 
 def kind(method: str) -> str:
     """A method's name without what was chosen for it."""
     return re.sub(r" \([^)]*\)", "", method)
 
 
-def test_the_loop_beside_transformers(run, results, few, monkeypatch):
-    rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *SMALL)
+@pytest.mark.slow
+def test_the_loop_beside_transformers(run, tmp_path, monkeypatch):
+    for grid in ("LOOKUPS", "SCHEDULES", "UNLABELLED_TREES"):  # fewer settings to try
+        monkeypatch.setattr(methods, grid, getattr(methods, grid)[-2:])
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
+    small = "decode --prompts 2 --tuning 1 --new-tokens 12 --run"
+    monkeypatch.setattr(sys, "argv", [*small.split(), str(run)])
+    decode.main()
+    written = json.loads((tmp_path / "decode.json").read_text())
+    rows = [dict(zip(written["columns"], row, strict=True)) for row in written["rows"]]
     names = {BASELINE, "n-gram", "Traversal", "Traversal, TALF head"}
     others = {"transformers plain", "transformers assisted", "transformers prompt lookup"}
     for setting in ("T=1", "T=0"):

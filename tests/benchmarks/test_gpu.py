@@ -34,17 +34,8 @@ def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
 
     def part(name: str, *more: str) -> list[list]:
-        common = [
-            "--size",
-            "small",
-            "--device",
-            "cpu",
-            "--folder",
-            str(tmp_path / "pair"),
-            "--results",
-            str(tmp_path),
-        ]
-        gpu.main(["--part", name, *common, *more])
+        common = f"--size small --device cpu --folder {tmp_path}/pair --results {tmp_path} --part"
+        gpu.main([*common.split(), name, *more])
         return json.loads((tmp_path / f"gpu_{name}.json").read_text())["rows"]
 
     with pytest.raises(SystemExit, match="run --part pair first"):

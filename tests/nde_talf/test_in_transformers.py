@@ -21,7 +21,8 @@ from transformers.generation import (
     TopKLogitsWarper,
 )
 
-from nde_talf import speculate
+from nde_talf import CausalModel, speculate
+from nde_talf.data.text.shipped import shipped
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
@@ -99,8 +100,8 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
 
     kept = dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), True)
     asked = batch(1, eos_token_id=None, repetition_penalty=1.2, **kept)
-    made, printed = [], []
-    for more in ({}, {"custom_generate": speculate(pair[1], TREE)}):
+    made, printed, door = [], [], speculate(pair[1], TREE)
+    for more in ({}, {"custom_generate": door}):
         made.append(pair[0].generate(**asked, **more, streamer=TextStreamer(Words())))
         printed.append(capsys.readouterr().out)
     theirs, ours = made
@@ -108,6 +109,8 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
     assert torch.equal(ours.sequences, theirs.sequences)
     for one, other in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
         torch.testing.assert_close(torch.stack(one), torch.stack(other), rtol=1e-4, atol=1e-4)
+    (kept,) = door.generations  # the logits went to the caller
+    assert not kept.recorded and not any(step.recorded for step in kept.steps)
 
 
 class After(StoppingCriteria):
@@ -191,8 +194,8 @@ def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
 
 
 @pytest.mark.slow
-def test_hooks_that_come_and_go_between_two_calls_are_called():
-    """A native pass calls none, so it may run only while there are none."""
+def test_hooks_and_forwards_that_change_between_two_calls_are_called():
+    """A native pass calls no hooks, so it may run only while there are none."""
     model, draft = noisy("llama")
     ours, asked = speculate(draft, TREE), batch(1)
     before = same(model, ours, **asked)
@@ -200,6 +203,8 @@ def test_hooks_that_come_and_go_between_two_calls_are_called():
     assert not torch.equal(same(model, ours, **asked), before)
     hook.remove()
     assert torch.equal(same(model, ours, **asked), before)
+    model.model.layers[0].mlp.forward = torch.neg
+    assert not torch.equal(same(model, ours, **asked), before)
 
 
 def test_the_model_is_left_as_it_was(pair):
@@ -210,6 +215,11 @@ def test_the_model_is_left_as_it_was(pair):
     assert model.generation_config.top_k == 7
     for weight, (wants, value) in zip(model.parameters(), before, strict=True):
         assert weight.requires_grad == wants and torch.equal(weight, value)
+
+
+def test_a_model_is_opened_under_autocast():
+    with torch.autocast("cpu"):
+        assert CausalModel.load(shipped("target")).native
 
 
 class Counting(LogitsProcessor):
@@ -225,7 +235,6 @@ def cached(model) -> DynamicCache:
 
 REFUSED = {
     "beam sample": {"num_beams": 2},
-    "contrastive search": {"penalty_alpha": 0.6, "top_k": 4, "do_sample": False},
     "assisted generation": {"assistant_model": DRAFT.module},
     "the cache static": {"cache_implementation": "static"},
     "past_key_values=DynamicCache": {"past_key_values": cached},
@@ -234,6 +243,8 @@ REFUSED = {
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
     "synced_gpus": {"synced_gpus": True},
     "zeros after a one": {"attention_mask": torch.tensor([[1, 1, 0]])},
+    "attention_mask are not": {"attention_mask": torch.ones(1, 4)},
+    "it is empty": {"input_ids": torch.ones(1, 0).long()},
     "inputs_embeds": {"inputs_embeds": torch.zeros(1, 3, 16)},
 }
 
@@ -294,9 +305,6 @@ PREPARED = {
 }
 
 
-PREPARED_SETTING = SamplingSetting(0.9, min_p=0.1)
-
-
 @torch.no_grad()
 def prepared_law(length: int) -> dict[tuple[int, ...], float]:
     """P of every text of `length` tokens, by transformers' own processors."""
@@ -322,7 +330,7 @@ def test_the_exact_law_is_that_of_the_processed_logits():
         NoBadWordsLogitsProcessor([[2, 2]]),
         TopKLogitsWarper(3),
     ]
-    process, setting = RowProcess(asked, Row(PROMPT, PROMPT), 10), PREPARED_SETTING
+    process, setting = RowProcess(asked, Row(PROMPT, PROMPT), 10), SamplingSetting(0.9, min_p=0.1)
     tree = Delayed(Action(2, 0, 1))
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), tree, "traversal", process=process)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens))
