@@ -115,13 +115,11 @@ class Speculation:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        synced_gpus: bool = False,
-        streamer: Any = None,
         **given: Any,
     ) -> Any:
         """See `GenerationMixin._sample`, whose arguments and results these are."""
-        config, streamer = generation_config, streamer or of_generate("streamer")
-        check(model, config, given, synced_gpus)
+        config, streamer = generation_config, of_generate("streamer")
+        check(model, config, given)
         sampled, stateless = bool(config.do_sample), tuple(self.stateless)
         if len(input_ids) > 1 and (streamer or config.max_time):
             raise UserError(
@@ -215,11 +213,12 @@ class Speculation:
             device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
             model = CausalModel.load(draft, device, dtype, "speculate: draft")
             alike = model.vocab_size == target.vocab_size
-            check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike)
+            given = f"speculate(draft=) {draft}"
+            check_vocabularies(target.module.name_or_path, str(draft), given, alike)
         elif isinstance(draft, PreTrainedModel):
             names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
             alike = rows == len(draft.get_output_embeddings().weight)
-            check_vocabularies(*names, type(draft).__name__, alike)
+            check_vocabularies(*names, f"speculate(draft=) {type(draft).__name__}", alike)
             model = wrapped(draft, "the draft")
         else:
             raise UserError(
@@ -336,13 +335,7 @@ def _of_row(
     return own
 
 
-def check_vocabularies(
-    target: str | None,
-    draft: str | None,
-    name: str,
-    alike: bool,
-    key: str = "speculate(draft=)",
-) -> None:
+def check_vocabularies(target: str | None, draft: str | None, name: str, alike: bool) -> None:
     """Raise UserError if two models have other tokenizers, as far as these are found.
 
     Where none are found, the numbers of rows are compared.
@@ -350,20 +343,15 @@ def check_vocabularies(
     Args:
         target: the target's folder or hub name.
         draft: the draft's.
-        name: of the draft in the message.
+        name: of the draft in the message, after what the user gave it as.
         alike: whether they have the same number of rows.
-        key: what the user gave the draft as.
     """
     ours, theirs = map(_vocabulary, (target, draft))
     if ours and theirs:
-        try:
-            check_tokenizers(ours, theirs, name)
-        except UserError as error:
-            message = str(error).replace("model.draft=", f"{key} ")
-            raise UserError(message.replace("model.target", "the model")) from error
+        check_tokenizers(ours, theirs, name)
     elif not alike:
         raise UserError(
-            f"{key}: {name} has another number of tokens than the model, and no tokenizers were"
+            f"{name} has another number of tokens than the model, and no tokenizers were"
             " found to compare. Load both from folders that hold their tokenizers, or take a draft"
             " with the model's vocabulary."
         )

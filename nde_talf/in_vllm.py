@@ -13,7 +13,6 @@ what has run.
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,14 +81,12 @@ class Options:
     @classmethod
     def read(cls, given: Any) -> "Options":
         """The options that a vLLM configuration holds. Raises UserError for an unknown key."""
-        if not isinstance(given, Mapping):
-            raise UserError(
-                f"additional_config[{KEY!r}] = {given!r}: make it with nde_talf.for_vllm."
-            )
         try:
             return validated(given, cls)
         except UserError as error:
-            raise UserError(f"additional_config[{KEY!r}]: {error}") from error
+            raise UserError(
+                f"additional_config[{KEY!r}]: {error} Make it with nde_talf.for_vllm."
+            ) from error
 
 
 @checked
@@ -135,7 +132,7 @@ class Proposer:
     def __init__(self, vllm_config: Any):
         check_version(import_vllm().__version__)
         self.config = vllm_config
-        self.options = Options.read((vllm_config.additional_config or {}).get(KEY))
+        self.options = Options.read((vllm_config.additional_config or {}).get(KEY, {}))
         self.max_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self.proposals: Proposals | None = None
         processes = vllm_config.parallel_config.world_size
@@ -160,12 +157,13 @@ class Proposer:
         if options.draft == NGRAM:
             self.proposals = Proposals(NgramDrafter(rows), None, most)
             return
-        folder, key = options.draft, "for_vllm(draft=)"
+        folder = options.draft
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
         draft = CausalModel.load(folder, device, dtype, "for_vllm: draft")
         alike = draft.vocab_size == rows
-        check_vocabularies(model.tokenizer or model.model, folder, folder, alike, key)
+        name = f"for_vllm(draft=) {folder}"
+        check_vocabularies(model.tokenizer or model.model, folder, name, alike)
         draft.match(rows)
         self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most)
 

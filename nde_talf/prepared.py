@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from packaging.specifiers import SpecifierSet
 from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -26,8 +27,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.processing import LogitsProcess
 from nde_talf.decoding.setting import SamplingSetting
 
-FIRST, BEFORE = (5, 13), (6, 0)
-"""Versions of transformers whose preparations these are: from the first, before the second."""
+VERSIONS = SpecifierSet(">=5.13,<6", prereleases=True)
+"""Versions of transformers whose preparations these are."""
 TEXTLESS = (
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -129,27 +130,21 @@ def _named(processor: Any, names: Sequence[str]) -> bool:
     return kind.__name__ in names and kind.__module__.startswith("transformers.")
 
 
-def check(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> None:
+def check(model: Any, config: Any, given: dict[str, Any]) -> None:
     """Raise UserError for the first thing that a tree cannot decode.
 
     Args:
         model: of transformers.
         config: the prepared GenerationConfig.
         given: generate()'s arguments for the model's forward pass.
-        synced_gpus: as generate() has it.
     """
-    for fault in _faults(model, config, given, synced_gpus):
+    for fault in _faults(model, config, given):
         raise UserError(f"speculate: {fault}")
 
 
-def _faults(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> Iterator[str]:
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if not FIRST <= version < BEFORE:
-        first, before = (".".join(map(str, numbers)) for numbers in (FIRST, BEFORE))
-        yield (
-            f"transformers {transformers.__version__} is not supported: it takes versions from"
-            f" {first} and before {before}."
-        )
+def _faults(model: Any, config: Any, given: dict[str, Any]) -> Iterator[str]:
+    if (version := transformers.__version__) not in VERSIONS:
+        yield f"transformers {version} is not supported: take a version {VERSIONS}."
     mode = config.get_generation_mode(of_generate("assistant_model")).value
     if mode not in ("greedy_search", "sample"):
         yield (
@@ -165,7 +160,7 @@ def _faults(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -
             " first."
         )
     spread = is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled()
-    if synced_gpus or of_generate("synced_gpus") or spread:
+    if of_generate("synced_gpus") or spread:
         yield (
             "synced_gpus=True (FSDP, ZeRO 3) is not possible, since processes would take other"
             " passes."
@@ -284,7 +279,7 @@ def _check_processors(asked: list[Any], stateless: tuple[type, ...], rows: int) 
 def of_generate(name: str) -> Any:
     """Read a variable of the `generate` that called us.
 
-    transformers gives a callable neither `streamer` nor `assistant_model`.
+    transformers gives a callable neither `streamer` nor `assistant_model` nor `synced_gpus`.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -304,7 +304,7 @@ def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
         )
     if draft := model.given.get("draft"):
         vocabulary = load_tokenizer(draft, "model.draft").get_vocab()
-        check_tokenizers(target.get_vocab(), vocabulary, draft)
+        check_tokenizers(target.get_vocab(), vocabulary, f"model.draft={draft}")
     return target
 
 

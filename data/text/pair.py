@@ -252,7 +252,8 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
     images at an id that the 270M model has no row for.
 
     Raises:
-        UserError: they do not. The message names up to three ids, and the draft by its `name`.
+        UserError: they do not. The message begins with `name`, the draft's, and names up to three
+            ids.
     """
     ours, theirs = ({index: token for token, index in known.items()} for known in (target, draft))
     other = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
@@ -266,7 +267,7 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
             else "no id is known to both"
         )
         raise UserError(
-            f"model.draft={name} has another vocabulary than model.target: {what}. Speculative"
+            f"{name} has another vocabulary than the target: {what}. Speculative"
             " decoding needs one tokenizer for both. Choose a draft of the target's family."
         )
 

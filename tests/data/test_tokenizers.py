@@ -18,5 +18,5 @@ def test_ids_that_differ_are_named_up_to_three():
     moved = {token: (index + 1) % 5 for token, index in TARGET.items()}
     named = r"ids stand for other tokens \((id \d is '\S+' in the draft and '\S+' in the target(; |\))){3}"
     for draft, words in ((moved, named), ({"z": 100}, "no id is known to both")):
-        with pytest.raises(UserError, match=f"model.draft=small.*{words}"):
+        with pytest.raises(UserError, match=f"small has another.*{words}"):
             check_tokenizers(TARGET, draft, "small")
