@@ -1,6 +1,6 @@
-"""Forward passes with few rows, and products with few rows.
+"""Forward passes with few rows.
 
-`python -m benchmarks.forward [rows|far|level|products|branches|llama ...]`, on one thread or
+`python -m benchmarks.forward [rows|far|level|branches ...]`, on one thread or
 `--threads`:
 
 - rows: a pass of 1 to 32 rows with all logits, of a model in `--model`, or of one of random weights
@@ -8,18 +8,13 @@
   pass with each way to multiply, beside the time in which memory of the weights' size is read.
 - far: such a pass through four layers, without logits, after long texts.
 - level: what a drafted level costs beside its pass, a row of 152,064 logits warped and drawn from.
-- products: a few rows times a large matrix, in each way, in CPU time.
 - branches: the target's part of a step (pass, commit, replay of what was accepted) for models whose
   trees are scored branch by branch, against plain decoding, in CPU time. Drafts cost nothing here.
-- llama: passes of 1 to 32 rows by llama.cpp, given `--llama-cpp LLAMA_BENCH GGUF`.
 """
 
 import argparse
-import json
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
@@ -28,16 +23,11 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Qwen2Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.timing import interleaved, report
 from nde_talf.decoding.forward.fastest import MANY, ROWS, fastest
-from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
+from nde_talf.decoding.forward.onednn import has_onednn
 from nde_talf.decoding.loading import architecture
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
@@ -46,8 +36,6 @@ from nde_talf.evaluation.protocol import trusted
 from tests.decoding.test_causal_registry import SMALL, tiny
 
 FAR = (128, 4096, 16384)
-SHAPES = ((896, 1152), (896, 9728), (2048, 2048), (4096, 4096))
-PRODUCT_ROWS = (1, 2, 4, 8, 16, 33)
 WIDE = {
     "vocab_size": 152064,
     "hidden_size": 896,
@@ -197,35 +185,6 @@ def level(options: argparse.Namespace) -> None:
     report("level", ["setting", "warp, ms", "draw of 4, ms"], table, notes)
 
 
-def products(options: argparse.Namespace) -> None:
-    if not has_onednn():
-        raise SystemExit("products: this torch has no oneDNN.")
-    table, notes = [], []
-    for dtype, (width, height) in product(options.dtypes, SHAPES):
-        one, name = 0.0, f"{width} x {height}, {dtype}"
-        for rows in PRODUCT_ROWS:
-            times = interleaved(
-                _products(width, height, rows, getattr(torch, dtype)), options.repeats
-            )
-            plain, onednn, packed = (1e3 * each for each in times.cpu.values())
-            one = one or packed
-            table.append([name, rows, plain, onednn, packed, packed / plain, packed / one])
-        notes.append(times.note(f" ({name}, {rows} rows)"))
-    columns = ["product", "rows", "plain, ms", "oneDNN, ms", "packed, ms", "packed over plain"]
-    report("products", [*columns, "packed, of its one row"], table, notes)
-
-
-def _products(
-    width: int, height: int, rows: int, dtype: torch.dtype
-) -> dict[str, Callable[[], Tensor]]:
-    weight, states = torch.randn(height, width, dtype=dtype), torch.randn(rows, width, dtype=dtype)
-    return {
-        "plain": partial(F.linear, states, weight),
-        "oneDNN": partial(in_blocks, states, weight, None),
-        "packed": partial(in_blocks, states, packed(weight), None),
-    }
-
-
 def branches(options: argparse.Namespace) -> None:
     table, notes = [], []
     for model in hybrids():
@@ -258,39 +217,20 @@ def step(model: CausalModel, tree: tuple[int, int, int], accepted: int) -> Calla
     return run
 
 
-def llama(options: argparse.Namespace) -> None:
-    if options.llama_cpp is None:
-        raise SystemExit("llama: give --llama-cpp LLAMA_BENCH GGUF.")
-    bench, model = options.llama_cpp
-    given = {"-m": model, "-t": options.threads, "-r": options.repeats, "-n": 0, "-o": "json"}
-    command = [
-        bench,
-        "-p",
-        ",".join(map(str, ROWS)),
-        *(str(x) for pair in given.items() for x in pair),
-    ]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    table = [[each["n_prompt"], each["avg_ns"] / 1e6] for each in json.loads(ran.stdout)]
-    report("llama", ["rows", "llama.cpp, ms"], table, [f"{Path(model).name}, no context."])
-
-
 PARTS = {
     "rows": passes_by_rows,
     "far": partial(passes_by_rows, logits=False),
     "level": level,
-    "products": products,
     "branches": branches,
-    "llama": llama,
 }
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS)[:-1])
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--model", help="folder or hub name")
     parser.add_argument("--shape", help="folder or hub name of a configuration")
-    parser.add_argument("--llama-cpp", nargs=2, metavar=("LLAMA_BENCH", "GGUF"))
     parser.add_argument("--cache", type=Path, help="folder that keeps the models of random weights")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--far", type=int, nargs="+", default=FAR, help="contexts of `far`")

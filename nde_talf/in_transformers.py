@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
 
 
 class Text(NamedTuple):
-    """One row's result: its tokens, and the raw logits [V] and processed ones where asked for."""
+    """One row's result: its tokens, and the raw logits [1, V] and processed ones if asked for."""
 
     tokens: list[int]
     logits: list[Tensor]
@@ -82,10 +82,9 @@ class Text(NamedTuple):
         """Add a token; `ids` [1, m] end with it. processors: of scores; None: without."""
         self.tokens.append(token)
         if logits is not None:
-            self.logits.append(logits.float().to(ids.device))
+            self.logits.append(logits[None].float().to(ids.device))
         if processors is not None:
-            row = self.logits[-1][None].clone()
-            self.scores.append(apply(processors, ids[:, :-1], row)[0])
+            self.scores.append(apply(processors, ids[:, :-1], self.logits[-1].clone()))
 
 
 @checked
@@ -120,13 +119,14 @@ class Speculation:
         """See `GenerationMixin._sample`, whose arguments and results these are."""
         config, streamer = generation_config, of_generate("streamer")
         check(model, config, given)
-        sampled, stateless = bool(config.do_sample), tuple(self.stateless)
         if len(input_ids) > 1 and (streamer or config.max_time):
             raise UserError(
                 "speculate: prompts are decoded one after the other, so a streamer and max_time"
                 " take one prompt. Leave them out, or call generate for each prompt."
             )
-        asked, setting = split(logits_processor, sampled, stateless, len(input_ids))
+        asked, setting = split(
+            logits_processor, bool(config.do_sample), tuple(self.stateless), len(input_ids)
+        )
         loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
@@ -144,7 +144,7 @@ class Speculation:
                 text.add(token, logits, scored, ids)
                 if streamer:
                     streamer.put(torch.tensor([token]))
-                if stopping_criteria(ids, tuple(x[None] for x in text.scores) or None).item():
+                if stopping_criteria(ids, tuple(text.scores) or None).item():
                     break
         if streamer:
             streamer.end()
@@ -387,4 +387,4 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
 
 def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:
     """By step the rows' [B, V]; None where nothing was recorded. After its end a row has zeros."""
-    return tuple(pad_sequence([torch.stack(row) for row in rows])) if rows[0] else None
+    return tuple(pad_sequence([torch.cat(row) for row in rows])) if rows[0] else None

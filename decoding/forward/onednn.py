@@ -9,7 +9,7 @@ packed:  oneDNN on a copy in its own order of blocks: one reading of the weights
 With `-many` behind its name a way is for two rows and more, and one row is multiplied plainly: on
 an Intel Xeon that takes 84 ms a pass in place of 104.
 
-`fastest` chooses by measuring; `python -m benchmarks.forward products` shows all three.
+`fastest` chooses by measuring; `python -m benchmarks.forward rows` shows all three.
 """
 
 from collections.abc import Sequence
