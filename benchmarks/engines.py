@@ -144,7 +144,7 @@ def counts(llm: Any) -> list[int]:
 
 def run_engine(given: dict) -> dict[str, dict]:
     """Return the result of `work`, run in another process."""
-    environment = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "task.json"

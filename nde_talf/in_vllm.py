@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
 from nde_talf.data.engines.vllm import import_vllm
@@ -42,7 +43,7 @@ from nde_talf.selector.network import Selector
 
 KEY = "nde_talf"
 """Under which vLLM's `additional_config` holds our options."""
-SUPPORTED = ("0.32",)
+SUPPORTED = SpecifierSet("==0.32.*", prereleases=True)
 """vLLM's versions in which the proposer has run: its interface may change with each."""
 
 
@@ -203,9 +204,9 @@ class Proposer:
 
 def check_version(version: str) -> None:
     """Raise UserError for a version of vLLM in which the proposer has not run."""
-    if version.split("+")[0].rsplit(".", 1)[0] not in SUPPORTED:
+    if version not in SUPPORTED:
         raise UserError(
-            f"vLLM {version}: nde_talf's proposer has run in"
-            f" {', '.join(f'{own}.*' for own in SUPPORTED)}, and vLLM calls its interface"
-            " experimental. Install one of these, or use vLLM's own methods (docs/draft.md)."
+            f"vLLM {version}: nde_talf's proposer has run in versions {SUPPORTED}, and vLLM calls"
+            " its interface experimental. Install one of these, or use vLLM's own methods"
+            " (docs/draft.md)."
         )

@@ -28,6 +28,8 @@ GREEDY = SamplingSetting(0.0)
 An engine that is not given q verifies a drafted token as one that the draft was certain of, at any
 temperature of the target.
 """
+NO_FEATURES = torch.empty(0)
+"""Features of the target, which an engine does not hand out."""
 IDLE = 8
 """Texts outside the batch whose caches are kept: a preempted request may come back."""
 
@@ -43,7 +45,7 @@ class Followed:
 
     Attributes:
         text: [n] committed tokens, the last one being the root.
-        tree: what was drafted after it.
+        tree: the path that was drafted after it.
         steps: how many tokens were drafted at a time, and how many of them were accepted, step by
             step.
     """
@@ -62,21 +64,19 @@ class Followed:
             and np.array_equal(self.text, text[:read])
         )
 
-    def advance(self, text: np.ndarray, features: torch.Tensor) -> None:
+    def advance(self, text: np.ndarray) -> None:
         """Read on to the end of `text`.
 
         Drafted tokens that it goes on with count as accepted; its last one never does, being the
         target's own.
         """
-        tokens, tree, path, node = text[len(self.text) :].tolist(), self.tree, list[int](), 0
-        for token in tokens[:-1]:
-            after = [child for child in tree.children[node] if tree.tokens[child] == token]
-            if not after:
+        tokens, tree, path = text[len(self.text) :].tolist(), self.tree, list[int]()
+        for node, token in enumerate(tokens[:-1], 1):  # of a path, whose nodes are in order
+            if tree.tokens[node : node + 1] != [token]:
                 break
-            node = after[0]
             path.append(node)
         self.steps.append((len(tree) - 1, len(path)))
-        self.drafter.advance(Accepted(tree, path, tokens), features)
+        self.drafter.advance(Accepted(tree, path, tokens), NO_FEATURES)
         self.text = text.copy()
 
 
@@ -93,7 +93,7 @@ class Proposals:
         self.drafter, self.lengths, self.max_tokens = drafter, lengths, max_tokens
         # By row of the last batch, then those that left it, the latest first.
         self.followed: list[Followed] = []
-        self._rng, self._none = Rng.seeded(0), torch.empty(0)
+        self._rng = Rng.seeded(0)
 
     @torch.inference_mode()
     def propose(
@@ -125,10 +125,10 @@ class Proposals:
             at = next((at for at in order if free[at].begins(text)), None)
             if at is None:
                 one = Followed(text.copy(), self.drafter.fork(), DraftTree.rooted(int(text[-1])))
-                one.drafter.start(text[:-1].tolist(), int(text[-1]), self._none, GREEDY)
+                one.drafter.start(text[:-1].tolist(), int(text[-1]), NO_FEATURES, GREEDY)
             else:
                 one = free.pop(at)
-                one.advance(text, self._none)
+                one.advance(text)
             now.append(one)
         self.followed = now + [*free.values()][:IDLE]
         return now
@@ -136,7 +136,7 @@ class Proposals:
     def _path(self, one: Followed, length: int) -> DraftTree:
         root, drafter = int(one.text[-1]), one.drafter
         if not isinstance(drafter, NgramDrafter):
-            state = DecodingState(root, len(one.text), length, GREEDY, self._none, self._none)
+            state = DecodingState(root, len(one.text), length, GREEDY, NO_FEATURES, NO_FEATURES)
             return draft_delayed(Action(1, 0, length), state, drafter, self._rng)
         tree = DraftTree.rooted(root)
         while len(tree) <= length and (
