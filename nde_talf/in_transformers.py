@@ -195,8 +195,9 @@ class Speculation:
         loaded, state = self._loaded, _state(model)
         if loaded and loaded.plain.target.module is model and loaded.state == state:
             return loaded
-        target = wrapped(model, "the model")
-        drafter, (policy, rule) = self._drafter(target), self._policy()
+        with torch.random.fork_rng(devices=[]):  # so that a seed gives one text, loaded or not
+            target = wrapped(model, "the model")
+            drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
         # A native forward lays weights side by side, so the state is read again.

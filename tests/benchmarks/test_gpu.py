@@ -18,10 +18,10 @@ ABSENT = (
     "matplotlib",
     "ray",
 )
+pytestmark = pytest.mark.long
 IMPORT = "import sys, benchmarks.gpu; print(*{name.split('.')[0] for name in sys.modules})"
 
 
-@pytest.mark.long
 def test_it_needs_torch_transformers_and_safetensors_alone():
     done = subprocess.run(
         [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
@@ -29,7 +29,6 @@ def test_it_needs_torch_transformers_and_safetensors_alone():
     assert "transformers" in done.stdout.split() and not {*ABSENT} & {*done.stdout.split()}
 
 
-@pytest.mark.long
 def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
 

@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from nde_talf import CausalModel, speculate
-from nde_talf.data.text.shipped import shipped
+from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
@@ -136,8 +136,9 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
     ):
         assert same(pair[0], ours, **asked, **options).shape[1] < len(full)
     noting = After(token)
-    criteria = StoppingCriteriaList([noting])
-    pair[0].generate(**asked, stopping_criteria=criteria, custom_generate=ours)
+    pair[0].generate(
+        **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
+    )
     assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
 
 
@@ -217,9 +218,13 @@ def test_the_model_is_left_as_it_was(pair):
         assert weight.requires_grad == wants and torch.equal(weight, value)
 
 
-def test_a_model_is_opened_under_autocast():
+def test_a_pair_is_loaded_under_autocast_and_draws_nothing():
+    """So a seed gives one text, in the first call and in others."""
+    dice = torch.get_rng_state()
+    ours = speculate(shipped("draft"), SHIPPED / "selector/export/traversal")
     with torch.autocast("cpu"):
-        assert CausalModel.load(shipped("target")).native
+        ours._load(CausalModel.load(shipped("target")).module)
+    assert torch.equal(torch.get_rng_state(), dice)
 
 
 class Counting(LogitsProcessor):
@@ -261,10 +266,10 @@ def test_what_a_tree_cannot_decode_is_refused_by_name(named):
 
 
 def test_other_faults_are_refused_too(pair, monkeypatch):
-    def fault(draft, asked=None, **options) -> str:
+    def fault(draft, asked=None) -> str:
         asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4} | (asked or {})
         with pytest.raises(UserError) as caught:
-            TARGET.module.generate(**asked, custom_generate=speculate(draft, **options))
+            TARGET.module.generate(**asked, custom_generate=speculate(draft))
         return str(caught.value)
 
     assert "another number of tokens" in fault(pair[1])
@@ -345,17 +350,17 @@ def test_the_sampled_law_is_that_of_generate(draft, tmp_path):
     drafts = {"lm": DRAFT.module, "head": tmp_path / "head", "ngram": "ngram"}
     ours = speculate(drafts[draft])
     torch.manual_seed(7)
-    asked = {
-        "input_ids": torch.tensor([PROMPT]),
-        "max_new_tokens": 3,
-        "do_sample": True,
-        "eos_token_id": None,
-    }
     rows = [
         tuple(row[len(PROMPT) :].tolist())
         for _ in range(3)
         for row in TARGET.module.generate(
-            **asked, **PREPARED, num_return_sequences=750, custom_generate=ours
+            torch.tensor([PROMPT]),
+            max_new_tokens=3,
+            do_sample=True,
+            eos_token_id=None,
+            num_return_sequences=750,
+            custom_generate=ours,
+            **PREPARED,
         )
     ]
     law = {text: chance for text, chance in prepared_law(3).items() if chance > 0}
