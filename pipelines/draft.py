@@ -17,11 +17,13 @@ from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
 from nde_talf.draft_training.export import load_head, save_head, write_head_card
 from nde_talf.draft_training.families import NoHeadError
+from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import FILES
-from nde_talf.draft_training.settings import OPERATIONAL
+from nde_talf.draft_training.settings import OPERATIONAL, HeadConfig
 from nde_talf.draft_training.train_head import build_head, fit_head
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.dialogues import dialogue_rows
@@ -76,13 +78,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
         some, curves = spread(held_out, 2 * HELD_OUT_ROWS), tracker.loggers("head")
         head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
-        # Read again in the target's dtype, as it is served.
-        head = load_head(save_head(head, folder / "export"), target)
-        with working("evaluating the head on held-out text"):
-            depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
-            report = held_out_report(head, target, some[1::2] or some, loss.k, depth)
+        facts, others = _facts(config), some[1::2] or some
+        report = export_head(head, target, draft, rows, others, folder / "export", facts)
         write_json(folder / "held_out.json", report)
-        write_head_card(folder / "export", head, _facts(config, rows), report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
@@ -90,20 +88,50 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return report
 
 
-def _facts(config: Config, rows: TokenRows) -> dict[str, Any]:
-    """Describe the training for the head's card, without paths of this machine."""
-    draft, dialogues = config.draft, config.dialogues
+def export_head(
+    head: EagleHead,
+    target: CausalModel,
+    config: HeadConfig,
+    rows: TokenRows,
+    held_out: TokenRows,
+    folder: Path,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Export a trained head with its card, and return its figures on held-out rows.
+
+    Args:
+        head: read again in the target's dtype, as it is served.
+        target: of the head.
+        config: how it was trained.
+        rows: what it was trained on.
+        held_out: rows that neither trained it nor chose its weights.
+        folder: where it goes.
+        facts: what the card says of the text.
+    """
+    loss, head = config.loss, load_head(save_head(head, folder), target)
+    with working("evaluating the head on held-out text"):
+        depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
+        report = held_out_report(head, target, held_out, loss.k, depth)
+    facts |= {
+        "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
+        "loss": asdict(loss),
+        "steps": f"{config.steps} of {config.batch * config.accumulate * config.devices} rows",
+        "seed": config.seed,
+    }
+    write_head_card(folder, head, facts, report)
+    return report
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """Describe the text for the head's card, without paths of this machine."""
+    dialogues = config.dialogues
     texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
     own = not dialogues.source and config.data.source == ANSWERS
     if own:
         texts = [str(one.source) for one in config.data.sets.values()]
     return {
         "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),
-        "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
         "answers": "written by the target" if own or dialogues.regenerate else "as in the text",
-        "loss": asdict(draft.loss),
-        "steps": f"{draft.steps} of {draft.batch * draft.accumulate * draft.devices} rows",
-        "seed": draft.seed,
     }
 
 

@@ -10,17 +10,15 @@ from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what
 if __name__ == "__main__":
     leave_at_once()
 
-import os
 import shutil
-from dataclasses import asdict, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from pydantic import Field
-from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -40,8 +38,7 @@ from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-from nde_talf.draft_training.export import save_head, write_head_card
+from nde_talf.draft_training.evaluate import SAMPLED
 from nde_talf.draft_training.precision import default_device, native_bfloat16
 from nde_talf.draft_training.recipe import (
     OPENING,
@@ -56,12 +53,14 @@ from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
+from nde_talf.pipelines.draft import export_head
 from nde_talf.pipelines.pair import sampled
+from nde_talf.pipelines.tracking import tracked
 
 TEXT_ROWS = 49_152
 """Rows of text that draft and head learn."""
 HELD_OUT_ROWS = 32
-"""Held-out rows that a head is evaluated on."""
+"""Held-out rows that choose a head's best weights; as many others give its figures."""
 STEPS = ("train", "anneal", "draft", "head")
 DRAFT_HIDDEN = 192
 """Numbers of a hidden state of the draft, 64 to a head."""
@@ -104,6 +103,9 @@ class SmallConfig:
     partial: bool = False
     """Train on the rest where packages of the frozen list are missing or have another version."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    run: ClassVar[str] = "small"
+    """Group of the recipe's runs in W&B."""
 
     @property
     def folder(self) -> Path:
@@ -226,7 +228,7 @@ def _head(config: SmallConfig, text: Rows) -> None:
     length = text.train.shape[1] - SAMPLED  # a tree at a row's last token fits the context
     rows = TokenRows.plain(text.train[:, :length])
     held_out = TokenRows.plain(torch.cat([each[::2] for each in text.held_out.values()]))
-    some = spread(held_out.cut(length), HELD_OUT_ROWS)
+    some = spread(held_out.cut(length), 2 * HELD_OUT_ROWS)
     settings = HeadConfig(
         steps=HEAD_STEPS,
         batch=config.batch,
@@ -236,21 +238,12 @@ def _head(config: SmallConfig, text: Rows) -> None:
         seed=config.seed,
     )
     leg = Leg(folder, config.folder / PAUSE, config.hours)
-    head = fit_head(target, rows, settings, folder, _loggers(config, folder), [leg], some)
+    with tracked(config, "head", folder) as tracker:
+        loggers = tracker.loggers("head")
+        head = fit_head(target, rows, settings, folder, loggers, [leg], some[::2])
     if not leg.ended:
-        report = held_out_report(head, target, some)
-        facts = {
-            "text": ", ".join(text.held_out),
-            "rows": f"{len(rows)} of {length} tokens",
-            "loss": asdict(settings.loss),
-            "steps": f"{HEAD_STEPS} of {config.batch} rows",
-            "seed": config.seed,
-        }
-
-        def save(path: Path) -> None:
-            write_head_card(save_head(head, path), head, facts, report)
-
-        write_atomically(folder / "export", save)
+        facts, others = {"text": ", ".join(text.held_out)}, some[1::2]
+        report = export_head(head, target, settings, rows, others, folder / "export", facts)
         console.print_json(data=report)
 
 
@@ -275,18 +268,10 @@ def _leg(
     pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, 360 * config.hours, held_out, text.bits_a_byte)
-    train_rows(module, rows, folder, _loggers(config, folder), [leg])
+    with tracked(config, name, folder) as tracker:
+        train_rows(module, rows, folder, tracker.loggers(name), [leg])
     if not leg.ended:
         write_atomically(folder / name, module.model.eval().cpu().save_pretrained)
-
-
-def _loggers(config: SmallConfig, folder: Path) -> list[Logger]:
-    """Return W&B's logger and one of a file, `curves`, in the folder."""
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_MODE", config.tracking.mode)
-    project, title = config.tracking.project, f"small/{folder.name}"
-    tracker = WandbLogger(name=title, save_dir=str(folder), group="small", project=project)
-    return [tracker, CSVLogger(folder, "curves", "")]
 
 
 def main() -> None:

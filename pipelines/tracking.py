@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
@@ -18,6 +18,9 @@ from transformers.utils import flatten_dict
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.manifest import plain
+
+if TYPE_CHECKING:
+    from nde_talf.pipelines.small import SmallConfig
 
 
 @dataclass
@@ -71,10 +74,10 @@ class Tracker:
 
 
 @contextmanager
-def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
-    """The W&B run of one stage."""
+def tracked(config: "Config | SmallConfig", stage: str, folder: Path) -> Iterator[Tracker]:
+    """The W&B run of one stage, whose files are in the folder above its own."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    root, samples = Path(config.paths.checkpoints) / config.run, config.tracking.samples
+    root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")
     # Copies of artefacts that wait for `wandb sync`, and logs: else they would be in the home.

@@ -1,8 +1,5 @@
 """What settings mean, and what is told before any work."""
 
-import pytest
-
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
@@ -25,8 +22,3 @@ def test_numbers_become_texts_and_integers_floats_where_the_key_says_so():
     config = composed(Config, "run=1", "selector.lr=1", "evaluation.draft_temperature=0.6")
     assert (config.run, config.selector.lr) == ("1", 1.0) and isinstance(config.selector.lr, float)
     assert config.evaluation.draft_temperature == "0.6"
-
-
-def test_a_corpus_beside_the_shipped_pair_is_refused():
-    with pytest.raises(UserError, match="model=tiny3"):
-        check_config(composed(Config, "data=text", "data.source=pydoc"))

@@ -21,12 +21,6 @@ from nde_talf.pipelines.streaming import table_here
 from nde_talf.selector.latency import LatencyTable
 
 
-@pytest.mark.slow
-def test_the_recipe_takes_the_word_of_a_run_for_tracking():
-    config = composed(SmallConfig, "tracking=disabled", "tracking.project=x", config="small")
-    assert (config.tracking.mode, config.tracking.project) == ("disabled", "x")
-
-
 def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
     """With what to do about it."""
     with pytest.raises(UserError, match=r"target: this part of the shipped pair is missing; take"):
@@ -65,8 +59,16 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     text = Text(None, rows, {"code": rows[:4]}, {"code": 3.0})
     monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: text)
     monkeypatch.setattr("nde_talf.pipelines.small.HEAD_STEPS", 2)
-    config = SmallConfig(step="head", state=str(tmp_path), samples=0, batch=2)
+    judged = []
+    monkeypatch.setattr(
+        "nde_talf.pipelines.draft.held_out_report", lambda *given: judged.append(given[2]) or {}
+    )
+    asked = ("step=head", f"state={tmp_path}", "samples=0", "batch=2", "tracking=disabled")
+    config = composed(SmallConfig, *asked, config="small")
     run(config)
+    run(config)
+    assert len([*tmp_path.glob("anneal-1/head/curves/**/metrics.csv")]) == 2, "one a leg"
+    assert torch.equal(judged[0].tokens, rows[2:3, :8]), "rows 0 and 2 are held out; 0 chose"
     export = tmp_path / "anneal-1" / "head" / "export"
     model = CausalModel.load(str(tmp_path / "anneal-1" / "target"))
     first = load_head(export, model)
