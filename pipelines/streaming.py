@@ -4,6 +4,7 @@
 """
 
 from contextlib import suppress
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,14 +32,12 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
 from nde_talf.decoding.verifier import Verifier, check_compatible
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.sample import pieces
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.measure import Conditions, machine, measure_latency
 from nde_talf.selector.network import Selector
@@ -130,24 +129,29 @@ def make_decoder(
         UserError: the run has none of these, or they do not go together.
     """
     policy, rule = choose_policy(config, run)
-    pair = run.pair
+    pair, placed, export = run.pair, config.model.placed, run.stage("draft") / "export"
+    kind = None if policy.trees == "none" else config.drafter
+    if fault := _fault(kind, config, policy, pair.has_draft, export):
+        raise UserError(fault)
     console.quiet = True  # the text is all that is printed before the figures
     try:
-        placed = config.model.placed
-        target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
+        if kind == "lm":
+            target, draft = pair.models(*placed)
+        else:
+            target = pair.target(*placed)
     finally:
         console.quiet = False
-    if run.shipped and isinstance(policy, NeuralPolicy) and draft is not None:
-        text = pair.rows("held_out")[0].tolist()
-        prices = table_here(policy.table, target, draft, text, static is not None)
-        policy = NeuralPolicy(policy.selector, prices)
     drafter: Drafter | None = None
-    if policy.trees != "none":
-        if config.drafter == "ngram":
-            drafter = NgramDrafter(target.vocab_size, config.ngram)
-        else:
-            drafter = _draft_of_run(config, run, target, draft, static)
-        _check_fits(config, policy, drafter)
+    if kind == "lm":
+        if run.shipped and isinstance(policy, NeuralPolicy):
+            text = pair.rows("held_out")[0].tolist()
+            prices = table_here(policy.table, target, draft, text, static is not None)
+            policy = NeuralPolicy(policy.selector, prices)
+        drafter = LMDrafter(draft, static)
+    elif kind == "ngram":
+        drafter = NgramDrafter(target.vocab_size, config.ngram)
+    elif kind == "head":
+        drafter = load_head_draft(export, target).drafter(static)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
 
 
@@ -181,46 +185,26 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
     return policy, rule
 
 
-def _draft_of_run(
-    config: GenerateConfig,
-    run: Run,
-    target: CausalModel,
-    draft: CausalModel | None,
-    static: StaticShapes | None,
-) -> Drafter:
-    if config.drafter == "lm":
-        if draft is None:
-            raise UserError(
-                f"drafter={config.drafter}: this run has no draft model. Use drafter=head,"
-                " drafter=ngram, or policy=autoregressive."
-            )
-        return LMDrafter(draft, static)
-    export = run.stage("draft") / "export"
-    if not export.is_dir():
-        raise UserError(
-            f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or"
-            f" use drafter={'ngram' if draft is None else 'lm'}."
+def _fault(
+    kind: str | None, config: GenerateConfig, policy: TreePolicy, has_draft: bool, export: Path
+) -> str | None:
+    """Say why a run cannot draft as it is asked to; None if it can."""
+    if kind == "lm" and not has_draft:
+        return (
+            "drafter=lm: this run has no draft model. Use drafter=head, drafter=ngram, or"
+            " policy=autoregressive."
         )
-    return load_head_draft(export, target).drafter(static)
-
-
-def _check_fits(config: GenerateConfig, policy: TreePolicy, drafter: Drafter) -> None:
-    """Raise UserError for n-grams that are to be drawn, or a selector of another head."""
-    if isinstance(drafter, NgramDrafter) and not isinstance(policy, NgramTree):
-        raise UserError(
+    if kind == "head" and not export.is_dir():
+        return (
+            f"drafter=head: {export} is not there; train a head with stage=draft, or use"
+            f" drafter={'lm' if has_draft else 'ngram'}."
+        )
+    if kind == "ngram" and not isinstance(policy, NgramTree):
+        return (
             f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not drawn."
             " Leave policy out, or use drafter=lm."
         )
-    if not isinstance(policy, NeuralPolicy) or not isinstance(drafter, EagleDrafter):
-        return
-    trained = policy.selector.schema.pair.get("draft")
-    if trained is None or not same_model(trained, fingerprint(drafter.model)):
-        raise UserError(
-            f"policy={config.policy} with drafter={config.drafter}: this run's selector was not"
-            " trained for its head, but for the LM draft, or a head of before. Train one for it"
-            f" (nde run run=with_head base={config.run} traces.drafter=head), or"
-            f" use drafter=lm, or one of {', '.join(POLICIES)}."
-        )
+    return None
 
 
 def table_here(

@@ -88,6 +88,7 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     assert printed.startswith("def main(")
     for words in ("NDE selector, trees (K, L1, L2)", "rule traversal; T = 0.6", "times as fast as"):
         assert words in printed
+    monkeypatch.delattr("nde_talf.data.text.pair.Pair.models")  # no draft model is loaded
     generate(GenerateConfig(seed=1, new_tokens=4, compare=False, drafter="head"))
     printed = capsys.readouterr().out
     assert "drafter head" in printed and "times as fast" not in printed
