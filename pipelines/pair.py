@@ -349,8 +349,7 @@ def _train(
             console.print(f"training the {role}{distilled}")
             built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
             module = LanguageModel(built, lm, teacher)
-            if (place := torch.device(config.model.device)).type == "cuda":
-                module.place = place
+            module.place = torch.device(config.model.device)
             model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
             write_export(out, save)
         tracker.artifact(f"{config.run}-{role}", "model", out)

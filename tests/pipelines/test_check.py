@@ -3,7 +3,6 @@
 import pytest
 
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.delayed import Delayed
@@ -51,19 +50,6 @@ def test_a_faulty_rule_is_found(fault):
     if fault is first_child:
         passed, sentence = greedy(faulty, prompts(4, 20), 24)
         assert not passed and "none elsewhere" not in sentence, sentence
-
-
-@pytest.mark.parametrize(
-    "given,words",
-    [
-        ({"temperature": 0}, "always"),
-        ({"prompt": "x"}, "held-out prompts"),
-        ({"texts": 9, "new_tokens": 9}, "too little"),
-    ],
-)
-def test_what_is_not_asked_is_refused(given, words):
-    with pytest.raises(UserError, match=words):
-        check(CheckConfig(**given))
 
 
 @pytest.mark.slow

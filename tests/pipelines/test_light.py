@@ -113,11 +113,6 @@ def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(command, argumen
     assert "Traceback" not in done.stderr and done.stderr.strip().endswith("[]"), done.stderr
 
 
-def test_the_quoting_that_is_proposed_works(command):
-    done = command('run="a(b, c=d"', "stage=none")
-    assert "stage=none: there is none" in done.stdout
-
-
 def test_help_needs_no_heavy_imports(command):
     done = command("--help")
     assert (

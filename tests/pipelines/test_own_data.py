@@ -122,11 +122,6 @@ def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path)
     assert words in str(told.value) and "selector.tables" in str(told.value)
 
 
-def test_a_test_split_that_leaves_nothing_is_refused(tmp_path):
-    source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:8]])
-    assert "it leaves 0 to learn" in str(fitted(f"data={source}", "data.test_fraction=0.95")[1])
-
-
 @pytest.mark.slow
 def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, capsys):
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])

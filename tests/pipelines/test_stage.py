@@ -6,13 +6,15 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.draft_training.families import NoHeadError
-from nde_talf.pipelines import draft
+from nde_talf.pipelines import draft, pair
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.manifest import BEGUN, MANIFEST
 from nde_talf.pipelines.stage import _set_aside
@@ -175,6 +177,14 @@ def test_an_unfinished_stage_whose_beginning_is_damaged_says_what_to_delete(tmp_
     chain.path("pair", BEGUN).write_text("{}")
     with pytest.raises(UserError, match=r"(?s)begun.json.*Field required.*delete .*pair"):
         chain.run("pair")
+
+
+def test_a_pair_for_the_cpu_is_trained_there_beside_a_gpu(tmp_path, monkeypatch):
+    trained, text = [], Mock(tokenizer=train_tokenizer(["a"], 300))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(pair, "fit", lambda module, *_: trained.append(module) or module.model)
+    pair._train(Config(), tmp_path, text, [], Mock())
+    assert [module.on_cpu for module in trained] == [True, True]
 
 
 def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import nde_talf.pipelines.check
 import nde_talf.pipelines.generate
 import nde_talf.pipelines.recommend
 import nde_talf.pipelines.run
@@ -32,6 +33,7 @@ from tests.robustness.damage import LOADERS, apply
 HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "cases.jsonl").read_text().splitlines()]
 MAINS = {
+    "check": nde_talf.pipelines.check.main,
     "run": nde_talf.pipelines.run.main,
     "generate": nde_talf.pipelines.generate.main,
     "recommend": nde_talf.pipelines.recommend.main,
