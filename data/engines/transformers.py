@@ -1,11 +1,12 @@
 """Engines sample text: token ids go in and come out. That of transformers is for every machine."""
 
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -40,11 +41,11 @@ def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
 class TransformersEngine:
     """Samples from a `CausalModel` with transformers' `generate`.
 
-    Prompts are left-padded into one batch.
+    Prompts are left-padded into one batch, or into several where memory does not hold one.
     """
 
     def __init__(self, model: CausalModel):
-        self.model = model
+        self.model, self._batch = model, MicroBatch(1 << 30)
 
     @torch.inference_mode()
     def sample(
@@ -52,23 +53,27 @@ class TransformersEngine:
     ) -> list[list[int]]:
         """Continue each prompt, see `Engine.sample`."""
         stops = end_of_text(self.model.module.generation_config)
-        rows = [torch.tensor(prompt) for prompt in prompts]
-        ids, mask = (
-            pad_sequence(each, batch_first=True, padding_side="left").to(self.model.device)
-            for each in (rows, [torch.ones_like(row) for row in rows])
-        )
-        # All devices, as without; but then torch warns of several.
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            texts = self.model.module.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=new_tokens,
-                pad_token_id=next(iter(stops), 0),
-                **sampling_options(setting),
-            )[:, ids.shape[1] :].tolist()
-        written = [list(takewhile(lambda token: token not in stops, text)) for text in texts]
-        return [prompt + text for prompt, text in zip(prompts, written, strict=True)]
+
+        def some(at: slice) -> list[list[int]]:
+            rows = [torch.tensor(prompt) for prompt in prompts[at]]
+            ids, mask = (
+                pad_sequence(each, batch_first=True, padding_side="left").to(self.model.device)
+                for each in (rows, [torch.ones_like(row) for row in rows])
+            )
+            # All devices, as without; but then torch warns of several.
+            with torch.random.fork_rng(range(torch.cuda.device_count())):
+                torch.manual_seed(seed + 1_000_003 * at.start)
+                texts = self.model.module.generate(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    max_new_tokens=new_tokens,
+                    pad_token_id=next(iter(stops), 0),
+                    **sampling_options(setting),
+                )[:, ids.shape[1] :].tolist()
+            return [[*takewhile(lambda token: token not in stops, text)] for text in texts]
+
+        parts = self._batch.run(len(prompts), some)
+        return [prompt + text for prompt, text in zip(prompts, chain(*parts), strict=True)]
 
     def close(self) -> None:
         """Nothing to do: the model belongs to whoever made it."""

@@ -38,12 +38,12 @@ class MicroBatch:
                     raise
                 if self.size == 1:
                     raise UserError(
-                        f"memory runs out on a single super-tree ({first_line(error)})."
-                        " Use a smaller traces.dtype, or a device with more memory."
+                        f"memory runs out on a single super-tree or text ({first_line(error)})."
+                        " Use a smaller model.dtype or traces.dtype, or a device with more memory."
                     ) from error
             # Outside the handler, which would keep the tensors of the failed attempt.
             self.size = max(1, min(self.size, count) // 2)
-            console.print(f"! out of memory: traces.micro_batch is now {self.size}")
+            console.print(f"! out of memory: from here on {self.size} at once")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return done

@@ -78,6 +78,18 @@ def test_an_end_of_text_ends_a_text(model, monkeypatch):
     assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
 
 
+def test_what_memory_does_not_hold_is_sampled_in_parts(model, monkeypatch):
+    def short(**given):
+        if len(given["input_ids"]) > 1:
+            raise MemoryError
+        return generate(**given)
+
+    engine, generate = TransformersEngine(model), model.module.generate
+    whole = engine.sample(PROMPTS, GREEDY, 6, 0)
+    monkeypatch.setattr(model.module, "generate", short)
+    assert engine.sample(PROMPTS, GREEDY, 6, 0) == whole
+
+
 def test_vllm_stops_at_the_end_of_text_of_the_folder_and_has_to_be_installed(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="nothing-here"):
         VLLMEngine(str(tmp_path / "nothing-here"), "float32", EngineConfig())

@@ -66,7 +66,7 @@ def traced(*options: dict) -> list[dict]:
     if "clear_refs" in done.stderr:
         pytest.skip("this system does not tell a process its peak memory")
     assert done.returncode == 0, done.stderr
-    told = "traces.micro_batch is now" in done.stdout
+    told = "from here on" in done.stdout
     assert told == any(each["room"] for each in options), done.stdout
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

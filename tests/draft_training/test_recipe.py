@@ -104,6 +104,7 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
 
 def test_the_targets_own_texts_are_written_once(tmp_path, monkeypatch):
     """They fill rows of the same length, and are read when they are there."""
+
     monkeypatch.setattr("nde_talf.pipelines.pair.AT_ONCE", 2)
     build_llama(settings(max_length=48), VOCABULARY).save_pretrained(tmp_path / "target")
     prefixes = torch.arange(4 * 48).view(4, 48).remainder(VOCABULARY).to(torch.int16)

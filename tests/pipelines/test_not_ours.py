@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf.decoding.common.checksums import check_checksums, write_checksums, write_export
+from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import sole, write_json
 from nde_talf.pipelines.finished import COMMAND
@@ -101,30 +101,23 @@ def test_a_command_says_what_a_killed_one_left_and_that_it_removed_it(chain, cap
     assert "pair/.made.txt.12-0badcafe.tmp" in "".join(capsys.readouterr().out.split())
 
 
-def test_a_file_that_was_added_to_an_export_is_told(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    write_checksums(tmp_path)
-    (tmp_path / "README.md").write_text("of the hub")
-    assert check_checksums(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ x }}")
-    with pytest.raises(UserError, match=r"chat_template\.jinja .*not there when"):
-        check_checksums(tmp_path)
-
-
 def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
     def write(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
 
     for _ in range(2):
         write_export(tmp_path / "export", write)
+    (tmp_path / "export/README.md").write_text("of the hub")
     assert check_checksums(tmp_path / "export")
-    (tmp_path / "export/.notes").write_text("of the user")
+    (tmp_path / "export/chat_template.jinja").write_text("{{ x }}")
+    with pytest.raises(UserError, match=r"chat_template\.jinja .*not there when"):
+        check_checksums(tmp_path / "export")
     (tmp_path / "page").mkdir()
     (tmp_path / "page/README.md").write_text("of the user")
     for folder in (tmp_path / "export", tmp_path / "page", theirs):
         with pytest.raises(UserError, match="which no export wrote"):
             write_export(folder, write)
-    assert (tmp_path / "export/.notes").exists()
+    assert (tmp_path / "export/chat_template.jinja").exists()
 
 
 def test_a_run_whose_name_differs_in_capitals_alone_is_refused_where_both_are_one(

@@ -67,8 +67,8 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     config = composed(SmallConfig, *asked, config="small")
     run(config)
     run(config)
-    assert len([*tmp_path.glob("anneal-1/head/curves/**/metrics.csv")]) == 2, "one a leg"
-    assert torch.equal(judged[0].tokens, rows[2:3, :8]), "rows 0 and 2 are held out; 0 chose"
+    assert len([*tmp_path.glob("anneal-1/head/curves/**/metrics.csv")]) == 2  # one a leg
+    assert torch.equal(judged[0].tokens, rows[2:3, :8])  # rows 0 and 2 are held out; 0 chose
     export = tmp_path / "anneal-1" / "head" / "export"
     model = CausalModel.load(str(tmp_path / "anneal-1" / "target"))
     first = load_head(export, model)
