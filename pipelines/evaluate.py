@@ -164,7 +164,7 @@ def _benches(
     texts = [prompt.tokens for prompt in tuning]
     roots, table, head = None, None, None
     if draft:
-        roots = roots_of(folders["traces"], config.traces.verifiers, lambda text: None)[0]
+        roots = roots_of(folders["traces"], config.traces.verifiers)[0]
         table = LatencyTable.load(folders["latency"] / TABLE)
     if "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)

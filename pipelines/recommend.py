@@ -96,7 +96,7 @@ def recommend(config: RecommendConfig) -> None:
             " like the target"
         )
     table = _table(config, run, made["drafter"])
-    splits = roots_of(run.stage("traces"), made["verifiers"], _warn)
+    splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (choices.one_traffic(roots, names) for roots in splits)
     best = choices.recommend(training, others, table, rule)
     method = _method(run, made["drafter"])

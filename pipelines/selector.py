@@ -4,7 +4,7 @@ They are evaluated under every latency table.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
         "pair": dict(zip(("target", "draft"), map(fingerprint, models), strict=True)),
     }
-    splits = roots_of(folders["traces"], config.traces.verifiers, _warn)
+    splits = roots_of(folders["traces"], config.traces.verifiers)
     if asked.features == "draft":
         splits = draft_only(splits[0]), draft_only(splits[1])
     size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
@@ -101,10 +101,6 @@ def _table(report: dict[str, dict]) -> Markdown:
     return Markdown(title + markdown(["selector", "latency", "NDE", "root by root"], rows))
 
 
-def _warn(text: str) -> None:
-    console.print(f"! {text}")
-
-
 def _tell(
     name: str,
     settings: Sequence[tuple[float, float]],
@@ -132,21 +128,13 @@ def _tell(
     console.print(f"· {name}: of the best static tree's tokens/s, held out: {points}; {more}")
 
 
-def roots_of(
-    traces: Path, verifiers: Sequence[str], say: Callable[[str], object]
-) -> tuple[Roots, Roots]:
-    """Load training and validation roots with the labels of `verifiers`.
-
-    Args:
-        traces: folder of the stage.
-        verifiers: traced rules.
-        say: receives a warning for every setting with few roots.
-    """
+def roots_of(traces: Path, verifiers: Sequence[str]) -> tuple[Roots, Roots]:
+    """Load training and validation roots with the labels of `verifiers` from the traces' folder."""
     store, splits = TraceStore(traces), []
     for split in ("train", "validation"):
         if not (columns := store.read(split)):
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.{split}_prompts.")
-        splits.append(roots_from_traces(columns, verifiers, say))
+        splits.append(roots_from_traces(columns, verifiers))
     training, validation = splits
     if missing := {*validation.settings} - {*training.settings}:
         raise UserError(f"the traces hold no training roots for {setting_title(min(missing))}.")

@@ -5,6 +5,7 @@ R of them, on any machine; `PricedRoots` adds latency tables, and with them the 
 action. Pure tensors.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
 from nde_talf.selector.objective import taken
@@ -210,14 +211,14 @@ def draft_only(roots: Roots) -> Roots:
 def roots_from_traces(
     traces: Mapping[str, np.ndarray],
     verifiers: Sequence[str],
-    say: Callable[[str], object] = print,
 ) -> Roots:
     """Make the roots of a table of traces with the labels of `verifiers`.
+
+    Warns of every sampling setting with few roots.
 
     Args:
         traces: columns, as `TraceStore.read` gives them.
         verifiers: rules.
-        say: receives a warning for every sampling setting with few roots.
 
     Raises:
         UserError: labels are missing, or hidden states or labels are not finite.
@@ -241,10 +242,12 @@ def roots_from_traces(
     scalars = [torch.from_numpy(traces[name]).float() for name in ROOT_SCALARS]
     for pair in settings:
         if (count := pairs.count(pair)) < FEW_ROOTS:
-            say(
+            warnings.warn(
                 f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than"
                 f" {FEW_ROOTS}: its best static tree and its figures are mostly noise. Raise"
-                " traces.train_prompts / validation_prompts, or lower traces.stride."
+                " traces.train_prompts / validation_prompts, or lower traces.stride.",
+                Advice,
+                stacklevel=2,
             )
     return Roots(
         column("h_p_previous"),
