@@ -44,10 +44,8 @@ MIN_PAIR_SECONDS = 600
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
-    if "policies" not in asked:
-        del chosen["policies"]
-    if "ngram" not in asked:
-        del chosen["ngram"]
+    for group in {"policies", "ngram"} - asked:
+        del chosen[group]
     traces = config.traces  # without a draft model they are no stage of the run
     alone = {} if config.drafts else {"tuned": [traces.train_prompts, traces.draft_temperature]}
     return {

@@ -195,10 +195,8 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
     if own:
         _answer(config, folder, text, models[0])
     elif config.model.draft == DISTIL:
-        openings = spread(text.train, _answers(config))[:, :OPENING].tolist()
-        store, end = TraceStore(folder / "answers", "train"), text.tokenizer.eos_token_id
-        written = sampled(store, models[0], openings, config.seed, (1.0, 0.6))
-        own_rows = in_rows(written, end, config.model.length)
+        store, rows = TraceStore(folder / "answers", "train"), spread(text.train, _answers(config))
+        own_rows = continued(store, models[0], rows, config.seed, text.tokenizer.eos_token_id)
         text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text
 
@@ -244,7 +242,7 @@ def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> N
     for side, asked in sides.items():
         repeated = asked * -(-counts[side] // len(asked))
         store = TraceStore(folder / "answers", side)
-        rows[side] = in_rows(sampled(store, target, repeated, config.seed), end, length)
+        rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
 
@@ -256,7 +254,19 @@ def _answers(config: Config) -> int:
     return max(ANSWERED, rows // (EPOCHS * ANSWER))
 
 
-def sampled(
+def continued(
+    store: TraceStore, target: CausalModel, rows: Tensor, seed: int, end: int, most: int = ANSWER
+) -> Tensor:
+    """Return rows, as long as `rows`, of texts that the target writes after their first tokens.
+
+    Half of them are sampled at temperature 1 and half at 0.6. end: the token between two texts;
+    most: tokens of a text that are sampled.
+    """
+    texts = _sampled(store, target, rows[:, :OPENING].tolist(), seed, (1.0, 0.6), most)
+    return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
+
+
+def _sampled(
     store: TraceStore,
     target: CausalModel,
     prompts: list[list[int]],

@@ -30,7 +30,6 @@ from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.data.text.sources import documents, read_frozen
 from nde_talf.data.text.templates import load_tokenizer
-from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checkpoint import CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
@@ -54,7 +53,7 @@ from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.draft import export_head
-from nde_talf.pipelines.pair import sampled
+from nde_talf.pipelines.pair import continued
 from nde_talf.pipelines.tracking import tracked
 
 TEXT_ROWS = 49_152
@@ -191,13 +190,11 @@ def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
     `count` texts, half of them sampled at temperature 1 and half at 0.6 after the first tokens of
     `rows`, are laid end to end and cut into rows.
     """
-    device, length = default_device(), rows.shape[1]
+    device = default_device()
     dtype = "bfloat16" if native_bfloat16(device) else "float32"
     model, store = CausalModel.load(str(target), device.type, dtype), TraceStore(folder)
-    openings = rows[:count, :OPENING].tolist()
-    texts = sampled(store, model, openings, 0, (1.0, 0.6), length - OPENING)
     end = next(iter(end_of_text(model.module.generation_config)), 0)
-    return in_rows(texts, end, length).to(rows.dtype)
+    return continued(store, model, rows[:count], 0, end, rows.shape[1] - OPENING)
 
 
 def _draft(config: SmallConfig, text: Rows) -> None:

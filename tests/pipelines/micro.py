@@ -55,13 +55,8 @@ def environment() -> dict[str, str]:
 
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     """A micro run as a user starts it; launch.run is faster."""
-    return process(command(folder, *overrides))
-
-
-def process(command: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
-    )
+    asked, env = command(folder, *overrides), environment()
+    return subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
 def write_corpus(path: Path) -> None:

@@ -15,7 +15,9 @@ from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.recipe import RecipeConfig
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate
+from nde_talf.pipelines.pair import _read
 from nde_talf.pipelines.small import SmallConfig, run
 from nde_talf.pipelines.streaming import table_here
 from nde_talf.selector.latency import LatencyTable
@@ -26,6 +28,12 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
     with pytest.raises(UserError, match=r"target: this part of the shipped pair is missing; take"):
         shipped("target", tmp_path)
     assert not is_shipped(str(tmp_path)) and not is_shipped(None)
+
+
+def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
+    monkeypatch.setattr("nde_talf.pipelines.pair._sampled", lambda *_: [[1] * 600] * 9)
+    config = composed(Config, "model=small", "model.draft=distil", "model.length=256")
+    assert _read(config, tmp_path, [None], 512).for_draft.shape[1] == 512
 
 
 @pytest.mark.parametrize(
