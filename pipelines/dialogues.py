@@ -98,26 +98,18 @@ def _regenerated(
     """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
     shards = shards_of(store, dialogues, own.shard)
-    asked = {name: [one.name for one in shard] for name, shard in shards.items()}
-    todo = [
-        (seed, name)
-        for seed, name in enumerate(shards)
-        if not store.holds(name) or store.lists(name)["asked"] != asked[name]
-    ]
-    if todo:
+    if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
         engine, longest = _engine(config, Pair(folders["pair"]))
         finished = len(shards) - len(todo)
         for seed, name in track(todo, "answers", len(shards), "shard", finished):
             made = regenerate(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
-            answered = {one.name: json.dumps(asdict(one)) for one in made}
-            answers = [answered.get(each, "") for each in asked[name]]
-            store.write(name, {"asked": asked[name], "answers": answers})
+            store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
         engine.close()
         store.finish()
-    rows = [row for name in shards for row in store.lists(name)["answers"]]
-    given = [Dialogue(**json.loads(row)) for row in rows if row]
+    rows = (row for name in shards for row in store.lists(name)["answers"])
+    given = [Dialogue(**json.loads(row)) for row in rows]
     if not given:
         raise UserError(
             f"{KEY}.regenerate: the target answered none of {len(dialogues)} dialogues. Are the"
