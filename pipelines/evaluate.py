@@ -300,9 +300,8 @@ def _curves(
     names: of the selectors; one that only exported static trees has no curve.
     """
     learned = {title for plan in plans for title in plan.learned}
-    stages = {"target": "pair", "draft": "pair"}
-    stages |= {name: "selector" for name in names if selector_title(name) in learned}
-    stages["head"] = "draft"
+    selectors = {name: "selector" for name in names if selector_title(name) in learned}
+    stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
     curves = {
         name: read_curves(folders[stage] / "curves" / name)
         for name, stage in stages.items()

@@ -91,9 +91,9 @@ def recommend(config: RecommendConfig) -> None:
             " or add it to traces.settings."
         )
     if made["draft_temperature"] == "raw":
-        _warn(
-            "these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it"
-            " like the target"
+        console.print(
+            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
+            " it like the target"
         )
     table = _table(config, run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
@@ -157,10 +157,6 @@ def _method(run: Run, drafter: str) -> "Method":
     return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 
-def _warn(text: str) -> None:
-    console.print(f"! {text}")
-
-
 def check_stage(run: Run, stage: str) -> dict:
     """Return the settings that a stage was made with.
 
@@ -198,8 +194,8 @@ def _table(config: RecommendConfig, run: Run, drafter: str) -> "LatencyTable":
             )
     table = LatencyTable.load(table_file(config.table, measured.parent, "table"))
     if config.table == MEASURED and table.disagreement > AGREE:
-        _warn(
-            f"{measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
+        console.print(
+            f"! {measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
             " nothing else runs"
         )
     sizes = LatencyTable.load(measured).models if measured.exists() else {}

@@ -2,7 +2,7 @@
 
 Everything is in one folder, `state`, outside the checkout: the text made from the frozen list, the
 state of the stable phase, and each anneal in a folder of its own. A leg that was ended or killed is
-gone on with by the same command.
+gone on with by the same command. One process at a time works there.
 """
 
 from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
@@ -53,6 +53,7 @@ from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.draft import export_head
+from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.pair import continued
 from nde_talf.pipelines.tracking import tracked
 
@@ -125,8 +126,10 @@ def run(config: SmallConfig) -> None:
     """Run one step."""
     quiet()
     torch.set_num_threads(config.threads)
-    text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
-    {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}[config.step](config, text)
+    steps = {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}
+    with locked(config.folder.resolve()):
+        text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
+        steps[config.step](config, text)
 
 
 def _train(config: SmallConfig, text: Rows) -> None:
@@ -253,16 +256,15 @@ def _leg(
 ) -> None:
     """Train `module` in `folder`, and write the model there under `name` when it is finished."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, settings = text.train, module.config
+    rows, settings, pause = text.train, module.config, config.folder / PAUSE
     millions = sum(p.numel() for p in module.model.parameters()) / 1e6
     console.print(
         f"{millions:.2f}M parameters; text: {rows.numel() / 1e6:.1f}M tokens; a step:"
         f" {settings.batch * rows.shape[1]:,}; this leg: at most {config.hours:g} hours. Two quiet"
         " cores of a server train a target on 2,500 to 3,500 tokens/s, 9M to 12M an hour. To pause:"
-        f" touch {config.folder / PAUSE}",
+        f" touch {pause}",
         soft_wrap=True,
     )
-    pause = config.folder / PAUSE
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, 360 * config.hours, held_out, text.bits_a_byte)
     with tracked(config, name, folder) as tracker:

@@ -12,8 +12,6 @@ def test_a_head_that_drafts_is_trained_before_it_is_traced():
     config.model.target = "somewhere"  # and no draft model
     assert config.drafts
     assert config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate")
-    config.stage = "traces"
-    assert config.stages == ("traces",)
     config.evaluation.settings = ["t0", "t0.6"]  # greedy decoding need not be traced
     check_config(config)
 

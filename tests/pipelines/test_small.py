@@ -7,7 +7,7 @@ import torch
 
 from nde_talf.data.text.pair import shipped_pair
 from nde_talf.data.text.recipe import Text
-from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
+from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
@@ -17,6 +17,7 @@ from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate
+from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.pair import _read
 from nde_talf.pipelines.small import SmallConfig, run
 from nde_talf.pipelines.streaming import table_here
@@ -27,7 +28,6 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
     """With what to do about it."""
     with pytest.raises(UserError, match=r"target: this part of the shipped pair is missing; take"):
         shipped("target", tmp_path)
-    assert not is_shipped(str(tmp_path)) and not is_shipped(None)
 
 
 def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
@@ -43,8 +43,11 @@ def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monk
 def test_steps_say_what_comes_before_them(step, first, tmp_path, monkeypatch):
     """Without a state there is nothing to decay, and without a target nothing to distil."""
     monkeypatch.setattr("nde_talf.pipelines.small.prepared", lambda *_: None)
+    config = SmallConfig(step=step, state=str(tmp_path))
     with pytest.raises(UserError, match=f"run {first} first"):
-        run(SmallConfig(step=step, state=str(tmp_path)))
+        run(config)
+    with locked(tmp_path), pytest.raises(UserError, match="is in use"):
+        run(config)
 
 
 def test_weights_of_another_tokenizer_are_refused(tmp_path, monkeypatch):
