@@ -63,6 +63,8 @@ TABLE = "table.json"
 MEASURED = "measured"
 DISTIL = "distil"
 """A draft that is trained here for the user's target."""
+PASSES = ("device", "device_map", "forward", "products", "static_shapes")
+"""Keys of `model` that decide how passes run, and not what they compute."""
 PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
 
 

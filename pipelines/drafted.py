@@ -10,7 +10,7 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_traces import HeadDraft
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import PASSES, Config
 from nde_talf.pipelines.machine import threads
 
 
@@ -21,16 +21,8 @@ def needs(config: Config) -> tuple[str, ...]:
 
 def timed_on(config: Config) -> dict[str, Any]:
     """Return the settings that decide how long a pass takes, and which two models are timed."""
-    model = config.model
-    return {
-        "drafter": config.traces.drafter,
-        "device": model.device,
-        "device_map": model.device_map,
-        "dtype": model.dtype,
-        "forward": model.forward,
-        "products": model.products,
-        "static_shapes": model.static_shapes,
-    }
+    keys = (*PASSES, "dtype")
+    return {"drafter": config.traces.drafter, **{key: getattr(config.model, key) for key in keys}}
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:

@@ -47,7 +47,7 @@ from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.checks import sources
-from nde_talf.pipelines.config import DISTIL, Config, ModelConfig
+from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
@@ -64,7 +64,7 @@ SPECIAL = 4
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
     model = asdict(config.model)
-    for name in ("device", "device_map", "forward", "products", "static_shapes", "threads"):
+    for name in (*PASSES, "threads"):
         del model[name]
     for name in ("target_lm", "draft_lm"):
         del model[name]["checkpoint_seconds"]
