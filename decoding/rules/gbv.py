@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DELAYED, rule
-from nde_talf.decoding.rules.ranking import advantage, bracket, mass_below, order_of, rank_key
+from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
 from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
@@ -62,17 +62,17 @@ class TiltedRow:
 
     def __init__(self, p: Tensor, q: Tensor, k: int, lower: float, exact: bool = False):
         self.q, self.k, self.lower, self.exact = q, k, lower, exact
-        self.score = advantage(p, q)
+        self.bits = advantage(p, q)
         self._spans: dict[int, tuple[float, float]] = {}
 
-    def place(self, token: int) -> float:
+    def place(self, token: int) -> int:
         """Return what `token` is ranked by; ties go to the larger id."""
-        return bracket(float(self.score[token]), self.exact)[0]
+        return int(self.bits[token]) >> (0 if self.exact else 16)
 
     def span(self, token: int) -> tuple[float, float]:
         """Return the fractions of branches ranked up to and with `token`, and strictly below."""
         if token not in self._spans:
-            below = min(mass_below(self.score, self.q, token, self.exact), 1.0)
+            below = min(mass_below(self.bits, self.q, token, self.exact), 1.0)
             upto = min(below + float(self.q[token]), 1.0)
             rest = 1 - self.lower
             self._spans[token] = self.lower + rest * upto, self.lower + rest * below
@@ -83,7 +83,7 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         """Return the row [V]."""
-        order = order_of(rank_key(self.score, self.exact))
+        order = order_of(rank_key(self.bits, self.exact))
         ranked, rest = self.q[order].double(), 1 - self.lower
         g = self.lower + rest * ranked.cumsum(-1).clamp_(max=1)
         f = (g - rest * ranked).clamp_(min=0)
@@ -126,17 +126,15 @@ def _ranks(level: "Level") -> tuple[Tensor, Tensor]:
     Rows are read a chunk at a time.
     """
     p, q, rows, tokens = level.p, level.q, level.node.flatten(), level.token.flatten()
-    places = torch.empty(len(rows), device=rows.device)
+    places = torch.empty_like(rows)
     masses = torch.empty_like(places, dtype=torch.float64)
     ids = torch.arange(q.shape[-1], device=rows.device)
     for at, chunk in row_chunks(p, rows):
         weights, drawn = q[chunk], tokens[at, None]
-        score = advantage(p[chunk], weights)
-        low = score.gather(-1, drawn).view(torch.int32) >> 16 << 16
-        high = (low + (1 << 16)).view(torch.float32)
-        low = low.view(torch.float32)
-        below = (score < low) | ((score < high) & (ids < drawn))
-        places[at], masses[at] = low[:, 0], (weights * below).sum(-1).double()
+        key = rank_key(advantage(p[chunk], weights))
+        place = key.gather(-1, drawn)
+        below = key < place + (ids < drawn)
+        places[at], masses[at] = place[:, 0].long(), (weights * below).sum(-1).double()
     return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
 
 

@@ -76,7 +76,7 @@ def play_program(p: Tensor, q: Tensor, k: int) -> Played:
     stages, laws = list[Stage](), [q]
     for _ in range(k - 1):
         a = laws[-1]
-        key = rank_key((p - a * q).float(), exact=True)
+        key = p - a * q
         order = order_of(key)
         law, worse = stage_law(a, q, order)
         core = order[-CORE:].flip(0)
