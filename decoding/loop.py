@@ -21,13 +21,12 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import (
     AUTO,
     MATCH,
     drafted_under,
-    feature_setting,
     read_draft_temperature,
 )
 from nde_talf.decoding.steps import (
@@ -40,6 +39,7 @@ from nde_talf.decoding.steps import (
     checked_prompt,
     record_of,
 )
+from nde_talf.decoding.tree import WarpedRows
 from nde_talf.decoding.verifier import Verifier, check_compatible
 
 if TYPE_CHECKING:
@@ -202,28 +202,26 @@ class SpeculativeDecoder:
     ) -> tuple[DecodingState, list[Any]]:
         """Run the prompt, sample the first root, and begin the draft."""
         hidden, features = self.target.parts(session.append(prompt), self._layers)
-        raw = self.target.logits(hidden[-1])
-        logits, processed = raw, None
+        raw = logits = self.target.logits(hidden[-1:])
+        processed = None
         if self.process is not None:
             from nde_talf.decoding.processing import Processed
 
             processed = Processed(self.process, [*prompt], stops, len(prompt))
-            logits = processed([prompt], raw[None])[0]
-        p_previous = warp(logits, setting)
-        token = rng.categorical(p_previous)
+            logits = processed([prompt], raw)
+        rows = WarpedRows(logits, setting)
+        token = rng.categorical(rows[0])
         if processed is not None:
-            processed.append([token])
-        if feature_setting(setting) != setting:
-            p_previous = warp(logits, feature_setting(setting))
+            processed.text.append(token)
         if drafter is not None:
             drafter.processed = None if processed is None else processed.for_draft()
             asked: Any = self.draft_setting
             drafter.start(prompt, token, features, drafted_under(asked, setting, self.policy.trees))
         context = len(prompt) + 1
         room = self.max_context - context
-        state = DecodingState(token, context, room, setting, p_previous, hidden[-1])
+        state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw[None], [token], self.record)
+        return state, record_of(raw, [token], self.record)
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
@@ -235,18 +233,22 @@ class SpeculativeDecoder:
 
         states = session.grow(tree.tokens, tree.parents)
         hidden, features = self.target.parts(states, self._layers)
-        raw = self.target.logits(hidden)
-        tree.score(raw if state.processed is None else state.processed.of(tree, raw), state.setting)
+        raw = logits = self.target.logits(hidden)
+        processed = state.processed
+        if processed is not None:
+            logits = processed(processed.texts(tree, range(len(tree))), raw)
+        rows = tree.score(logits, state.setting)
         watch.charge("target")
 
-        accepted = tree.commit(*self.verify(tree, rng))
-        if state.processed is not None:
-            state.processed.append(accepted.tokens)
+        end, token = self.verify(tree, rng)
+        accepted = tree.commit(end, token)
+        if processed is not None:
+            processed.text += accepted.tokens
         session.commit([0, *accepted.path])
         watch.charge("verify")
 
         tokens = accepted.tokens
-        state = state.after(tokens, *accepted.last(hidden))
+        state = state.after(tokens, rows.seen(end), hidden[end])
         if drafter is not None and state.room >= 0:  # else the new root has no position left
             of_path = accepted.of(features) if drafter.takes_features else features
             drafter.advance(accepted, of_path)

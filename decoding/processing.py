@@ -43,7 +43,7 @@ class Processed:
 
     Attributes:
         text: the sequence's tokens, the root of the next tree last. Target and draft share the
-            list.
+            list, which the decoder extends.
         stops: tokens that end the text after its first `start` tokens, the prompt.
     """
 
@@ -58,14 +58,6 @@ class Processed:
     def for_draft(self) -> "Processed":
         """Return the same process and text for the draft's own rows."""
         return Processed(self.process, self.text, self.stops, self.start)
-
-    def of(self, tree: DraftTree, logits: Tensor) -> Tensor:
-        """Process `logits` [N, V] of all nodes of `tree`."""
-        return self(self.texts(tree, range(len(tree))), logits)
-
-    def append(self, tokens: list[int]) -> None:
-        """Tokens that were committed, the new root last."""
-        self.text += tokens
 
     def texts(self, tree: DraftTree, nodes: Iterable[int]) -> list[list[int]]:
         """The text up to each of `nodes`, which is included."""

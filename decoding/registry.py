@@ -158,7 +158,7 @@ def rule(
             DISTINCT or EVERY.
         labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
             so itself, a function (levels, start) for others; None: it has no labels.
-        options: arguments of the class or function.
+        options: further arguments of the function.
     """
 
     def decorate(thing: T) -> T:
@@ -166,7 +166,7 @@ def rule(
         if isinstance(thing, type):
             from nde_talf.decoding.rules.walk import verifier_of
 
-            verifier = verifier_of(name, made(**options), frozenset(trees), labels)
+            verifier = verifier_of(name, made(), frozenset(trees), labels)
         else:
             from nde_talf.decoding.verifier import Verifier
 

@@ -53,8 +53,8 @@ class SamplingSetting:
         )
 
 
-RAW = SamplingSetting(1.0, 1.0)
-DRAWN = SamplingSetting(0.6, 1.0)
+RAW = SamplingSetting()
+DRAWN = SamplingSetting(0.6)
 """Setting of a draft that draws several tokens at a node, where the target is greedy."""
 AUTO, MATCH = "auto", "match"
 

@@ -159,7 +159,7 @@ class Stream:
         device: torch.device,
     ):
         self.steps, self.device, self.generation = steps, device, Generation()
-        self.max_new_tokens, self.stop_tokens = max_new_tokens, stop_ids(stop_tokens)
+        self.max_new_tokens, self.stop_tokens = max_new_tokens, stop_tokens
         self._blocks, self._reading = self._cut(), Lock()
 
     def __iter__(self) -> Iterator[Block]:

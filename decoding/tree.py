@@ -101,9 +101,10 @@ class DraftTree:
             node = self.parents[node]
         return nodes[::-1]
 
-    def score(self, logits: Tensor, setting: SamplingSetting) -> None:
-        """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
-        self.p = WarpedRows(logits, setting)
+    def score(self, logits: Tensor, setting: SamplingSetting) -> "WarpedRows":
+        """Set `p` from the target's `logits` [N, V], and return it."""
+        self.p = rows = WarpedRows(logits, setting)
+        return rows
 
     def commit(self, end: int, token: int) -> "Accepted":
         """Commit the path to the last accepted node `end`, and `token` after it."""
@@ -124,15 +125,6 @@ class Accepted(NamedTuple):
     def of(self, states: Tensor) -> Tensor:
         """Select from `states` [N, ...] those at the old root and at the accepted nodes."""
         return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
-
-    def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the target's distribution [V] and hidden state at the last accepted node.
-
-        The distribution is the one that features look at (`feature_setting`); `hidden` is [N, H] by
-        node.
-        """
-        end, p = self.path[-1] if self.path else 0, self.tree.p
-        return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
 
 class Verdict(NamedTuple):

@@ -54,7 +54,7 @@ class DySpec(TreePolicy):
     """DySpec with `nodes` draws, one at a time, each at the node of highest value.
 
     A node's value is the probability that all tokens above are accepted and all siblings before are
-    not. `values` are those of the last draft, in order; they never rise.
+    not.
     """
 
     trees = "without_replacement"
@@ -62,12 +62,10 @@ class DySpec(TreePolicy):
     @checked
     def __init__(self, nodes: Positive = 64):
         self.nodes = nodes
-        self.values: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft a tree of up to `nodes` draws (Algorithm 1)."""
-        tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
-        self.values = values
+        tree = DraftTree.rooted(state.root, drafter.root.q)
         frontier: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
         # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
@@ -78,7 +76,6 @@ class DySpec(TreePolicy):
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q_at(node))
-            values.append(-negative)
             child, probability, left = rest.draw(tree, node, rng)
             heapq.heappush(frontier, (negative * probability, (order := order + 1), child, None))
             if not rest.empty:

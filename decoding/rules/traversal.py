@@ -6,7 +6,6 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -31,14 +30,12 @@ def _gains(levels: "list[Level]", start: Tensor) -> Tensor:
 @rule("tv", PATHS)
 @rule("bv", PATHS)
 @rule("traversal", IID, labels=_gains)
+@rule("traversal_without_replacement", DISTINCT, without_replacement=True)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
     verdict = _visit(tree, 0, 1.0, rng, without_replacement)
     assert verdict is not None  # the root is accepted with probability 1
     return verdict
-
-
-rule("traversal_without_replacement", DISTINCT)(partial(traversal, without_replacement=True))
 
 
 def _visit(

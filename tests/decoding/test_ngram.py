@@ -81,10 +81,7 @@ def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
 def test_several_matches_are_one_tree_within_its_budget():
     config = NgramConfig(max_size=2, nodes=5, depth=3, threshold=0.0)
     tree = tree_of(begun(REPEATS, config), config)
-    assert paths(tree) == {(0, 1, 3), (3, 2)} or paths(tree) == {
-        (0, 1),
-        (3, 2, 0),
-    }  # after 3 2: 3 once, 0 once
+    assert paths(tree) == {(0, 1, 3), (3, 2)}  # after 3 2: 3 once, 0 once
     assert len(tree) == 6 and tree.q == [None] * 6
     assert (
         len(tree_of(begun(REPEATS, config), config, room=1)) == 3
