@@ -56,7 +56,8 @@ class Drafter:
         feature_layers: layers of the target whose features it gets, concatenated
             (`CausalModel.reader`); none: the features after the final norm.
         takes_features: False: it looks at no features, and `advance` gets any.
-        model: that it runs, for checks of a policy that was trained for one; None: it runs none.
+        model: that it runs, for checks of its `device` and of a policy that was trained for one;
+            None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
         setting: what q is warped with.
         previous: what it knows at the token before the root.
@@ -164,13 +165,12 @@ class SessionDrafter(Drafter):
 
         Those rows are computed when asked for, from the hidden states.
         """
-        if feature_setting(self.setting) is self.setting:
+        look = feature_setting(self.setting)
+        if look is self.setting:
             return self.previous.q, self.root.q
-        rows = warp(
-            self._logits(torch.stack([self.previous.hidden, self.root.hidden])),
-            feature_setting(self.setting),
-        )
-        return rows[0], rows[1]
+        hidden = torch.stack([self.previous.hidden, self.root.hidden])
+        previous, root = warp(self._logits(hidden), look)
+        return previous, root
 
     def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
         """Return the model's inputs at nodes with these parents, besides their tokens.

@@ -111,6 +111,12 @@ class SpeculativeDecoder:
                 " they share one and differ in padding alone, call match(target.vocab_size) on the"
                 " draft model before its drafter is made."
             )
+        model = None if drafter is None else drafter.model
+        if model is not None and model.device != target.device:
+            raise UserError(
+                f"the draft is on {model.device} and the target on {target.device}: load both on"
+                " one device."
+            )
         if self.static:
             self.static.check_layers(target, self._layers)
         if self.process is not None:

@@ -77,7 +77,9 @@ class Rng:
         Drawn in blocks: a single draw costs more than the decision that it is for.
         """
         if not self._uniforms:
-            self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
+            device, kind = self.generator.device, torch.float64
+            block = torch.rand(256, generator=self.generator, dtype=kind, device=device)
+            self._uniforms = block.tolist()
         return self._uniforms.pop()
 
     def bernoulli(self, probability: float) -> bool:

@@ -227,11 +227,6 @@ class Speculation:
                 f" or {NGRAM!r}."
             )
         model.match(target.vocab_size)
-        if model.device != target.device:
-            raise UserError(
-                f"speculate: the draft is on {model.device} and the model on {target.device}; move"
-                " one."
-            )
         return LMDrafter(model)
 
     def _policy(self) -> tuple[TreePolicy, Any]:

@@ -111,7 +111,7 @@ def test_sound_trees_pass():
         check(tree, "path", first=False)
 
 
-def test_the_loop_checks_every_tree():
+def test_the_loop_checks_every_tree_and_the_devices():
     class Broken(Delayed):
         drafted = 0
 
@@ -128,6 +128,9 @@ def test_the_loop_checks_every_tree():
     with pytest.raises(UserError, match=r"policy Broken drafted .*node 0 lists "):
         decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0))
     assert policy.drafted == 4
+    draft.device = torch.device("meta")
+    with pytest.raises(UserError, match="draft is on meta"):
+        SpeculativeDecoder(target, LMDrafter(draft), policy, "specinfer")
 
 
 @pytest.mark.parametrize(
@@ -155,5 +158,5 @@ def test_unknown_names_and_kinds_are_named():
         branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
     with pytest.raises(ValueError, match="no kind idd"):
         Verifier("mine", len, frozenset({"idd"}))
-    with pytest.raises(UserError, match="kind 'idd'"):
+    with pytest.raises(UserError, match="'idd' trees"):
         check_compatible("idd", VERIFIERS["nss"])
