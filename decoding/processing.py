@@ -49,7 +49,6 @@ class Processed:
 
     def __init__(self, process: LogitsProcess, text: list[int], stops: frozenset[int], start: int):
         self.process, self.text, self.stops, self.start = process, text, stops, start
-        self.textless = process.textless
         self._length = 0  # of the text that these rows follow
         self._rows: dict[
             tuple[int, ...], Tensor | None
@@ -61,13 +60,13 @@ class Processed:
 
     def texts(self, tree: DraftTree, nodes: Iterable[int]) -> list[list[int]]:
         """The text up to each of `nodes`, which is included."""
-        if self.textless:
+        if self.process.textless:
             return []
         return [[*self.text, *(tree.tokens[each] for each in tree.path(node))] for node in nodes]
 
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
         """`logits` [n, V] after `texts`, which may differ in length, processed."""
-        if self.textless:
+        if self.process.textless:
             return self.process([], logits)
         if self._length != len(self.text):
             self._length, self._rows = len(self.text), {}

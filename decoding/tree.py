@@ -144,9 +144,6 @@ class WarpedRows:
         self.logits, self.setting = logits, setting
         self._rows: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return len(self.logits)
-
     def __getitem__(self, node: int) -> Tensor:
         if node not in self._rows:
             self._rows[node] = warp(self.logits[node], self.setting)

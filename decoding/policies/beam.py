@@ -11,9 +11,6 @@ it is expanded, or when it is among the best in the end.
 import heapq
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -34,12 +31,13 @@ class Candidate(NamedTuple):
     token: int
 
 
-def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
-    """Return the `count` most probable (probability, token) of each of `rows` [V].
+def top_tokens(tree: DraftTree, nodes: list[int], count: int) -> list[list[tuple[float, int]]]:
+    """Return the `count` most probable (probability, token) after each of `nodes`.
 
     All rows take one transfer from the device.
     """
-    values, tokens = torch.stack(rows).topk(min(count, rows[0].shape[-1]), -1)
+    rows = tree.q_rows(nodes)
+    values, tokens = rows.topk(min(count, rows.shape[-1]), -1)
     return [
         list(zip(*line, strict=True))
         for line in zip(values.double().tolist(), tokens.tolist(), strict=True)
@@ -54,9 +52,8 @@ def children(
     Only children with a path probability larger than `above` count.
     """
     candidates = []
-    for (node, reach), line in zip(
-        nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True
-    ):
+    lines = top_tokens(tree, [node for node, _ in nodes], count)
+    for (node, reach), line in zip(nodes, lines, strict=True):
         for value, token in line:  # in falling order
             if reach * value <= above:
                 break

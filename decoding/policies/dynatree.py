@@ -155,7 +155,7 @@ class DynaTree(TreePolicy):
     ) -> list[int]:
         """Add the children of a level, until the tree is full; return them."""
         grown = []
-        rows = top_tokens([tree.q_at(node) for node in level], self.config.branches[-1])
+        rows = top_tokens(tree, level, self.config.branches[-1])
         for node, best in zip(level, rows, strict=True):
             count = self._branches(best[0][0], history) if node else 1
             for value, token in best[:count]:

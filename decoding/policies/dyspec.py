@@ -66,20 +66,19 @@ class DySpec(TreePolicy):
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft a tree of up to `nodes` draws (Algorithm 1)."""
         tree = DraftTree.rooted(state.root, drafter.root.q)
-        frontier: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
-        # (minus value, order, node, its rest; None: not expanded yet)
-        order = 0
+        # (minus value, node, its rest; None: not expanded yet); a node is there once at most
+        frontier: list[tuple[float, int, Rest | None]] = [(-1.0, 0, Rest(tree.q_at(0)))]
         while frontier and len(tree) <= self.nodes:
-            negative, _, node, rest = heapq.heappop(frontier)
+            negative, node, rest = heapq.heappop(frontier)
             if tree.depth[node] >= state.room:
                 continue
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q_at(node))
             child, probability, left = rest.draw(tree, node, rng)
-            heapq.heappush(frontier, (negative * probability, (order := order + 1), child, None))
+            heapq.heappush(frontier, (negative * probability, child, None))
             if not rest.empty:
-                heapq.heappush(frontier, (negative * left, (order := order + 1), node, rest))
+                heapq.heappush(frontier, (negative * left, node, rest))
         return tree
 
 

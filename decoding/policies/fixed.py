@@ -125,7 +125,7 @@ class Shaped(TreePolicy):
         if self.trees == "without_replacement":
             return [_drawn_once(tree, node, count, rng) for node, count in counts.items()]
         if self.trees == "top_k":
-            top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
+            top = top_tokens(tree, list(counts), max(counts.values()))
             lines = zip(top, counts.values(), strict=True)
             drawn = [[token for value, token in line[:count] if value > 0] for line, count in lines]
         else:

@@ -148,11 +148,10 @@ def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     """
     path, node, nodes, k, lower = DraftTree.rooted(tree.tokens[0]), 0, [0], 1, 0.0
     while children := tree.children[node]:
-        q = tree.q_at(node)
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
-        row: Any = q
+        row: Any = tree.q_at(node)
         if k > 1:
-            row = TiltedRow(tree.p[node], q, k, lower, exact)
+            row = TiltedRow(tree.p[node], row, k, lower, exact)
             chosen = max(
                 children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child])
             )

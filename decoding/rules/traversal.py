@@ -64,7 +64,7 @@ def _visit(
     kept = _kept(node, state, w0, left, rng)
     if kept is None:
         return None
-    return Verdict(number, node.draw(node.rest(kept.c, w0) if kept.c else node.p, rng, w0))
+    return Verdict(number, node.draw(node.rest(kept.c, w0), rng, w0))
 
 
 def _kept(node: Node, state: Residual, w0: float, left: float | None, rng: Rng) -> Residual | None:
@@ -72,16 +72,13 @@ def _kept(node: Node, state: Residual, w0: float, left: float | None, rng: Rng) 
 
     state: before the last child was rejected. left: the mass of q that this one was drawn from.
     """
-    keep = w0
-    if node.count and w0 < 1:
-        # The final probability of acceptance is at most this one: most nodes are rejected here,
-        # without a reduction.
-        bound = state.z / state.d
-        if not rng.bernoulli(bound):
+    # Something is always accepted at weight 1, also where rounding left z = 0. Otherwise the final
+    # probability is at most this one: most nodes are rejected here, without a reduction.
+    bound = state.z / state.d if w0 < 1 else 1.0
+    if not rng.bernoulli(bound):
+        return None
+    if node.count:
+        state = reject(node, state, w0, left)
+        if w0 < 1 and not rng.bernoulli(state.z / state.d / bound):
             return None
-        state = reject(node, state, w0, left)
-        keep = state.z / state.d / bound
-    elif node.count:
-        # Something is always accepted at weight 1, also where rounding left z = 0.
-        state = reject(node, state, w0, left)
-    return state if rng.bernoulli(keep) else None
+    return state
