@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 class DraftPoint:
     """Knowledge of the draft at one position: hidden state `hidden` [H_q] and distribution `q` [V].
 
-    Either can be given as a function, which is called at the first use.
+    Both are given as functions, which are called at the first use.
     """
 
-    def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
+    def __init__(self, hidden: Callable[[], Tensor], q: Callable[[], Tensor]):
         self._hidden, self._q = hidden, q
 
     @cached_property
     def hidden(self) -> Tensor:
         """Return the hidden state [H_q]."""
-        return self._hidden if isinstance(self._hidden, Tensor) else self._hidden()
+        return self._hidden()
 
     @cached_property
     def q(self) -> Tensor:
         """Return the next-token distribution [V]."""
-        return self._q if isinstance(self._q, Tensor) else self._q()
+        return self._q()
 
 
 class Drafter:
@@ -245,7 +245,6 @@ class LMDrafter(SessionDrafter):
         states, before = self._states, self.root
         self.session.commit(rows)
         if rows:
-            q = accepted.tree.q[accepted.path[len(rows) - 1]]
-            assert q is not None  # the node has been run
-            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
+            q = accepted.tree.q_at(accepted.path[len(rows) - 1])
+            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], lambda: q)
         self._go_on(accepted.tokens[len(rows) :], before)

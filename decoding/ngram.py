@@ -126,7 +126,7 @@ class NgramDrafter(Drafter):
         """See `Drafter.start`."""
         self.setting, self.index = setting, NgramIndex(self.config)
         self.tested: dict[int, Tested] = {}
-        self.previous = self.root = DraftPoint(features.new_empty(0), self.expand)
+        self.previous = self.root = DraftPoint(lambda: features.new_empty(0), self.expand)
         self._append([*prompt, token])
 
     def rate(self, size: int) -> float:

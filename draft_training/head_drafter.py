@@ -56,11 +56,13 @@ class EagleDrafter(SessionDrafter):
         and a uniform q.
         """
         self._begin(setting)
-        blank = features.new_zeros(self.head.config.hidden_size)
-        uniform = torch.full((self.vocab_size,), 1 / self.vocab_size, device=features.device)
+        size, vocabulary = self.head.config.hidden_size, self.vocab_size
         self._go_on(
             [*prompt[1:], token],
-            DraftPoint(blank, uniform),
+            DraftPoint(
+                lambda: features.new_zeros(size),
+                lambda: torch.full((vocabulary,), 1 / vocabulary, device=features.device),
+            ),
             features=self.head.combine(features)[None],
         )
 
