@@ -6,6 +6,7 @@ Several matches of its ending are merged at the tokens that they share.
 import heapq
 from typing import Any
 
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.ngram import Match, NgramDrafter
@@ -27,6 +28,7 @@ class NgramTree(TreePolicy):
 
     trees = "top_k"
 
+    @checked
     def __init__(self, config: NgramConfig | None = None):
         self.config = config or NgramConfig()
 

@@ -7,14 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from nde_talf import (
-    Action,
-    Delayed,
-    LMDrafter,
-    Rng,
-    SamplingSetting,
-    SpeculativeDecoder,
-)
+from nde_talf import Action, Delayed, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
 from nde_talf.decoding.cache import KVCache
 from tests.decoding.pairs import tiny_pair
 

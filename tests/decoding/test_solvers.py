@@ -127,12 +127,6 @@ def test_spectr_searches_many_rows_at_once_as_one_by_one(kind):
             torch.testing.assert_close(many, one[:, k], rtol=1e-5, atol=1e-7)
 
 
-TIGHT = {
-    "primal_feasibility_tolerance": 1e-10,
-    "dual_feasibility_tolerance": 1e-10,
-}  # the solver's own are 1e-7
-
-
 def best_transport(p, q) -> float:
     """alpha* for k = 2 as a linear program over couplings of the unordered pairs with their tokens."""
     size = len(p)
@@ -141,8 +135,9 @@ def best_transport(p, q) -> float:
     columns = [(pair, token) for pair in range(len(pairs)) for token in {*pairs[pair]}]
     limits = [[float(c[0] == pair) for c in columns] for pair in range(len(pairs))]
     limits += [[float(c[1] == token) for c in columns] for token in range(size)]
+    tight = dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), 1e-10)
     best = linprog(
-        [-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=TIGHT
+        [-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=tight
     )
     return -best.fun
 

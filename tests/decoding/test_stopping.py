@@ -4,14 +4,7 @@ stop.
 
 import pytest
 
-from nde_talf import (
-    VERIFIERS,
-    EagleDrafter,
-    LMDrafter,
-    Rng,
-    SamplingSetting,
-    SpeculativeDecoder,
-)
+from nde_talf import VERIFIERS, EagleDrafter, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
 from nde_talf.decoding.registry import PATHS
 from tests.decoding.laws import distance
@@ -83,7 +76,7 @@ def test_picked_tokens_give_greedy_text():
 
 
 def test_the_mean_acceptance_is_followed():
-    policy, lengths = FollowMean(window=2, plus=1, longest=5), []
+    policy = FollowMean(window=2, plus=1, longest=5)
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "bv")
     generation = decoder.generate(PROMPT, 30, SETTING, Rng.seeded(3))
     taus = [step.tau for step in generation.steps]
