@@ -6,6 +6,8 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
+from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -33,52 +35,44 @@ def _gains(levels: "list[Level]", start: Tensor) -> Tensor:
 @rule("traversal_without_replacement", DISTINCT, without_replacement=True)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
-    verdict = _visit(tree, 0, 1.0, rng, without_replacement)
-    assert verdict is not None  # the root is accepted with probability 1
-    return verdict
+    visits = [_visit(tree, 0, 1.0, rng, without_replacement)]
+    # A stack, as a path may be longer than Python recurses. The root ends it: its weight is 1.
+    while not isinstance(found := next(visits[-1], None), Verdict):
+        if found:
+            visits.append(_visit(tree, *found, rng, without_replacement))
+        else:
+            visits.pop()
+    return found
 
 
 def _visit(
     tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool
-) -> Verdict | None:
-    """Return what is accepted of node `number` and of what is below it; None if nothing is.
+) -> Iterator[tuple[int, float] | Verdict]:
+    """Yield each child of node `number` to visit, with its weight; then the verdict, if it is here.
 
     w0: the weight that the node is reached with. Children are visited before their parent; a
     repeated draw only changes what is left of p.
     """
-    children, masses = tree.children[number], tree.masses(number) if without_replacement else None
-    drafted = [tree.tokens[child] for child in children]
-    node = Node(tree.p[number], tree.q[number], drafted, masses)
+    children = tree.children[number]
+    node = Node(tree.p[number], tree.q[number], [tree.tokens[child] for child in children])
+    masses = tree.masses(number) if without_replacement else repeat(None)
     state, left = Residual(0.0, w0), None
-    for draw, child in enumerate(children):
+    for draw, (child, mass) in enumerate(zip(children, masses, strict=False)):
         if draw:
             state = reject(node, state, w0, left)
-        left = masses[draw] if masses else None
+        left = mass
         if child in children[:draw]:
             continue
         weight = accept(node.px(draw), node.qx(draw), state, w0, left)
-        # A child of weight 0 would be rejected with certainty, and everything below it.
-        verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
-        if verdict is not None:
-            return verdict
-    kept = _kept(node, state, w0, left, rng)
-    if kept is None:
-        return None
-    return Verdict(number, node.draw(node.rest(kept.c, w0), rng, w0))
-
-
-def _kept(node: Node, state: Residual, w0: float, left: float | None, rng: Rng) -> Residual | None:
-    """Decide whether a node is accepted, after its children; returns what is left of p if it is.
-
-    state: before the last child was rejected. left: the mass of q that this one was drawn from.
-    """
+        if weight > 0:  # at 0 it would be rejected with certainty, and everything below it
+            yield child, weight
     # Something is always accepted at weight 1, also where rounding left z = 0. Otherwise the final
     # probability is at most this one: most nodes are rejected here, without a reduction.
     bound = state.z / state.d if w0 < 1 else 1.0
     if not rng.bernoulli(bound):
-        return None
-    if node.count:
+        return
+    if children:
         state = reject(node, state, w0, left)
         if w0 < 1 and not rng.bernoulli(state.z / state.d / bound):
-            return None
-    return state
+            return
+    yield Verdict(number, node.draw(node.rest(state.c, w0), rng, w0))

@@ -88,16 +88,11 @@ def fresh_q(
 def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, kind):
     make, rule = GROWN[policy]
     for setting, draft_setting in SETTINGS:
-        watched, drafter = (
-            Kept(make()),
-            LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD),
-        )
+        watched = Kept(make())
+        drafter = LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD)
         decoder = SpeculativeDecoder(PAIR[0], drafter, watched, rule, draft_setting)
-        stream, text, taus = (
-            decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)),
-            [3, 1, 4, 1, 5],
-            set(),
-        )
+        text, taus = [3, 1, 4, 1, 5], set()
+        stream = decoder.stream(text, setting, Rng.seeded(2))
         text.append(next(stream).tokens[0])
         for step in islice(stream, 8):
             _, tree = watched.drafted[-1]

@@ -111,6 +111,10 @@ def test_sound_trees_pass():
         check(tree, "path", first=False)
 
 
+def test_a_path_may_be_longer_than_python_recurses():
+    assert VERIFIERS["bv"](made([1] * 2000), Rng.seeded(0)).end == 2000
+
+
 def test_the_loop_checks_every_tree_and_the_devices():
     class Broken(Delayed):
         drafted = 0

@@ -92,13 +92,12 @@ def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_
         policy = Kept(make_policy(name, SMALLER.get(name, {})))
         decode(policy, rule, draft, head=head)
         trees = [tree for _, tree in policy.drafted]
-        likely = [
+        widths[draft] = max(
             sum(float(tree.q_at(node)[tree.tokens[child]]) > 0 for child in dict.fromkeys(children))
             for tree in trees
             for node, children in enumerate(tree.children)
             if children
-        ]
-        widths[draft] = max(likely)
+        )
     assert widths[AUTO] > 1 and widths[MATCH] == 1
 
 

@@ -83,10 +83,8 @@ def test_several_matches_are_one_tree_within_its_budget():
     tree = tree_of(begun(REPEATS, config), config)
     assert paths(tree) == {(0, 1, 3), (3, 2)}  # after 3 2: 3 once, 0 once
     assert len(tree) == 6 and tree.q == [None] * 6
-    assert (
-        len(tree_of(begun(REPEATS, config), config, room=1)) == 3
-        and len(tree_of(begun(REPEATS, config), config, room=0)) == 1
-    )
+    for room, size in ((1, 3), (0, 1)):
+        assert len(tree_of(begun(REPEATS, config), config, room)) == size
     assert len(tree_of(begun([0, 1, 2, 3]), NgramConfig())) == 1  # nothing matches
     unlikely = NgramConfig(max_size=2, threshold=0.4)
     assert (

@@ -22,10 +22,8 @@ def test_log_probabilities_and_logits_are_those_of_a_plain_pass():
         decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "specinfer", record=record)
         texts[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
     with_logprobs = texts["logprobs"]
-    assert (
-        texts["logits"].tokens == texts[""].tokens == with_logprobs.tokens
-        and not texts[""].recorded
-    )
+    assert texts["logits"].tokens == texts[""].tokens == with_logprobs.tokens
+    assert not texts[""].recorded
     with torch.no_grad():
         logits = TARGET.module(torch.tensor([PROMPT + with_logprobs.tokens])).logits[
             0, len(PROMPT) - 1 : -1

@@ -54,12 +54,10 @@ def test_the_path_ends_where_the_draft_is_unsure(by):
             confidences = [
                 first * second for first, second in zip(drawn, [1.0, *drawn], strict=False)
             ][:2]
-        if by == "largest":
-            assert all(confidence >= policy.threshold for confidence in confidences)
-            if len(rows) < min(policy.longest, state.room):
-                assert float(tree.q_at(len(rows)).max()) < policy.threshold
-        else:
-            assert all(confidence >= policy.threshold for confidence in confidences[:-1])
+        passed = confidences if by == "largest" else confidences[:-1]
+        assert all(confidence >= policy.threshold for confidence in passed)
+        if by == "largest" and len(rows) < min(policy.longest, state.room):
+            assert float(tree.q_at(len(rows)).max()) < policy.threshold
         lengths.add(len(rows))
     assert len(lengths) > 1 and max(lengths) <= 3
 
