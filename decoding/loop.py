@@ -187,7 +187,7 @@ class SpeculativeDecoder:
         session = self.target.session(self._layers, self.static)
         session.reset(min(expected, self.max_context + TREE_SLOTS))
         drafter = None if self.drafter is None else self.drafter.fork()
-        self.session, self.drafting = session, drafter  # of the sequence begun last
+        self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
             state, recorded = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")

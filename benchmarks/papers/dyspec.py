@@ -89,7 +89,7 @@ def threshold(bench: Bench, budget: int) -> float:
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
     for prompt in bench.tuning[:4]:
         for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 3):
-            lowest.append(policy.values[-1])
+            lowest.append(policy.lowest)
     return median(lowest)
 
 

@@ -54,10 +54,11 @@ class DySpec(TreePolicy):
     """DySpec with `nodes` draws, one at a time, each at the node of highest value.
 
     A node's value is the probability that all tokens above are accepted and all siblings before are
-    not.
+    not. `lowest` is that of the last draft's last draw: values never rise.
     """
 
     trees = "without_replacement"
+    lowest = 1.0
 
     @checked
     def __init__(self, nodes: Positive = 64):
@@ -75,6 +76,7 @@ class DySpec(TreePolicy):
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q_at(node))
+            self.lowest = -negative
             child, probability, left = rest.draw(tree, node, rng)
             heapq.heappush(frontier, (negative * probability, child, None))
             if not rest.empty:

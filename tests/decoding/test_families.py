@@ -101,8 +101,8 @@ def test_greedy_text_in_bfloat16_is_transformers_but_for_close_tokens(name):
         matrices = [each for each in target.native.tensors if each.numel() > 4 * target.hidden_size]
         assert {each.dtype for each in matrices} == {torch.bfloat16}
     if target.form == "masks":
-        cache = decoder.session.cache
-        assert {layer.keys.dtype for layer in cache.layers} == {torch.bfloat16}
+        (session := target.session()).append(prompt)
+        assert {layer.keys.dtype for layer in session.cache.layers} == {torch.bfloat16}
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_pair_for_the_cpu_is_trained_there_beside_a_gpu(tmp_path, monkeypatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(pair, "fit", lambda module, *_: trained.append(module) or module.model)
     pair._train(Config(), tmp_path, text, [], Mock())
-    assert trained[0].on_cpu and trained[1].on_cpu
+    assert [module.place.type for module in trained] == ["cpu", "cpu"]
 
 
 def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
