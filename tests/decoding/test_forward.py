@@ -82,7 +82,10 @@ def test_a_lone_row_of_bfloat16_is_plain_attention():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NATIVE)
 @torch.no_grad()
-def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transformers(name):
+def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transformers(
+    name, monkeypatch
+):
+    monkeypatch.setattr("nde_talf.decoding.forward.gemma.BLOCK", 7)
     model, layers = family(name), (0, 1, 2)
     theirs = CausalModel(model.module, model.name, "transformers")
     assert model.forward.startswith("native")
