@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nde_talf.decoding.common.checkpoint import CHECKPOINT, save
 from nde_talf.decoding.common.files import sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
+from nde_talf.draft_training.checkpoint import CHECKPOINT, save
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama
 from nde_talf.draft_training.trainer import warm_up_then_linear

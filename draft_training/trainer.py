@@ -21,17 +21,17 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from nde_talf.decoding.common.checkpoint import (
+from nde_talf.decoding.common.counted import Counted
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.progress import console
+from nde_talf.draft_training.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,
     WholeFile,
     fingerprint,
     resumable,
 )
-from nde_talf.decoding.common.counted import Counted
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import reading
-from nde_talf.decoding.common.progress import console
 from nde_talf.draft_training.muon import Muon
 from nde_talf.draft_training.precision import default_device, native_bfloat16
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig

@@ -31,12 +31,12 @@ from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.data.text.sources import documents, read_frozen
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.checkpoint import CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
 from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.evaluate import SAMPLED
 from nde_talf.draft_training.precision import default_device, native_bfloat16
 from nde_talf.draft_training.recipe import (

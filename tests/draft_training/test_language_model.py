@@ -8,7 +8,7 @@ import torch
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.draft_training.trainer import Position, RowBatches
-from tests.data.test_checkpoint import TINY as ONE_LAYER
+from tests.draft_training.test_checkpoint import TINY as ONE_LAYER
 from tests.draft_training.test_training import close
 
 VOCABULARY = 24

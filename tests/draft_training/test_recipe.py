@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from nde_talf.decoding.common.checkpoint import CHECKPOINT
+from nde_talf.draft_training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.recipe import OPENING, Leg, RecipeConfig, RecipeModel, reached, weights
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.draft_training.trainer import train_rows

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.checkpoint import CHECKPOINT, resumable
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
     memory_is_short,
@@ -24,6 +23,7 @@ from nde_talf.decoding.common.files import (
 )
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.checkpoint import CHECKPOINT, resumable
 from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet

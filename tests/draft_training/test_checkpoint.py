@@ -8,8 +8,8 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from nde_talf.decoding.common.checkpoint import BEFORE, CHECKPOINT
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.draft_training.checkpoint import BEFORE, CHECKPOINT
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
 from nde_talf.draft_training.trainer import train_rows

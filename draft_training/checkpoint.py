@@ -1,6 +1,6 @@
 """Checkpoints of trainings: written atomically, and checked before a training resumes.
 
-The one before is kept as a reserve. Every Lightning training of the project uses them:
+The one before is kept as a reserve. Trainings of language models and heads use them:
 `plugins=[WholeFile()]` writes, and `resumable` selects the one to resume from.
 """
 
@@ -86,13 +86,11 @@ class ResumableCheckpoint(pl.Callback):
         """Start the clock of the interval between checkpoints."""
         self._written = time.monotonic()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Write a checkpoint at the end of the training, and whenever the interval has passed."""
         step, started = trainer.global_step, time.monotonic()
         ended = step == trainer.max_steps
-        unfit = getattr(trainer.lightning_module, "skipped", False) or (
-            self.evaluated > 1 and step % self.evaluated == 0
-        )
+        unfit = pl_module.skipped or (self.evaluated > 1 and step % self.evaluated == 0)
         due = started - self._written >= self.interval and not unfit
         if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
