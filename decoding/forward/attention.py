@@ -97,7 +97,7 @@ def seen_in(
         mask = F.pad(mask, (tree, 0))
     else:
         text = tree
-    return Seen(first, text, _repeated(mask, groups, alone), alone)
+    return Seen(first, text, _repeated(mask, 1 if alone else groups), alone)
 
 
 def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -106,9 +106,9 @@ def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | No
     return torch.full(shape, blocked, dtype=dtype, device=device).triu_(1) if count > 1 else None
 
 
-def _repeated(mask: Tensor, groups: int, alone: bool) -> Tensor:
+def _repeated(mask: Tensor, groups: int) -> Tensor:
     """Repeat the rows of a mask for every group of heads, in lines that CUDA's kernels take."""
-    mask = mask if alone or groups == 1 else mask.repeat(1, 1, groups, 1)
+    mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
     slots = mask.shape[-1]
     if mask.is_cuda and slots % ALIGNED:  # else every layer would copy it
         mask = F.pad(mask, (0, -slots % ALIGNED))[..., :slots]
