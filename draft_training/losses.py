@@ -174,13 +174,14 @@ def eagle_loss(
 
 
 def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...], float32.
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...], float32 or float64.
 
     So does EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that
     weights mean the same at every H.
     """
     distance = F.l1_loss if norm == "l1" else F.smooth_l1_loss
-    return distance(features.float(), labels.float(), reduction="none").mean(-1)
+    kind = torch.promote_types(features.dtype, torch.float32)
+    return distance(features.to(kind), labels.to(kind), reduction="none").mean(-1)
 
 
 def written_out(

@@ -297,7 +297,7 @@ def train_rows(
         logger=logger or False,
         log_every_n_steps=max(1, min(10, config.steps // 40)),
         callbacks=[*callbacks, written, RichProgressBar(), Counted()],
-        enable_checkpointing=bool(every),
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         val_check_interval=every or None,
         check_val_every_n_epoch=None if every else 1,
         num_sanity_val_steps=0,

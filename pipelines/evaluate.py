@@ -1,5 +1,6 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
@@ -162,7 +164,8 @@ def _benches(
     texts = [prompt.tokens for prompt in tuning]
     roots, table, head = None, None, None
     if draft:
-        roots = roots_of(folders["traces"], config.traces.verifiers)[0]
+        with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
+            roots = roots_of(folders["traces"], config.traces.verifiers)[0]
         table = LatencyTable.load(folders["latency"] / TABLE)
     if "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)

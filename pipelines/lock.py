@@ -43,12 +43,13 @@ def locked(run: Path) -> Iterator[None]:
     except Timeout as error:
         raise UserError(
             f"{path.parent} is in use: {_holder(path)} works on this run. Wait until it ends, or"
-            " stop it, or give this one another name (run=NAME)."
+            " stop it, or give this one another name (run=NAME; for the recipe state=FOLDER)."
         ) from error
     except OSError as error:
         fault = "it is a file" if run.is_file() else f"{error.filename}: {error.strerror}"
         raise UserError(
-            f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME."
+            f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME"
+            " (the recipe: state=FOLDER)."
         ) from error
     with held:
         _enter(path)

@@ -10,6 +10,7 @@ import nde_talf.draft_training.losses
 from nde_talf.draft_training.losses import (
     HeadReadout,
     eagle_loss,
+    regression,
     talf_loss,
     tree_loss,
     written_out,
@@ -55,6 +56,7 @@ def test_the_papers_regression_is_the_mean_distance():
     weights = EagleLoss(classification=0.0, regression_norm="l1")
     distance = (FEATURES - LABELS).abs().mean(-1)
     torch.testing.assert_close(eagle_loss(FEATURES, LABELS, EYE, ONCE, weights).loss, distance)
+    assert regression(FEATURES.double(), LABELS, "l1").dtype == torch.float64
 
 
 def test_roots_count_by_their_weights():
