@@ -189,10 +189,10 @@ def _llama_fields(config: PreTrainedConfig) -> dict:
     rope = rope and rope.get("full_attention", rope)
     if rope and rope.get("partial_rotary_factor", 1) != 1:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    heads = config.num_attention_heads
+    heads = fields["num_attention_heads"]
     return fields | {
         "rope_parameters": rope,
-        "head_dim": _value(config, "head_dim") or config.hidden_size // heads,
+        "head_dim": _value(config, "head_dim") or (heads and config.hidden_size // heads),
         "rms_norm_eps": _value(config, "rms_norm_eps") or _EPS,
         # GPT-NeoX's configuration does not name it
         "num_key_value_heads": fields["num_key_value_heads"] or heads,

@@ -89,9 +89,12 @@ class RecipeModel(LanguageModel):
         return found
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `RowModule`. Another end and a decay are no other training."""
-        free = ("steps", "decay_from", "precision")  # what it is trained in is compared below
-        checkpoint["settings"] |= {key: getattr(self.config, key) for key in free}
+        """See `RowModule`. For a stable phase another end or a decay are no other training."""
+        known = checkpoint["settings"]
+        free = ["precision"]  # what it is trained in is compared below
+        if known["decay_from"] is None:
+            free += ["steps", "decay_from"]
+        known |= {key: getattr(self.config, key) for key in free}
         super().on_load_checkpoint(checkpoint)
 
 

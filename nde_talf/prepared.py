@@ -65,6 +65,7 @@ _TEXT_INPUTS = (
     "attention_mask",
     "position_ids",
     "past_key_values",
+    "cache_params",
     "use_cache",
     "logits_to_keep",
     "cache_position",

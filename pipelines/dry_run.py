@@ -83,12 +83,13 @@ def _print_sizes(config: Config) -> None:
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
         size, text = model.dtype.itemsize, model.config.get_text_config()
-        heads, given = text.num_attention_heads, text.to_dict()
-        keys = given.get("num_key_value_heads") or heads
-        keys *= given.get("head_dim") or text.hidden_size // heads
-        context = decimal(2000 * text.num_hidden_layers * keys * size)
+        given = text.to_dict()
         table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
-        table.add_row(f"{role}: 1,000 tokens of context", context)
+        if heads := given.get("num_attention_heads"):  # Mamba has none
+            keys = given.get("num_key_value_heads") or heads
+            keys *= given.get("head_dim") or text.hidden_size // heads
+            context = decimal(2000 * text.num_hidden_layers * keys * size)
+            table.add_row(f"{role}: 1,000 tokens of context", context)
     if "draft" in models:
         counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
         a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}

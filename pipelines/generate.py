@@ -48,9 +48,9 @@ class GenerateConfig:
     run: Text = SMALL
     """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
     """
-    drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
+    drafter: Annotated[str, one_of(DRAFTERS)] | None = None
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
-    without a model.
+    without a model; null: the draft model, or the head of a run without one.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """Length of looked-up n-grams, and how much is drafted of what follows them."""

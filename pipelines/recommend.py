@@ -157,6 +157,17 @@ def _method(run: Run, drafter: str) -> "Method":
     return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 
+def _advice(run: Run, stage: str) -> str:
+    if run.shipped:
+        return "make a run: nde run."
+    if run.pair.has_draft:
+        return f"run stage={stage}."
+    return (
+        "the run has no draft model: model.draft=distil trains one. For its head, the report names"
+        " the best number of tokens (docs/draft.md says how vLLM takes both)."
+    )
+
+
 def check_stage(run: Run, stage: str) -> dict:
     """Return the settings that a stage was made with.
 
@@ -166,7 +177,7 @@ def check_stage(run: Run, stage: str) -> dict:
     if not (folder / MANIFEST).exists():
         raise UserError(
             f"{folder}: stage={stage} is not finished, and recommend reads it; "
-            + ("make a run: nde run." if run.shipped else f"run stage={stage}.")
+            + _advice(run, stage)
         )
     manifest = read_manifest(folder)
     check_files(folder, manifest, stage)

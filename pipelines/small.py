@@ -33,7 +33,7 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.checkpoint import CHECKPOINT
@@ -128,7 +128,8 @@ def run(config: SmallConfig) -> None:
     torch.set_num_threads(config.threads)
     steps = {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}
     with locked(config.folder.resolve()):
-        text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
+        with working("reading the text, or making it"):
+            text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
         steps[config.step](config, text)
 
 

@@ -128,8 +128,9 @@ def make_decoder(
     Raises:
         UserError: the run has none of these, or they do not go together.
     """
-    policy, rule = choose_policy(config, run)
     pair, placed, export = run.pair, config.model.placed, run.stage("draft") / "export"
+    config.drafter = config.drafter or ("lm" if pair.has_draft else "head")
+    policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
     if fault := _fault(kind, config, policy, pair.has_draft, export):
         raise UserError(fault)
