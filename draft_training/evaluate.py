@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.document_masks import counted_roots
 from nde_talf.draft_training.head import EagleHead
@@ -41,7 +42,8 @@ def held_out_report(
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
     levels: list[list[NodeMetrics]] = [[] for _ in range(depth)]
     overlap: list[Tensor] = []
-    for row, roots in rows_with_roots(rows.to(target.device), _STRIDE):
+    counted = [*rows_with_roots(rows.to(target.device), _STRIDE)]
+    for row, roots in track(counted, "evaluating the head on held-out text", len(counted), "row"):
         trees = target_beam(target, row.tokens, k, depth, roots, row.document, head.feature_layers)
         outputs = head.tree_features(
             row.tokens, trees.features, roots, trees.levels, document=row.document

@@ -15,7 +15,7 @@ from nde_talf.data.text.settings import ANSWERS
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.files import write_json
-from nde_talf.decoding.common.progress import console, working
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
@@ -109,9 +109,8 @@ def export_head(
         facts: what the card says of the text.
     """
     loss, head = config.loss, load_head(save_head(head, folder), target)
-    with working("evaluating the head on held-out text"):
-        depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
-        report = held_out_report(head, target, held_out, loss.k, depth)
+    depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
+    report = held_out_report(head, target, held_out, loss.k, depth)
     facts |= {
         "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
         "loss": asdict(loss),
