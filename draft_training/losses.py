@@ -112,7 +112,7 @@ def talf_loss(
     counts: Tensor,
     weights: Loss = TalfLoss(),
 ) -> NodeLosses:
-    """-sum_v y(v) log q(v) at R nodes, with y = classification p + distillation p[top].
+    """Cross-entropy -sum_v y(v) log q(v) at R nodes, y = classification p + distillation p[top].
 
     TALF's weights make y = p (SALF & TALF paper, Algorithm 1, line 7). With the identity as the
     readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives 0.6, 0.1,
@@ -187,7 +187,7 @@ def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
 def written_out(
     features: Tensor, labels: Tensor, readout: HeadReadout, counts: Tensor, weights: Loss
 ) -> NodeLosses:
-    """`talf_loss`, of all rows at once."""
+    """Compute `talf_loss` of all rows at once, for comparison."""
     log_q = readout.of_head(features).log_softmax(-1)
     p, best = _target_law(labels, readout)
     loss = -(_weighted_labels(p, weights) * log_q).sum(-1)

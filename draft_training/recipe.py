@@ -89,7 +89,7 @@ class RecipeModel(LanguageModel):
         return found
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """See `RowModule`. For a stable phase another end or a decay are no other training."""
+        """See `RowModule`. A stable phase may go on to another end, or into a decay."""
         known = checkpoint["settings"]
         free = ["precision"]  # what it is trained in is compared below
         if known["decay_from"] is None:

@@ -195,9 +195,8 @@ class Speculation:
         loaded, state = self._loaded, _state(model)
         if loaded and loaded.plain.target.module is model and loaded.state == state:
             return loaded
-        with torch.random.fork_rng(devices=[]):  # so that a seed gives one text, loaded or not
-            target = wrapped(model, "the model")
-            drafter, (policy, rule) = self._drafter(target), self._policy()
+        target = wrapped(model, "the model")
+        drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
         # A native forward lays weights side by side, so the state is read again.
@@ -314,9 +313,10 @@ def _hooked(model: PreTrainedModel) -> bool:
 
 
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Tell if the modules have hooks; list them, what was put over their forward, and weights.
+    """Return what shows that a model was changed since: equal if it was not.
 
-    Weights are told by their addresses.
+    These are: whether it has hooks, its modules, functions put in place of their `forward`, and the
+    weights' addresses.
     """
     parts = [(part, vars(part).get("forward")) for part in model.modules()]
     return _hooked(model), parts, [parameter.data_ptr() for parameter in model.parameters()]

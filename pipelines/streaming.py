@@ -125,6 +125,8 @@ def make_decoder(
 ) -> SpeculativeDecoder:
     """Load what the configuration asks for: models, policy, rule and drafter.
 
+    Where `config.drafter` is None, the one that is taken is written there.
+
     Raises:
         UserError: the run has none of these, or they do not go together.
     """

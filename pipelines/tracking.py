@@ -75,7 +75,7 @@ class Tracker:
 
 @contextmanager
 def tracked(config: "Config | SmallConfig", stage: str, folder: Path) -> Iterator[Tracker]:
-    """The W&B run of one stage, whose files are in the folder above its own."""
+    """Open the W&B run of a stage; its files lie in `wandb`, beside the stage's folder."""
     os.environ.setdefault("WANDB_SILENT", "true")
     root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)

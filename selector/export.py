@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -104,7 +105,7 @@ def load_selector(folder: Path) -> Selector:
                 f"{folder}: its selector was exported with other {key} than this version reads:"
                 " retrain it."
             )
-    with reading(path, FORMAT.again):
+    with reading(path, FORMAT.again), torch.random.fork_rng(devices=[]):  # a new network draws
         (verifier,) = typed(config.get("verifiers"), tuple[str])
         selectable(verifier, f"{path}: verifiers")
         selector = Selector(typed(config, SelectorSchema))

@@ -203,9 +203,9 @@ class Selector(nn.Module):
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
             seconds: [B, C] of every action.
         """
-        # The network knows nothing of contexts far beyond those of training, and of passes neither:
-        # on one machine one takes nearly the same at every context; on another it would lie
-        # hundreds of deviations away.
+        # Far from what it was trained on, a network's outputs mean nothing. So a longer context
+        # counts as the longest of training, and the prices of passes, which on another machine lie
+        # hundreds of deviations away, stay within FARTHEST.
         scalars = scalars.clone()
         scalars[..., CONTEXT].clamp_(max=SPACING * self.static_contexts.shape[-1])
         known = (scalars - self.mean.float()) * self.scale.float()

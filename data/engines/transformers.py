@@ -45,7 +45,7 @@ class TransformersEngine:
     """
 
     def __init__(self, model: CausalModel):
-        self.model, self._batch = model, MicroBatch(1 << 30)
+        self.model, self._batch = model, MicroBatch(1 << 30)  # all at once, if they fit
 
     @torch.inference_mode()
     def sample(
