@@ -225,11 +225,12 @@ def speedup(base: np.ndarray, other: np.ndarray) -> list[float]:
 
     Rounds are resampled, since a process differs from the next, and prompts.
     """
-    rounds, prompts = samples(len(base), 1).T, samples(base.shape[1])
+    turns, count = base.shape
+    rounds, prompts = samples(turns, 1).T, samples(count)
     sums = [
         np.take_along_axis(each[:, prompts].sum(-1), rounds, 0).sum(0) for each in (base, other)
     ]
-    return interval(base.sum() / other.sum(), sums[0] / sums[1])
+    return interval(base.sum() / other.sum(), sums[0] / sums[1], count)
 
 
 if __name__ == "__main__":

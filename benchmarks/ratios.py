@@ -26,8 +26,9 @@ def speed_ratios(
         if totals:
             values = np.array([totals.get(prompt, np.zeros(4)) for prompt in prompts])
             logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
-        ratios.append(_interval(*logs[-1]) if totals else None)
-    return ratios, _interval(*(np.mean(part, axis=0) for part in zip(*logs, strict=True)))
+        ratios.append(_interval(*logs[-1], len(totals)) if totals else None)
+    mean = (np.mean(part, axis=0) for part in zip(*logs, strict=True))
+    return ratios, _interval(*mean, len(prompts))
 
 
 def _log_ratio(sums: np.ndarray) -> np.ndarray:
@@ -35,5 +36,5 @@ def _log_ratio(sums: np.ndarray) -> np.ndarray:
         return np.log(sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3]))
 
 
-def _interval(log: np.ndarray, resampled: np.ndarray) -> list[float]:
-    return np.exp(interval(log, resampled)).tolist()
+def _interval(log: np.ndarray, resampled: np.ndarray, count: int) -> list[float]:
+    return np.exp(interval(log, resampled, count)).tolist()

@@ -19,7 +19,7 @@ from nde_talf.evaluation.environment import code
 from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, trusted
 from nde_talf.evaluation.protocol import CONTROL as PLAIN_AGAIN
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import markdown
+from nde_talf.evaluation.table import by_setting, markdown
 
 RESULTS = Path(__file__).with_name("results")
 CONTROL = "A/A control"
@@ -66,7 +66,7 @@ def interleaved(tasks: dict[str, Callable[[], object]], repeats: int) -> Timings
     resampled = np.median(pairs[:, samples(repeats)], axis=2)
     ratios = medians[CONTROL] / medians[first]
     control = {
-        clock: interval(ratios[at], resampled[0, ..., at] / resampled[1, ..., at])
+        clock: interval(ratios[at], resampled[0, ..., at] / resampled[1, ..., at], repeats)
         for at, clock in enumerate(CLOCKS)
     }
     wall, cpu = ({name: float(medians[name][at]) for name in tasks} for at in range(len(CLOCKS)))
@@ -82,13 +82,9 @@ def rate(records: list[Record], above: str, below: str) -> list[float]:
 def doubts(records: list[Record]) -> list[str]:
     """Write a line for every setting whose A/A control does not hold 1."""
     lines = []
-    for setting in dict.fromkeys(record.setting for record in records):
-        both = (
-            [r for r in records if (r.setting, r.method) == (setting, name)]
-            for name in (PLAIN_AGAIN, BASELINE)
-        )
-        ratio = speed_ratio(*both)
-        if ratio and not trusted(ratio):
+    for setting, methods in by_setting(records).items():
+        ratio = speed_ratio(methods.get(PLAIN_AGAIN, []), methods.get(BASELINE, []))
+        if trusted(ratio) is False:
             lines.append(
                 f"{setting}: {NOT_TRUSTED} (plain decoding against itself: {times(ratio)}); it"
                 " supports no claim."

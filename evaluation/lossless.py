@@ -152,9 +152,9 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
 
     def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         torch.manual_seed(seed)
-        texts = (generated(model, prompt, setting, new_tokens, **drafts) for prompt in prompts)
         return [
-            text[0, len(prompt) :].tolist() for prompt, text in zip(prompts, texts, strict=True)
+            generated(model, prompt, setting, new_tokens, **drafts)[0, len(prompt) :].tolist()
+            for prompt in prompts
         ]
 
     return sample

@@ -165,12 +165,11 @@ class Bench:
         grid = {f"{title} {tuple(tree)}": self.static(rule, tree, head) for tree in trees}
         return Method(f"{title}, {BEST_STATIC}", grid, learned=bool(head))
 
-    def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> tuple[str, Action]:
-        """Title and tree of the fastest candidate of a method of static trees."""
-        title = self.tune(method.role, method.grid, prompts)
-        alike = method.grid[title].alike
+    def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
+        """Tree of the fastest candidate of a method of static trees."""
+        alike = method.grid[self.tune(method.role, method.grid, prompts)].alike
         assert alike is not None
-        return title, alike.tree
+        return alike.tree
 
 
 @dataclass
@@ -288,7 +287,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
     if labels is None:
         return
     rule, title = bench.main, TITLES[bench.main]
-    static = bench.fastest(bench.best_static(rule))[1]
+    static = bench.fastest(bench.best_static(rule))
     entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
     alike = _one_tree(rule, entropy.chosen_trees)
     yield _only(f"{title}, by entropy", bench.ours(entropy, rule, None, alike))
@@ -322,7 +321,7 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
         if grid:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
             method = Method(f"{BEST_STATIC}, {kind}", grid)
-            best_trees[kind] = bench.fastest(method, texts)[1]
+            best_trees[kind] = bench.fastest(method, texts)
     return best_trees
 
 

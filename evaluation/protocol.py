@@ -28,10 +28,10 @@ PROTOCOL = (
         " time until the first token is not in it."
     ),
     (
-        "Brackets are 95 % bootstrap intervals. Prompts are resampled with all their passes, for"
-        " both sides of a ratio together; for a mean over settings the same resampled prompts count"
-        " in every setting. The best of several methods is named by its figure, and its interval"
-        " does not account for having chosen it."
+        "Brackets are 95 % bootstrap intervals, widened where prompts are few. Prompts are"
+        " resampled with all their passes, for both sides of a ratio together; for a mean over"
+        " settings the same resampled prompts count in every setting. The best of several methods"
+        " is named by its figure, and its interval does not account for having chosen it."
     ),
     (
         "On a CPU every figure is also given in CPU time of the process, which other work on the"

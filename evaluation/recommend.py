@@ -91,10 +91,9 @@ def held_out(roots: PricedRoots, tree: Action, sequences: int = 1) -> Choice:
     """Gain of a tree on roots that it was not chosen on; intervals resample prompts."""
     pace, plain = (seconds_per_token(roots, choice, 0).double() for choice in (tree, NONE))
     one, prompt = torch.ones_like(pace), roots.roots.prompt
-    tokens = one if tree == NONE else roots.efficiency[:, TREES.index(tree)]
     return Choice(
         tree,
-        mean_tokens(tokens),
+        mean_tokens(roots.efficiency[:, TREES.index(tree)]),
         throughput_gain(pace / sequences, one, prompt),
         float(sequences / plain.mean()),
         throughput_gain(pace, plain, prompt),

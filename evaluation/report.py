@@ -94,25 +94,22 @@ class ReportData:
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
         """Acceptance by position, by setting and method that drafts."""
-        rates: dict[str, dict[str, list[float]]] = {}
-        for setting, methods in self.histograms.items():
-            for method, counts in methods.items():
-                if len(counts) > 1:
-                    rates.setdefault(setting, {})[method] = acceptance_by_position(counts)
-        return rates
+        return {
+            setting: rates
+            for setting, methods in self.histograms.items()
+            if (rates := {m: acceptance_by_position(c) for m, c in methods.items() if len(c) > 1})
+        }
 
     @property
     def standing(self) -> dict[str, list[str]]:
         """Sentences by setting: why a selector is static, where the other learned parts stand."""
-        sentences = {
-            setting: [
+        sentences: dict[str, list[str]] = {}
+        for setting, rows in self.tables.items():
+            sentences[setting] = [
                 f"{title} is static here ({export}): choosing trees did not win on training prompts"
                 " held out in turn."
                 for title, export in self.exports.get(setting, {}).items()
             ]
-            for setting in self.tables
-        }
-        for setting, rows in self.tables.items():
             if self.verdicts[setting].clock != NOT_TRUSTED:
                 sentences[setting] += [
                     f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
@@ -176,9 +173,6 @@ def table_of_methods(data: ReportData, setting: str) -> Table:
         ]
         for row in rows
     ]
-    if not any(row.cpu_speedup for row in rows):
-        for line in (columns, *cells):
-            del line[2]
     return Table(setting, columns, cells)
 
 
@@ -208,11 +202,11 @@ def table_of_phases(data: ReportData, setting: str) -> Table:
 def tables(data: ReportData) -> dict[str, list[Table]]:
     """The tables that have rows, by section of the page."""
     makers = {"speed": table_of_methods, "domains": table_of_domains, "time": table_of_phases}
-    sections = {
-        section: [table for s in data.tables if (table := make(data, s)).rows]
+    return {
+        section: made
         for section, make in makers.items()
+        if (made := [table for s in data.tables if (table := make(data, s)).rows])
     }
-    return {section: made for section, made in sections.items() if made}
 
 
 def tags(data: ReportData, setting: str) -> dict[str, str]:

@@ -122,9 +122,9 @@ def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     if evaluation.prompts or not config.drafts:
         return most
     table = LatencyTable.load(folders["latency"] / TABLE)
-    generations = methods * len(evaluation.settings) * evaluation.passes
-    tokens = generations * evaluation.new_tokens  # of each prompt
-    seconds = tokens * float(table.plain(torch.tensor(table.contexts[:1])))
+    generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
+    token = float(table.plain(torch.tensor(table.contexts[:1])))
+    seconds = generations * evaluation.new_tokens * token
     count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
     if count < most:
         console.print(
@@ -305,12 +305,11 @@ def _curves(
     learned = {title for plan in plans for title in plan.learned}
     selectors = {name: "selector" for name in names if selector_title(name) in learned}
     stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
-    curves = {
-        name: read_curves(folders[stage] / "curves" / name)
+    return {
+        name: series
         for name, stage in stages.items()
-        if stage in folders
+        if stage in folders and (series := read_curves(folders[stage] / "curves" / name))
     }
-    return {name: series for name, series in curves.items() if series}
 
 
 def _sample(

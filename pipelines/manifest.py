@@ -112,6 +112,7 @@ def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
 def plain(value: Any) -> Any:
     """Return `value` as it reads back from JSON, in any checkout and without secrets.
 
-    It may contain dataclasses.
+    It may contain dataclasses. NaN and infinity, which JSON has not, become None.
     """
-    return json.loads(portable(masked(json.dumps(value, default=asdict, ensure_ascii=False))))
+    text = portable(masked(json.dumps(value, default=asdict, ensure_ascii=False)))
+    return json.loads(text, parse_constant=lambda _: None)

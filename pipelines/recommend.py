@@ -106,8 +106,7 @@ def recommend(config: RecommendConfig) -> None:
         "settings": names,
         "rejection": rule,
         "table": config.table,
-        "paths": {count: asdict(shape) for count, shape in best.paths.items()},
-        "trees": {name: asdict(shape) for name, shape in best.trees.items()},
+        **asdict(best),
         "vllm": vllm,
         "sglang": sglang,
     }
@@ -142,7 +141,8 @@ def end_of_drafting(lengths: Sequence[int]) -> str:
     if last == len(lengths):
         return (
             f"On training prompts drafting is faster in all batches up to {last}, the largest that"
-            " this latency table knows. Where an interval above holds 1, it may gain nothing."
+            " this latency table knows. Where an interval above is not all above 1, it may gain"
+            " nothing."
         )
     return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 

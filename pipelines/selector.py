@@ -94,9 +94,9 @@ def _table(report: dict[str, dict]) -> Markdown:
     rows = []
     for name, tables in report.items():
         for latency, figures in tables.items():
-            (value, low, high), bounds = figures["all"]["selector"], figures["all"]
+            bounds = figures["all"]
             possible = f"{bounds['split_half'][0]:.2f}–{bounds['same_half'][0]:.2f}"
-            rows.append([name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", possible])
+            rows.append([name, latency, shown(bounds["selector"], 3), possible])
     title = "Held-out tokens/s against the selector's own best static trees:\n\n"
     return Markdown(title + markdown(["selector", "latency", "NDE", "root by root"], rows))
 
@@ -123,8 +123,10 @@ def _tell(
     more = "more is not known of so few"
     if math.isfinite(crossed.doubling):
         minutes = read_manifest(traces)["seconds"] / 60
-        more = f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
-        more += f" would hardly bring more, for {minutes:.0f} min of traces"
+        more = (
+            f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
+            f" would hardly bring more, for {minutes:.0f} min of traces"
+        )
     console.print(f"· {name}: of the best static tree's tokens/s, held out: {points}; {more}")
 
 

@@ -23,6 +23,8 @@ from nde_talf.selector.network import Selector
 
 LONGEST_PATH = L1_MAX + L2_MAX
 """Tokens of the longest path that a selector knows."""
+PART = 32
+"""Requests whose distributions are in memory at once: of 150,000 tokens each, 0.2 GB."""
 
 
 class PathLengths:
@@ -89,14 +91,17 @@ class PathLengths:
         root = torch.stack([drafter.root.hidden for drafter in drafters])
         drawn = self.selector.schema.draft_setting
         seen = feature_setting(SamplingSetting(*drawn) if drawn else self.setting)
-        q = warp(self.model.logits(torch.cat([previous, root])), seen)
-        q_previous, q_root = q.chunk(2)
-        # Features that need the target's p count as 0.
-        scalars = scalar_features(q_previous, q_previous, q_root).float().cpu()
+        scalars = []
+        for some in zip(previous.split(PART), root.split(PART), strict=True):
+            q_previous, q_root = warp(self.model.logits(torch.cat(some)), seen).chunk(2)
+            # Features that need the target's p count as 0.
+            scalars.append(scalar_features(q_previous, q_previous, q_root).float().cpu())
         context = torch.tensor(contexts)
         setting = torch.tensor([self.setting.temperature, self.setting.top_p])
         row, settings = costs.row(context), setting.expand(len(contexts), 2)
-        inputs = torch.cat([scalars, context[:, None].float(), settings, self._passes[row]], -1)
+        inputs = torch.cat(
+            [torch.cat(scalars), context[:, None].float(), settings, self._passes[row]], -1
+        )
         previous, root = previous.float().cpu(), root.float().cpu()
         logits = self.selector(previous[:, :0], previous, root, inputs, costs.seconds[row])
         return logits[:, self.paths].argmax(-1).tolist()

@@ -52,20 +52,18 @@ def evaluate_offline(
     """
     roots, static = validation.roots, training.static()[table]
     efficiency, seconds = validation.efficiency, validation.seconds(table)
-    actions = {
-        "static": static[roots.setting],
-        "selector": chosen_actions(selector, validation, table),
-        "same_half": (efficiency / seconds).argmax(-1),
-    }
-    paces = {name: validation.pace(action, table) for name, action in actions.items()}
+    baseline = validation.pace(static[roots.setting], table)
     tokens, times = split_half_choice(validation.samples, seconds)
-    paces["split_half"] = (times / tokens).view(2, -1).mean(0)
+    paces = {
+        "selector": validation.pace(chosen_actions(selector, validation, table), table),
+        "same_half": validation.pace((efficiency / seconds).argmax(-1), table),
+        "split_half": (times / tokens).view(2, -1).mean(0),
+    }
 
     def gains(here: Tensor) -> dict[str, list[float]]:
         return {
-            name: throughput_gain(pace[here], paces["static"][here], roots.prompt[here])
+            name: throughput_gain(pace[here], baseline[here], roots.prompt[here])
             for name, pace in paces.items()
-            if name != "static"
         }
 
     settings = {}

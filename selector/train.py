@@ -57,8 +57,7 @@ class CrossFit(NamedTuple):
     @property
     def doubling(self) -> float:
         """Ratio that the last doubling of the prompts added: the next one adds hardly more."""
-        ratios = [ratio for _, ratio, *_ in self.curve]
-        return ratios[-1] - ratios[-2] if len(ratios) > 1 else math.nan
+        return self.curve[-1][1] - self.curve[-2][1] if len(self.curve) > 1 else math.nan
 
 
 def train_selector(
@@ -89,7 +88,7 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
     roots, fold_of = training.roots, prompt_folds(training.roots.prompt, config.folds)
     order = fold_of.argsort(stable=True)
     prompt, curve = roots.prompt[order], []
-    fits = [(share, fold) for share in (*SHARES, 1) for fold in range(config.folds)]
+    fits = [(share, fold) for share in (*SHARES, 1) for fold in fold_of.unique().tolist()]
     count, results = len(roots.prompt.unique()), dict[int, list[dict]]()
     for share, fold in track(fits, f"{title}, cross-fit", len(fits), "fit"):
         path = folder / (f"fold-{fold}.json" if share == 1 else f"fold-{fold}-of-{share}.json")
@@ -150,14 +149,13 @@ def pace_beside_static(
 def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
     """[R]: a fold in 0 .. folds - 1 for every root, all roots of a prompt [R] together.
 
-    Raises:
-        UserError: there are fewer prompts than folds.
+    Where there are fewer prompts than folds, each is a fold. Raises UserError where there is one.
     """
     number = shuffled(prompt)
-    if (count := int(number.max()) + 1) < folds:
+    if not number.any():
         raise UserError(
-            f"selector.folds={folds}: the traces hold {count} training prompts; raise"
-            " traces.train_prompts or lower selector.folds (2 at least)."
+            "selector: all roots of the traces are of one training prompt; raise"
+            " traces.train_prompts."
         )
     return number % folds
 
@@ -266,12 +264,11 @@ class SelectorModule(pl.LightningModule):
         self.selector, self.config = selector, config
         self.training_roots, self.validation_roots = training, validation
         self._static = training.static()  # [tables, settings]
-        self._weights = torch.ones(len(self._static), len(training))
+        actions = self._static[:, training.roots.setting]
+        self._weights = torch.ones(actions.shape)
         if config.weighting == "visits":
-            for weights, actions in zip(
-                self._weights, self._static[:, training.roots.setting], strict=True
-            ):
-                weights.copy_(visits(taken(training.efficiency, actions)))
+            weights = [visits(taken(training.efficiency, each)) for each in actions]
+            self._weights = torch.stack(weights)
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
         """Seed the dropout of this step, so that a resumed training draws the same."""

@@ -151,7 +151,7 @@ class Bench:
                 by_method.setdefault(record.method, []).append(record)
         decoded = Decoded(by_method)
         control = speed_ratio(decoded.of(CONTROL), decoded.of(BASELINE))
-        if control and not trusted(control):
+        if trusted(control) is False:
             print(f"{NOT_TRUSTED}: {name}, plain decoding against itself is {times(control)}.\n")
         return decoded
 

@@ -295,8 +295,8 @@ def test_splits(prompts: list[Prompt], test: int) -> list[str]:
         if members and due and len(tests) + len(members) <= test:
             tests |= {*members}
             taken.update(prompts[each].kind for each in members)
-    alone_first = sorted(groups.values(), key=len)
-    others = [at for members in alone_first for at in members if at not in tests]
+    # Those of small groups first.
+    others = [at for own in sorted(groups.values(), key=len) for at in own if at not in tests]
     tests |= {*others[: test - len(tests)]}
     return ["test" if at in tests else "trace" for at in range(len(prompts))]
 

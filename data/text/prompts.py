@@ -140,6 +140,19 @@ def related(prompts: list[Prompt]) -> list[int]:
     return groups
 
 
+def one_id_a_group(prompts: list[Prompt]) -> list[Prompt]:
+    """Give prompts that overlap (`related`) the id of the first of them.
+
+    So folds and intervals take them for one. Where a group holds more than a quarter of all
+    prompts, each keeps its own id: folds would be too uneven.
+    """
+    groups, first = related(prompts), dict[int, str]()
+    if 4 * max(map(groups.count, groups), default=0) > len(prompts):
+        return prompts
+    grouped = zip(groups, prompts, strict=True)
+    return [replace(prompt, id=first.setdefault(group, prompt.id)) for group, prompt in grouped]
+
+
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
     """Make a prompt with the hash of its text as id."""
     return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)

@@ -16,7 +16,7 @@ from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.prompts import Prompt, one_id_a_group
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.data.traces.super_trees import Draft
@@ -57,7 +57,7 @@ def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
     work: list[Unit] = []
     for split in ("train", "validation"):
         samples = (split == "validation" and config.validation_samples) or config.samples
-        those = [prompt for prompt in prompts if prompt.split == split]
+        those = one_id_a_group([prompt for prompt in prompts if prompt.split == split])
         raw = config.draft_temperature == "raw"
         for at in range(0, len(those), config.shard_prompts):
             group = those[at : at + config.shard_prompts]

@@ -7,6 +7,7 @@ prompt is alike. Example: 40 tokens in 2 s on one prompt and 20 in 2 s on anothe
 """
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 RESAMPLES = 2000
 
@@ -19,16 +20,23 @@ def samples(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
-def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
+def interval(value: float | np.ndarray, resampled: np.ndarray, count: int) -> list[float]:
     """Return [value, low, high] from a figure and its resampled values.
 
-    Resampled values that are not finite are left out.
+    Quantiles of values resampled from few prompts lie too near: of 10 prompts, those at 2.5 and
+    97.5 % hold the truth in 85 to 89 of 100 cases. So they are taken as much farther out as
+    Student's t with `count` - 1 degrees of freedom lies beyond the normal distribution, and as the
+    variance of a sample lies below that of what it was drawn from (Hesterberg's expanded
+    percentiles): at 0.9 % for 10 prompts, at 2.3 % for 100.
+
+    Args:
+        value: the figure.
+        resampled: its values; NaN is left out.
+        count: of prompts, or of what else was resampled.
     """
-    finite = resampled[np.isfinite(resampled)]
-    return [
-        float(value),
-        *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist(),
-    ]
+    count = max(2, count)
+    tail = ndtr(stdtrit(count - 1, 0.025) * (count / (count - 1)) ** 0.5)
+    return [float(value), *np.nanquantile(resampled, [tail, 1 - tail]).tolist()]
 
 
 def ratio_of_totals(values: np.ndarray) -> list[float]:
@@ -41,7 +49,8 @@ def ratio_of_totals(values: np.ndarray) -> list[float]:
         first = sums[..., 0] / sums[..., 1]
         return first if sums.shape[-1] == 2 else first / (sums[..., 2] / sums[..., 3])
 
-    return interval(ratio(values.sum(0)), ratio(values[samples(len(values))].sum(1)))
+    count = len(values)
+    return interval(ratio(values.sum(0)), ratio(values[samples(count)].sum(1)), count)
 
 
 def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
@@ -49,8 +58,8 @@ def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
 
     prompt [n]: the prompt that an entry belongs to.
     """
-    _, group = np.unique(prompt, return_inverse=True)
-    sums = np.zeros((int(group.max()) + 1, values.shape[1]))
+    prompts, group = np.unique(prompt, return_inverse=True)
+    sums = np.zeros((len(prompts), values.shape[1]))
     np.add.at(sums, group, values)
     return sums
 

@@ -13,7 +13,7 @@ from transformers import ByT5Tokenizer
 
 from nde_talf.data.text.pair import test_splits as splits_of
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
-from nde_talf.data.text.prompts import Prompt, encode_prompts
+from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
@@ -118,6 +118,8 @@ def test_windows_of_one_document_are_on_one_side():
     splits = splits_of(prompts, 9)
     assert splits.count("test") == 9
     assert all(len({*splits[at : at + 3]}) == 1 for at in range(0, 24, 3))
+    assert [prompt.id for prompt in one_id_a_group(prompts)[:6]] == ["0"] * 3 + ["3"] * 3
+    assert one_id_a_group(prompts[:9]) == prompts[:9]  # a third is too much for a fold
 
 
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):

@@ -5,11 +5,7 @@ from collections import Counter
 
 import pytest
 
-from nde_talf.evaluation.benchmark import (
-    Record,
-    read_records,
-    run_benchmark,
-)
+from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE
 from tests.evaluation.example import PROMPTS, SETTING, methods
 

@@ -8,12 +8,7 @@ from scipy import stats
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
-from nde_talf.evaluation.lossless import (
-    LosslessConfig,
-    check_greedy,
-    first_difference,
-    main,
-)
+from nde_talf.evaluation.lossless import LosslessConfig, check_greedy, first_difference, main
 from tests.decoding.pairs import tiny_model
 
 HERE = "tests.evaluation.engines"

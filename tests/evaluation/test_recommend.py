@@ -55,10 +55,10 @@ def roots(count: int = 80, lengths: tuple[int, int] = (3, 3)) -> Roots:
 
 def test_a_batch_is_priced_by_its_own_passes():
     table = replace(
-        TABLE, first=[0.2, 0.2], autoregressive=[0.9, 0.9], verify={"naivetree": [0.1, 0.1, 0.1]}
-    )
-    table = replace(
-        table,
+        TABLE,
+        first=[0.2, 0.2],
+        autoregressive=[0.9, 0.9],
+        verify={"naivetree": [0.1, 0.1, 0.1]},
         draft_batch=[PASSES["draft"], [[0.4, 0.4]] * 2],
         target_batch=[PASSES["target"], [[4.0, 8.0, 40.0]] * 2],
     )
@@ -88,12 +88,7 @@ def test_the_best_length_by_batch_is_the_one_that_pays():
     assert lengths_by_batch(roots(), labelled.TABLE, "standard") == [3]
     best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
     assert best.lengths == lengths
-    assert {count: choice.tree.depth for count, choice in best.paths.items()} == {
-        1: 3,
-        2: 3,
-        3: 0,
-        4: 0,
-    }
+    assert [choice.tree.depth for choice in best.paths.values()] == lengths
     assert list(best.trees) == ["naivetree"] and best.trees["naivetree"].tree.depth == 3
     one, four = best.paths[1], best.paths[4]  # on the other roots, of which two tokens are accepted
     assert one.block_efficiency == pytest.approx(3)
@@ -119,12 +114,7 @@ SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]}
 @pytest.mark.parametrize(
     ("lengths", "rule", "setting", "added"),
     [
-        (
-            [3, 3, 0, 0],
-            "standard",
-            0.6,
-            {"num_speculative_tokens": 3} | SCHEDULE | PROBABILISTIC,
-        ),
+        ([3, 3, 0, 0], "standard", 0.6, {"num_speculative_tokens": 3} | SCHEDULE | PROBABILISTIC),
         ([2, 2], "block", 0.0, {"num_speculative_tokens": 2}),
         (
             [2],
@@ -194,16 +184,12 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("batch", "best"),
+def test_before_training_the_best_path_is_that_of_the_stated_model(capsys):
     # Lengths 0 to 3: 1, 1.5 / 1.25, 1.75 / 1.5 and 1.875 / 1.75 tokens a unit of time. 2 rows of 4
     # sequences are still free; 8 sequences take two passes' time for 1.5 tokens.
-    [(1, (1, 1.5, 1.2)), (4, (1, 1.5, 1.2)), (8, (0, 1.0, 1.0))],
-)
-def test_before_training_the_best_path_is_that_of_the_stated_model(batch, best, capsys):
-    config = RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8)
-    assert Prices(0.5, 0.25, 8).best_path(batch) == best
-    recommend_command(config)
+    for batch, best in ((1, (1, 1.5, 1.2)), (4, (1, 1.5, 1.2)), (8, (0, 1.0, 1.0))):
+        assert Prices(0.5, 0.25, 8).best_path(batch) == best
+    recommend_command(RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8))
     printed = capsys.readouterr().out
     # 2 rows of 5 sequences take 10 / 8 and the draft 0.25, 1.5 together, for 1.5 tokens
     assert "1.20" in printed and "nothing" in printed and "at a batch of 5." in printed

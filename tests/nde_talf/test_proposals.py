@@ -141,11 +141,12 @@ def selector() -> Selector:
 
 @pytest.mark.slow
 def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees(
-    selector, tmp_path
+    selector, tmp_path, monkeypatch
 ):
     """It is exported and read again, decodes in our loop, whatever the target's rows are, and
     `PathLengths` takes its best path.
     """
+    monkeypatch.setattr("nde_talf.selector.chains.PART", 4)
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     policy, sampled = NeuralPolicy(again, TABLE), SamplingSetting()

@@ -29,7 +29,12 @@ def folders(tmp_path_factory):
     prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
     rows = torch.arange(48).reshape(8, 6) % 29
     Pair(root / "pair").write("target", "draft", prompts, 1, rows, rows)
-    write_manifest(root / "pair", {"settings": {}, "inputs": {}}, {"overlap": {"1.0": 0.7}}, 0.0)
+    write_manifest(
+        root / "pair",
+        {"settings": {}, "inputs": {}},
+        {"overlap": {"1.0": 0.7}, "kl": torch.nan},
+        0.0,
+    )
     (root / "latency").mkdir()
     return {name: root / name for name in ("pair", "latency")}
 
