@@ -75,10 +75,11 @@ def choose_roots(
 
     Rows that have fewer are filled with roots of weight 0. `generator` lives on the CPU.
     """
-    totals = counts.sum(1).cpu()
+    device, counts = counts.device, counts.cpu()
+    totals = counts.sum(1)
     width = int(totals.max()) if max_roots == 0 else min(max_roots, int(totals.max()))
-    keys = torch.rand(counts.shape, generator=generator).masked_fill(~counts.cpu(), 2.0)
+    keys = torch.rand(counts.shape, generator=generator).masked_fill(~counts, 2.0)
     roots = keys.topk(width, 1, largest=False).indices.sort(1).values
-    valid = counts.cpu().gather(1, roots)
+    valid = counts.gather(1, roots)
     fraction = totals.float() / valid.sum(1).clamp(min=1) / totals.sum().clamp(min=1)
-    return roots.clamp(min=1).to(counts.device), (valid * fraction[:, None]).to(counts.device)
+    return roots.clamp(min=1).to(device), (valid * fraction[:, None]).to(device)

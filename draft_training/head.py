@@ -108,7 +108,9 @@ class EagleHead(nn.Module):
         # at random. Started as "the feature stays as it is", it learned far more slowly and was
         # worse still where its own features are fed back.
         hidden = self.config.hidden_size
-        scale = self._embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
+        # Row by row: a float32 copy of a large matrix may not fit beside its model.
+        size = self._embedding.norm(dim=1).float().norm() / self._embedding.numel() ** 0.5
+        scale = size.clamp(min=1e-6).item()
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if parameter.ndim == 2:

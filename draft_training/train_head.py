@@ -31,7 +31,7 @@ from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.processes import LocalProcesses
-from nde_talf.draft_training.settings import EagleLoss, HeadConfig
+from nde_talf.draft_training.settings import FAMILY, EagleLoss, HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,
     chains,
@@ -57,12 +57,13 @@ def build_head(
         head = load_head(config.warm_start, target, dtype)
         drafted = None if head.vocabulary is None else len(head.vocabulary)
         same = {*head.norms} == {*config.norms} and drafted == config.draft_vocab
+        same &= config.layer in (FAMILY, head.family.name)
         if type(head) is not kind or not same:
             raise UserError(
                 f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} with"
-                f" norms=[{','.join(head.norms)}] and drafts {drafted or 'all'} tokens, which is no"
-                f" head of draft.features={config.features} with"
-                f" draft.norms=[{','.join(config.norms)}] and"
+                f" norms=[{','.join(head.norms)}] and a {head.family.name} layer, and drafts"
+                f" {drafted or 'all'} tokens, which is no head of draft.features={config.features}"
+                f" with draft.layer={config.layer}, draft.norms=[{','.join(config.norms)}] and"
                 f" draft.draft_vocab={config.draft_vocab}."
             )
         if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM would leave it out
@@ -141,9 +142,9 @@ class HeadModule(RowModule):
         # 1. Roots: all that count at depth 0, and some of them with trees.
         counts = counted_roots(batch.loss, batch.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
-        complete = counts.clone()  # roots whose full tree counts: along the text every token has to
+        complete = counts  # roots whose full tree counts: along the text every token has to
         for ahead in range(1, 1 if loss.target_trees else depth):
-            complete &= counted_roots(batch.loss, batch.document, ahead)
+            complete = complete & counted_roots(batch.loss, batch.document, ahead)
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)
         # 2. The target's trees and labels, and the head along them.

@@ -209,8 +209,7 @@ class Selector(nn.Module):
         scalars = scalars.clone()
         scalars[..., CONTEXT].clamp_(max=SPACING * self.static_contexts.shape[-1])
         known = (scalars - self.mean.float()) * self.scale.float()
-        others, passes = known.tensor_split([-PASSES], -1)
-        known = torch.cat([others, passes.clamp(-FARTHEST, FARTHEST)], -1)
+        known[..., -PASSES:].clamp_(-FARTHEST, FARTHEST)
         outputs = self.network((h_p_previous, h_q_previous, h_q_root), known)
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs

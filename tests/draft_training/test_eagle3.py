@@ -224,13 +224,17 @@ def test_a_part_of_fc_reads_features_of_size_one_whatever_the_norms(target):
 
 
 def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(target, tmp_path):
-    one = save_head(random_head(target), tmp_path / "one")
-    three = save_head(random_eagle3(target), tmp_path / "three")
-    assert isinstance(build_head(target, replace(TINY, warm_start=str(three))), Eagle3Head)
-    for features, folder in (("three", one), ("final", three)):
+    other = family_target("qwen3")
+    for beside, make, features in (
+        (other, random_head, "final"),
+        (target, random_head, "three"),
+        (target, random_eagle3, "final"),
+    ):
+        folder = str(save_head(make(beside), tmp_path / "head"))
+        start = replace(TINY, features=features, layer="llama", warm_start=folder)
         with pytest.raises(UserError, match="warm_start"):
-            build_head(target, replace(TINY, features=features, warm_start=str(folder)))
+            build_head(beside, start)
     with pytest.raises(UserError, match=r"norms=\[\] .*draft\.norms=\[fc_norm\]"):
-        build_head(target, replace(TINY, norms=["fc_norm"], warm_start=str(three)))
+        build_head(target, replace(TINY, norms=["fc_norm"], warm_start=folder))
     with pytest.raises(UserError, match=r"draft\.layer=llama"):
-        Eagle3Head(family_target("qwen3"))
+        Eagle3Head(other)
