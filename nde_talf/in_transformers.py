@@ -203,9 +203,10 @@ class Speculation:
         return self._loaded
 
     def _drafter(self, target: CausalModel) -> Drafter:
-        draft = self.draft
+        draft: Any = self.draft
+        given, rows = draft, target.vocab_size
         if draft == NGRAM:
-            return NgramDrafter(target.vocab_size)
+            return NgramDrafter(rows)
         if isinstance(draft, PreTrainedModel):
             given, model = type(draft).__name__, wrapped(draft, "the draft")
         elif not isinstance(draft, (str, Path)):
@@ -217,8 +218,8 @@ class Speculation:
             return EagleDrafter.from_pretrained(draft, target)
         else:
             device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
-            given, model = draft, CausalModel.load(draft, device, dtype, "speculate: draft")
-        name, rows = target.module.name_or_path, target.vocab_size
+            model = CausalModel.load(draft, device, dtype, "speculate: draft")
+        name = target.module.name_or_path
         return drafter_of(model, f"speculate(draft=) {given}", name, rows)
 
     def _policy(self) -> tuple[TreePolicy, Any]:
