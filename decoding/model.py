@@ -96,6 +96,11 @@ class CausalModel:
         self.max_context = longest_context(config)
         self.windows = windows(config)
         self.device, self.dtype = embedding.device, embedding.dtype
+        if self.device.type == "meta":
+            raise ArgumentError(
+                f"{name}: its weights are on the meta device, so it has none. Load it with"
+                " from_pretrained, or give CausalModel.load its folder."
+            )
         self.native: NativeForward | None = None
         self._readers: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         with torch.autocast(self.device.type, enabled=False):  # it compares in the model's type

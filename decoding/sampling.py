@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
+from nde_talf.decoding.common.errors import ArgumentError
 from nde_talf.decoding.setting import SamplingSetting
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
@@ -146,6 +147,10 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     return indices
 
 
-def massless(total: float) -> ValueError:
+def massless(total: float) -> ArgumentError:
     """Return the error of a distribution without mass."""
-    return ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+    return ArgumentError(
+        f"weights: their sum is {total}; a distribution needs a positive, finite one. Either logits"
+        " are not finite (try dtype=float32), or no token is allowed here (look at forbidden"
+        " tokens and grammars)."
+    )

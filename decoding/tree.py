@@ -5,6 +5,7 @@ Node 0 is the root, the last committed token. Parents come before their children
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import NamedTuple
 
 import torch
@@ -53,8 +54,10 @@ class DraftTree:
     def add(self, parent: int, token: int, left: float | None = None) -> int:
         """Record the draw of `token` under `parent`, from the mass `left` of q; return its node.
 
-        A token that was drawn there before keeps its node.
+        A token that was drawn there before keeps its node. Raises TypeError for a token that is no
+        integer.
         """
+        token = index(token)  # a tensor would be equal to no other token, stop tokens included
         node = self._nodes.get((parent, token))
         if node is None:
             node = self._nodes[parent, token] = len(self.tokens)
@@ -109,7 +112,7 @@ class DraftTree:
     def commit(self, end: int, token: int) -> "Accepted":
         """Commit the path to the last accepted node `end`, and `token` after it."""
         path = self.path(end)
-        return Accepted(self, path, [*(self.tokens[node] for node in path), token])
+        return Accepted(self, path, [*(self.tokens[node] for node in path), index(token)])
 
 
 class Accepted(NamedTuple):

@@ -1,11 +1,11 @@
 """A verification rule as the loop calls it, and which trees it takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import ArgumentError, UserError
 from nde_talf.decoding.registry import EVERY, VERIFIERS
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
@@ -27,7 +27,7 @@ class Verifier:
             function (levels, start); None: nothing does.
 
     Raises:
-        ValueError: for a kind of tree that there is not.
+        ArgumentError: for a kind of tree that there is not.
     """
 
     name: str
@@ -36,27 +36,32 @@ class Verifier:
     labels: Any = None
 
     def __post_init__(self) -> None:
-        if unknown := self.trees - EVERY:
-            raise ValueError(
-                f"trees: there is no kind {', '.join(sorted(unknown))}; choose from"
-                f" {', '.join(sorted(EVERY))}."
-            )
+        check_kinds(self.trees)
 
     def __call__(self, tree: DraftTree, rng: Rng) -> Verdict:
         """Verify one tree."""
         return self.rule(tree, rng)
 
 
+def check_kinds(kinds: Iterable[str]) -> None:
+    """Raise ArgumentError for a kind of tree that there is not."""
+    if unknown := {*kinds} - EVERY:
+        raise ArgumentError(
+            f"trees: there is no kind {', '.join(map(repr, unknown))}; choose from"
+            f" {', '.join(sorted(EVERY))}."
+        )
+
+
 def check_compatible(trees: str, rule: Verifier) -> None:
     """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
+    check_kinds([trees])
     if trees not in rule.trees:
         others = (
             name for name, other in VERIFIERS.items() if trees in other.trees and name != "greedy"
         )
-        fitting = ", ".join(others) or "none"
         raise UserError(
             f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the"
-            f" policy drafts '{trees}' trees. Verifiers for these: {fitting}."
+            f" policy drafts '{trees}' trees. Verifiers for these: {', '.join(others)}."
         )
 
 

@@ -208,8 +208,8 @@ def load_head(
     note = config.get(NOTE)
     if not isinstance(note, dict):
         raise UserError(
-            f"{folder / CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export"
-            " the head again."
+            f"{folder / CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Give the"
+            " folder that stage=draft exported; if this is it, export the head again."
         )
     note = FORMAT.load_folder(folder, note, folder / CONFIG)
     for key, value in _identity(target).items():

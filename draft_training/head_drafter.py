@@ -31,7 +31,7 @@ class EagleDrafter(SessionDrafter):
     """
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
-        self.head, self.target = head.eval().requires_grad_(False), head.target
+        self.head, self.target = head.eval(), head.target
         head.run_native()
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
         make = TreeSession if static is None else static.session

@@ -51,10 +51,9 @@ RULES = {
     "path": "traversal",
     "delayed": "traversal",
     "iid": "traversal",
-    "top_k": "nss",
     "without_replacement": "without_replacement",
 }
-"""Verifiers by kind of tree, for a policy where none is named."""
+"""Verifiers by kind of tree, for a policy where none is named; else nss, which takes any."""
 DEFAULT = Action(1, 0, 4)
 """The tree of a draft without a selector: a path."""
 
@@ -132,7 +131,7 @@ class Speculation:
         full = bool(config.return_dict_in_generate)
         scored = logits_processor if full and config.output_scores else None
         recorded = full and bool(config.output_scores or config.output_logits)
-        ends = () if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
+        ends = () if config._eos_token_tensor is None else config._eos_token_tensor
         self.generations, texts = [], list[Text]()
         for row in rows_of(input_ids, given):
             process = RowProcess(asked, row, limit) if asked else None
@@ -204,29 +203,24 @@ class Speculation:
         return self._loaded
 
     def _drafter(self, target: CausalModel) -> Drafter:
-        draft = self.draft
+        draft: Any = self.draft
+        given, rows = draft, target.vocab_size
         if draft == NGRAM:
-            return NgramDrafter(target.vocab_size)
-        if isinstance(draft, (str, Path)):
-            if is_head(Path(draft)):
-                return EagleDrafter.from_pretrained(draft, target)
-            device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
-            model = CausalModel.load(draft, device, dtype, "speculate: draft")
-            alike = model.vocab_size == target.vocab_size
-            given = f"speculate(draft=) {draft}"
-            check_vocabularies(target.module.name_or_path, str(draft), given, alike)
-        elif isinstance(draft, PreTrainedModel):
-            names, rows = (target.module.name_or_path, draft.name_or_path), target.vocab_size
-            alike = rows == len(draft.get_output_embeddings().weight)
-            check_vocabularies(*names, f"speculate(draft=) {type(draft).__name__}", alike)
-            model = wrapped(draft, "the draft")
-        else:
+            return NgramDrafter(rows)
+        if isinstance(draft, PreTrainedModel):
+            given, model = type(draft).__name__, wrapped(draft, "the draft")
+        elif not isinstance(draft, (str, Path)):
             raise UserError(
                 f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head,"
                 f" or {NGRAM!r}."
             )
-        model.match(target.vocab_size)
-        return LMDrafter(model)
+        elif is_head(Path(draft)):
+            return EagleDrafter.from_pretrained(draft, target)
+        else:
+            device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
+            model = CausalModel.load(draft, device, dtype, "speculate: draft")
+        name = target.module.name_or_path
+        return drafter_of(model, f"speculate(draft=) {given}", name, rows)
 
     def _policy(self) -> tuple[TreePolicy, Any]:
         if isinstance(self.selector, (str, Path)):
@@ -235,7 +229,7 @@ class Speculation:
         policy: Any = self.selector
         if policy is None:
             policy = NgramTree() if self.draft == NGRAM else Delayed(DEFAULT)
-        return policy, self.verifier or RULES[policy.trees]
+        return policy, self.verifier or RULES.get(policy.trees, "nss")
 
 
 def speculate(
@@ -283,7 +277,7 @@ def is_head(folder: Path) -> bool:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    eagle = any("eagle" in str(name).lower() for name in config.get("architectures") or ())
+    eagle = "eagle" in str(config.get("architectures")).lower()
     return NOTE in config or "speculators_model_type" in config or eagle
 
 
@@ -296,7 +290,7 @@ def wrapped(model: PreTrainedModel, name: str) -> CausalModel:
         UserError: it is spread over several devices, or cannot run a tree.
     """
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1 or torch.device("meta") in devices:
+    if len(devices) > 1:
         raise UserError(
             f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in"
             " trees needs it on one device. Load it with device_map={'': device}."
@@ -306,8 +300,14 @@ def wrapped(model: PreTrainedModel, name: str) -> CausalModel:
 
 
 def _hooked(model: PreTrainedModel) -> bool:
+    """Tell hooks of others: those of transformers stay after `output_hidden_states`, and rest."""
     return any(
-        part._forward_hooks or part._forward_pre_hooks or "_hf_hook" in vars(part)
+        "_hf_hook" in vars(part)
+        or part._forward_pre_hooks
+        or any(
+            hook.__module__ != "transformers.utils.output_capturing"
+            for hook in part._forward_hooks.values()
+        )
         for part in model.modules()
     )
 
@@ -331,26 +331,29 @@ def _of_row(
     return own
 
 
-def check_vocabularies(target: str | None, draft: str | None, name: str, alike: bool) -> None:
-    """Raise UserError if two models have other tokenizers, as far as these are found.
-
-    Where none are found, the numbers of rows are compared.
+def drafter_of(draft: CausalModel, name: str, target: str | None, rows: int) -> LMDrafter:
+    """Make the drafter of a model beside a target with `rows` rows of logits.
 
     Args:
-        target: the target's folder or hub name.
-        draft: the draft's.
+        draft: the model.
         name: of the draft in the message, after what the user gave it as.
-        alike: whether they have the same number of rows.
+        target: the target's folder or hub name.
+        rows: of the target's logits.
+
+    Raises:
+        UserError: the two have other tokenizers or, where none are found, other numbers of rows.
     """
-    ours, theirs = map(_vocabulary, (target, draft))
+    ours, theirs = map(_vocabulary, (target, draft.module.name_or_path))
     if ours and theirs:
         check_tokenizers(ours, theirs, name)
-    elif not alike:
+    elif draft.vocab_size != rows:
         raise UserError(
             f"{name} has another number of tokens than the model, and no tokenizers were"
             " found to compare. Load both from folders that hold their tokenizers, or take a draft"
             " with the model's vocabulary."
         )
+    draft.match(rows)
+    return LMDrafter(draft)
 
 
 def _vocabulary(where: str | None) -> dict[str, int] | None:
@@ -377,8 +380,8 @@ def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
             "speculate: the rows have other lengths, and there is no padding token. Give generate()"
             " pad_token_id."
         )
-    filler = 0 if pad is None else int(pad)
-    return torch.cat([input_ids, pad_sequence(rows, batch_first=True, padding_value=filler)], -1)
+    written = pad_sequence(rows, batch_first=True, padding_value=int(pad or 0))
+    return torch.cat([input_ids, written], -1)
 
 
 def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:

@@ -32,11 +32,10 @@ from nde_talf.decoding.common.settings import (
     settings,
     validated,
 )
-from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.in_transformers import NGRAM, check_vocabularies, is_head
+from nde_talf.in_transformers import NGRAM, drafter_of, is_head
 from nde_talf.proposals import Lengths, Proposals
 from nde_talf.selector.chains import LONGEST_PATH, PathLengths
 from nde_talf.selector.network import Selector
@@ -158,15 +157,12 @@ class Proposer:
         if options.draft == NGRAM:
             self.proposals = Proposals(NgramDrafter(rows), None, most)
             return
-        folder = options.draft
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
-        draft = CausalModel.load(folder, device, dtype, "for_vllm: draft")
-        alike = draft.vocab_size == rows
-        name = f"for_vllm(draft=) {folder}"
-        check_vocabularies(model.tokenizer or model.model, folder, name, alike)
-        draft.match(rows)
-        self.proposals = Proposals(LMDrafter(draft), self._lengths(draft), most)
+        draft = CausalModel.load(options.draft, device, dtype, "for_vllm: draft")
+        name = f"for_vllm(draft=) {options.draft}"
+        drafter = drafter_of(draft, name, model.tokenizer or model.model, rows)
+        self.proposals = Proposals(drafter, self._lengths(draft), most)
 
     def propose(
         self,

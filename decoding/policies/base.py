@@ -66,7 +66,7 @@ class TreePolicy:
         seconds: how long its last choice took, for the record.
     """
 
-    trees: str
+    trees: str = ""
     draft_setting: SamplingSetting | str | None = AUTO
     seconds: float = 0.0
 

@@ -130,6 +130,8 @@ def check_policys_tree(policy: Any, tree: DraftTree, state: Any, vocabulary: int
     (`TreePolicy.trees`) promises; of a sequence's first tree the distributions too.
     """
     try:
+        if not isinstance(tree, DraftTree):
+            raise ValueError(f"draft() returned {tree!r}; it has to return the DraftTree.")
         _check_topology(tree, vocabulary)
         _check_kind(policy.trees, tree)
         if tree.tokens[0] != state.root:

@@ -76,6 +76,7 @@ KINDS = {
     "distinct": (made([1], [1]), "without_replacement", "node 0 drew a token twice"),
     "delayed, lengths": (made([1, 2], [3]), "delayed", "of one length"),
     "delayed, two branch points": (again(), "delayed", "node 1 has 1 draws and 2 paths"),
+    "nothing": (None, "path", r"draft\(\) returned None"),
     "root": (spoilt("tokens", 0, 4), "path", "node 0 is token 4; the root"),
     "room": (made([1, 2, 3, 4, 1]), "path", "lies 5 deep, and the context has room for 4"),
 }
@@ -109,6 +110,9 @@ def test_sound_trees_pass():
     check(spoilt("q", 1, torch.eye(V)[0]), "top_k")  # a picked token needs no mass
     for tree, _ in DRAWS.values():
         check(tree, "path", first=False)
+    # Stop tokens, and a token drawn again, are found among numbers alone.
+    assert made([torch.tensor(1)], [1]).tokens == [0, 1]
+    assert type(path().commit(2, torch.tensor(4)).tokens[-1]) is int
 
 
 def test_a_path_may_be_longer_than_python_recurses():
@@ -160,7 +164,7 @@ def test_unknown_names_and_kinds_are_named():
         acceptance("nss", row, row, 0)
     with pytest.raises(ValueError, match="no mass"):
         branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
-    with pytest.raises(ValueError, match="no kind idd"):
+    with pytest.raises(ValueError, match="no kind 'idd'"):
         Verifier("mine", len, frozenset({"idd"}))
-    with pytest.raises(UserError, match="'idd' trees"):
+    with pytest.raises(UserError, match="no kind 'idd'"):
         check_compatible("idd", VERIFIERS["nss"])

@@ -82,6 +82,7 @@ def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, to
         monkeypatch.setattr(head.target.native, "way", way)
         drafting = EagleDrafter(copy.deepcopy(head)).head
         assert drafting.native is not None and head.native is None
+        assert drafting.fc.weight.requires_grad  # it trains on
         assert_close(trees, branch_by_branch(drafting, tokens, features, roots, levels))
 
 
