@@ -28,7 +28,8 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.pair import shards_of, shortened
+from nde_talf.pipelines.own_data import shortened
+from nde_talf.pipelines.pair import shards_of
 from nde_talf.pipelines.traces import chosen_engine
 
 

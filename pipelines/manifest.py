@@ -112,6 +112,7 @@ def check_files(folder: Path, manifest: dict[str, Any], stage: str) -> None:
 def plain(value: Any) -> Any:
     """Return `value` as it reads back from JSON, in any checkout and without secrets.
 
-    It may contain dataclasses.
+    It may contain dataclasses. A number that is none, such as infinity, becomes None.
     """
-    return json.loads(portable(masked(json.dumps(value, default=asdict, ensure_ascii=False))))
+    text = json.dumps(value, default=asdict, ensure_ascii=False)
+    return json.loads(portable(masked(text)), parse_constant=lambda _: None)

@@ -74,9 +74,8 @@ def stream(config: GenerateConfig, run: Run) -> None:
     """Decode, and print the text as it comes, then the figures."""
     tokenizer = load_tokenizer(run.pair.where("target"))
     new_tokens, setting = config.new_tokens, config.setting
-    held_out = [prompt.text for prompt in run.pair.every_prompt() if prompt.split == "test"]
-    text = config.prompt or held_out[config.seed % len(held_out)]
-    prompt = tokens = encoded(text, config.chat, tokenizer)
+    text, tokens = prompt_of(config, run, tokenizer)
+    prompt = tokens
     static = None
     if config.model.static_shapes:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
@@ -111,13 +110,23 @@ def _warm_up(
         decoder.policy.counts.clear()
 
 
-def encoded(text: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids, in the chat template where there is one and `chat` is set."""
-    if chat and tokenizer.chat_template:
+def prompt_of(
+    config: GenerateConfig, run: Run, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, list[int]]:
+    """Return the text to continue, and its token ids in the chat template if there is one.
+
+    A held-out prompt of the run is as it is evaluated: in a template already, or in none.
+    """
+    text = config.prompt
+    if not text:
+        held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
+        one = held_out[config.seed % len(held_out)]
+        return one.text, one.tokens
+    if config.chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
-        text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokenizer(text)["input_ids"]
+        chat = render(tokenizer, turn, "prompt", add_generation_prompt=True)
+        return text, tokenizer(chat, add_special_tokens=False)["input_ids"]
+    return text, tokenizer(text)["input_ids"]
 
 
 def make_decoder(

@@ -51,6 +51,8 @@ COLUMNS = {"name": datasets.Value("string"), "text": datasets.Value("large_strin
 """Columns of documents; a plain string column ends at 2 GiB of text."""
 NO_ROWS = re.compile("corresponds to no data|BatchSize must be greater than 0")
 """What `datasets` says of a file without rows."""
+BESIDE_ROWS = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""Files of `Dataset.save_to_disk` that hold no rows."""
 SUSPICIOUS = 200
 """Brackets in a piece of JSON from which its nesting is looked at.
 
@@ -118,7 +120,7 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
 def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     source = corpus.source or ""  # which the checks before any work refuse
     if source in BUILT_IN or source.endswith((".txt", ".md")):
-        documents = load_documents(source, split=corpus.split)
+        documents = load_documents(source)
         return list(zip(documents["name"], documents["text"], strict=True))
     table = load_table(source, corpus.split)
     template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
@@ -188,8 +190,8 @@ def source_digest(source: str) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a folder that are read."""
-    paths = sorted(folder.rglob("*"))
+    """List the files of a folder that are read; what `datasets` writes beside rows is none."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.name not in BESIDE_ROWS)
     return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 
 
@@ -198,7 +200,9 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
     rows: list[dict] = []
     for path in _files(folder):
         if FILE_FORMATS[path.suffix] == "text":
-            rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
+            if fault := path.stat().st_size and _file_fault(path, str(path), parsed=False):
+                raise UserError(f"'{path}' cannot be read as text: {fault}.")
+            rows.append({"text": path.read_text(encoding="utf-8")})
         else:
             rows.extend(_load_file(str(path), first))
     if not rows:
@@ -223,8 +227,9 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
+        divided = {"sep": _separator(path)} if builder == "csv" and not on_hub else {}
         try:
-            return _load(builder, first, data_files=file, split="train")
+            return _load(builder, first, data_files=file, split="train", **divided)
         except Exception as error:
             if memory_is_short(error):
                 raise unreadable(source, error, "") from error
@@ -235,8 +240,15 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
             fault = "it holds no rows" if NO_ROWS.search(fault) else fault
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
-        f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
+        f"{source!r} cannot be read as {builder}: {fault.strip().rstrip('.')}. {advice}, or give another."
     )
+
+
+def _separator(path: Path) -> str:
+    """Return what divides the columns of a CSV file: the first of , ; tab in its first line."""
+    with path.open(encoding="utf-8") as file:
+        names = file.readline()
+    return next((mark for mark in ",;\t" if mark in names), ",")
 
 
 def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
@@ -248,7 +260,7 @@ def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
         )
     if path.stat().st_size == 0:
         return "the file is empty"
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         return None
     with path.open("rb") as file:
         for number, data in enumerate([file.read()] if path.suffix == ".json" else file, 1):
@@ -263,6 +275,9 @@ def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
     try:
         text = data.decode()
         row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return f"line {first}: it holds half a character, such as \\ud83d without its other half"
     except UnicodeDecodeError as error:
         before = data[: error.start].split(b"\n")
         hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""

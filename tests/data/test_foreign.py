@@ -1,5 +1,6 @@
 """A pair knows the models it was made of by what is cheap to read."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.config import ModelConfig
 from nde_talf.pipelines.manifest import plain
+from nde_talf.pipelines.pair import _places
 
 TINY = Path(__file__).parents[1] / "fixtures/pair"
 
@@ -28,6 +31,7 @@ def test_a_pair_of_the_shipped_models_is_read_in_another_checkout(tmp_path, monk
     assert plain({"model": {"target": f"{SHIPPED}/pair/target"}}) == {
         "model": {"target": "shipped:pair/target"}
     }
+    assert plain([math.inf]) == [None]
     monkeypatch.setattr("nde_talf.data.text.pair.SHIPPED", tmp_path / "other")
     assert pair.where("draft") == str(tmp_path / "other/pair/draft")
 
@@ -53,7 +57,11 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path, mon
     config.write_text(config.read_text().replace("1e-06", "1e-05"))
     with pytest.raises(UserError, match=r"model\.target=.*config\.json has changed"):
         pair.target("cpu", "float32")
+    shutil.rmtree(tmp_path / "target")
+    with pytest.raises(UserError, match=r"model\.target=.*its folder is gone"):
+        pair.target("cpu", "float32")
     own = Pair(tmp_path / "own")
     own.write(*ROLES, prompts, 1, rows, rows)
     monkeypatch.chdir(tmp_path)  # where another's target is
     assert own.where("target") == str(tmp_path / "own/target")
+    assert _places(ModelConfig(target="draft", draft="org/name")) == ("./draft", "org/name")

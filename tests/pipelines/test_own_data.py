@@ -93,6 +93,7 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
         ({"question": "a", "answer": "b"}, "{question}"),
         ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}\n{input}"),
         ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
+        ({"prompt": [{"role": "user", "content": "a"}]}, "{prompt}"),
         ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
         ({"mine": "a", "number": 3}, "{mine}"),
         ({"id": "r81", "wish": "Write a parser"}, "{wish}"),
