@@ -11,7 +11,6 @@ from operator import itemgetter
 from pathlib import Path
 
 from datasets import Dataset
-from rich.panel import Panel
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +27,7 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.own_data import shortened
+from nde_talf.pipelines.own_data import framed, shortened
 from nde_talf.pipelines.pair import shards_of
 from nde_talf.pipelines.traces import chosen_engine
 
@@ -72,13 +71,7 @@ def dialogue_rows(
                 f" used{_and_skipped(skipped)}."
             )
         if not packed:
-            console.print(
-                Panel(
-                    _marked(encoder, documents[0]),
-                    title="first dialogue: what counts stands in ⟦ ⟧",
-                    title_align="left",
-                )
-            )
+            framed("first dialogue: what counts stands in ⟦ ⟧", _marked(encoder, documents[0]))
         rows = pack_documents(documents, settings.length, pad)
         packed.append(rows)
         console.print(

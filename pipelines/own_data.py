@@ -114,8 +114,12 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
 
 def _show(title: str, texts: Sequence[str]) -> None:
     console.print(title)
-    body = Text("\n─\n".join(map(shortened, texts)))
-    console.print(Panel(body, title="the first", title_align="left"))
+    framed("the first", Text("\n─\n".join(map(shortened, texts))))
+
+
+def framed(title: str, text: Text) -> None:
+    """Print a text in a frame."""
+    console.print(Panel(text, title=Text(title), title_align="left"))
 
 
 def shortened(text: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
-from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -49,7 +48,7 @@ from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.checks import sources
 from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig
-from nde_talf.pipelines.own_data import shortened
+from nde_talf.pipelines.own_data import framed, shortened
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
@@ -91,8 +90,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         room = config.evaluation.new_tokens + MARGIN
         check_prompts(text.prompts, models[0], room, context)
     for kind, example in first_of_each(text.prompts).items():
-        title = Text(f"first prompt: {kind}")
-        console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
+        framed(f"first prompt: {kind}", Text(shortened(example)))
     with tracked(config, "pair", folder) as tracker:
         if model.trained:
             _train(config, folder, text, models, tracker)

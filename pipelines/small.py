@@ -122,11 +122,6 @@ class SmallConfig:
         """The folders of finished anneals, the oldest first."""
         return [folder for folder in self.anneals if (folder / TARGET).exists()]
 
-    @property
-    def stable(self) -> Path:
-        """The last state of the stable phase."""
-        return self.folder / TARGET / CHECKPOINT
-
     def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
         return RecipeConfig(batch=self.batch, seed=self.seed, **changed)
@@ -138,8 +133,8 @@ def run(config: SmallConfig) -> None:
     torch.set_num_threads(config.threads)
     steps = {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}
     with locked(config.folder.resolve()):
-        if config.step == "anneal" and not config.stable.exists():
-            raise UserError(f"There is no {config.stable} yet: run step=train first.")
+        if config.step == "anneal" and not (state := config.folder / TARGET / CHECKPOINT).exists():
+            raise UserError(f"There is no {state} yet: run step=train first.")
         if config.step in ("draft", "head") and not config.finished:
             raise UserError("There is no finished anneal yet: run step=anneal first.")
         with working("reading the text, or making it"):
@@ -155,7 +150,7 @@ def _train(config: SmallConfig, text: Rows) -> None:
 
 def _anneal(config: SmallConfig, text: Rows) -> None:
     """Decay from the stable phase's last state, or finish an anneal that was begun."""
-    stable, begun = config.stable, config.anneals[-1:]
+    stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
     if begun and (begun[0] / CHECKPOINT).exists() and not (begun[0] / TARGET).exists():
         folder = begun[0]
     else:

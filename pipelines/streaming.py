@@ -12,6 +12,7 @@ import torch
 from rich.text import Text as Styled
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.text.pair import ROLES
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.templates import load_tokenizer, render
 from nde_talf.decoding.actions import TREES
@@ -47,8 +48,6 @@ WARM_UP = 8  # tokens decoded before the text that is shown
 SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
 CONTEXTS, REPEATS = (192,), 1  # of a latency table that is measured before a text
-PLACES = ("target", "draft")
-"""Fields of a latency table that describe the models, not the machine."""
 
 
 def open_run(
@@ -238,7 +237,7 @@ def table_here(
         text: tokens that the steps start with.
         static: passes have fixed shapes; the shipped table's have not.
     """
-    here = {key: value for key, value in machine(target, draft).items() if key not in PLACES}
+    here = {key: value for key, value in machine(target, draft).items() if key not in ROLES}
     if not static and here.items() <= shipped.machine.items():
         return shipped
     cache = user_cache()

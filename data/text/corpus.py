@@ -145,7 +145,7 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
     if path.suffix in FILE_FORMATS:
         return _load_file(source, first)
     if path.is_dir():
-        return _load_folder(path, first)
+        return _load_folder(path)
     if path.exists():
         raise UserError(
             f"Cannot tell the format of {source!r}: its name should end with one of"
@@ -195,22 +195,20 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 
 
-def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
+def _load_folder(folder: Path) -> datasets.Dataset:
     """Load the files of a folder as one table; a text file is one row."""
     rows: list[dict] = []
     for path in _files(folder):
         if FILE_FORMATS[path.suffix] == "text":
-            if fault := path.stat().st_size and _file_fault(path, str(path), parsed=False):
-                raise UserError(f"'{path}' cannot be read as text: {fault}.")
-            rows.append({"text": path.read_text(encoding="utf-8")})
+            rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
         else:
-            rows.extend(_load_file(str(path), first))
+            rows.extend(_load_file(str(path), None))
     if not rows:
         raise UserError(
             f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
         )
     columns = dict.fromkeys(name for row in rows for name in row)
-    table = {name: [row.get(name) for row in rows[:first]] for name in columns}
+    table = {name: [row.get(name) for row in rows] for name in columns}
     try:
         return datasets.Dataset.from_dict(table)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -227,20 +225,20 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
-        divided = {"sep": _separator(path)} if builder == "csv" and not on_hub else {}
+        how = {"sep": _separator(path)} if builder == "csv" and not on_hub else {}
         try:
-            return _load(builder, first, data_files=file, split="train", **divided)
+            return _load(builder, first, data_files=file, split="train", **how)
         except Exception as error:
             if memory_is_short(error):
                 raise unreadable(source, error, "") from error
             cause: BaseException = error
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
-            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause)
+            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause).strip()
             fault = "it holds no rows" if NO_ROWS.search(fault) else fault
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
-        f"{source!r} cannot be read as {builder}: {fault.strip().rstrip('.')}. {advice}, or give another."
+        f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
     )
 
 
@@ -275,9 +273,6 @@ def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
     try:
         text = data.decode()
         row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return f"line {first}: it holds half a character, such as \\ud83d without its other half"
     except UnicodeDecodeError as error:
         before = data[: error.start].split(b"\n")
         hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""

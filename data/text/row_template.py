@@ -96,6 +96,6 @@ def text_of(turn: Any) -> str:
     if isinstance(turn, dict):
         turn = turn.get("value", turn.get("content"))
     if isinstance(turn, list):
-        texts = [isinstance(part, dict) and part.get("text") for part in turn]
+        texts: list[Any] = [isinstance(part, dict) and part.get("text") for part in turn]
         turn = "".join(texts) if all(isinstance(text, str) for text in texts) else ""
     return "" if turn is None else str(turn)

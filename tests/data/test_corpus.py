@@ -53,7 +53,6 @@ def test_texts_of_a_column_become_documents(tmp_path):
     "files,words",
     [
         (["\n \n"], "it holds no rows"),
-        (['{"text": "\\ud83d"}'], "half a character"),
         (['{"text": 1}', '{"text": "x"}'], "no single table"),
     ],
 )
