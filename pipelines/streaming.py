@@ -75,9 +75,8 @@ def stream(config: GenerateConfig, run: Run) -> None:
     new_tokens, setting = config.new_tokens, config.setting
     text, tokens = prompt_of(config, run, tokenizer)
     prompt = tokens
-    static = None
-    if config.model.static_shapes:
-        static = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    static = shapes if config.model.static_shapes else None
     decoder = make_decoder(config, run, static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)
