@@ -5,6 +5,7 @@ one it is the KL divergence from the teacher's next-token distribution. Nothing 
 tokenizers or speculative decoding: it sees rows of token ids and Llama models.
 """
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,10 @@ def held_out_report(
         tokens: [rows, length].
 
     Returns:
-        `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement`
-        (fraction of positions with the same most likely token) and `overlap`: temperature -> mean
-        of sum_v min(p(v), q(v)). Where the models know the precision of their training,
-        `trained_in`: role -> precision.
+        `positions` (count), `target_nats` and `draft_nats` (nats a token; a token that the draft
+        has no row for counts as none), `greedy_agreement` (fraction of positions with the same most
+        likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models
+        know the precision of their training, `trained_in`: role -> precision.
     """
     totals: dict[Any, float] = defaultdict(float)
     models = [target, draft] if draft else [target]
@@ -183,7 +184,8 @@ def held_out_report(
             )
             totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
             for q in others:
-                totals["draft_nats"] += F.cross_entropy(q, following, reduction="sum").item()
+                nats = F.cross_entropy(q, following, reduction="none")
+                totals["draft_nats"] += nats[nats != math.inf].sum().item()
                 totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
                 for at in TEMPERATURES:
                     overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))

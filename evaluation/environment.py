@@ -20,13 +20,18 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
     """Everything by name. threads: of the CPU while timing."""
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "code": code(),
         "conditions": conditions(device, dtype, threads),
         "CPU": f"{cpu_model()} ({platform.machine()})",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
+
+
+def command() -> str:
+    """Return the command of this process, with what a run's record adds."""
+    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])
 
 
 def conditions(device: str, dtype: str, threads: int) -> str:
@@ -51,7 +56,7 @@ def code() -> str:
 
 def _git(*question: str) -> str:
     """Ask git, which writes nothing for it (its describe and diff would write an index)."""
-    command = ["git", "--no-optional-locks", *question]
+    asked = ["git", "--no-optional-locks", *question]
     return subprocess.check_output(
-        command, cwd=ROOT, text=True, timeout=10, stderr=subprocess.DEVNULL
+        asked, cwd=ROOT, text=True, timeout=10, stderr=subprocess.DEVNULL
     ).strip()

@@ -139,7 +139,7 @@ def launch(
 
     @hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
     def main(composed: DictConfig) -> None:
-        sys.argv[1:] = map(masked, sys.argv[1:])
+        sys.argv[1:] = [masked(each.removeprefix("++")) for each in sys.argv[1:]]
         try:
             work(settled(composed, schema))
         except Exception as error:

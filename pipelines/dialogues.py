@@ -11,7 +11,6 @@ from operator import itemgetter
 from pathlib import Path
 
 from datasets import Dataset
-from rich.panel import Panel
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +27,8 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.pair import shards_of, shortened
+from nde_talf.pipelines.own_data import framed, shortened
+from nde_talf.pipelines.pair import shards_of
 from nde_talf.pipelines.traces import chosen_engine
 
 
@@ -59,8 +59,6 @@ def dialogue_rows(
     sides = split_documents(named, settings.held_out, config.seed)
     if settings.regenerate:
         kept = _regenerated(replace(config, dialogues=settings), folders, encoder, kept)
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad = next(token for token in ends if token is not None)
     packed: list[TokenRows] = []
     for title, side in zip(("train", "held out"), sides, strict=True):
         names = {*side["name"]}
@@ -71,14 +69,8 @@ def dialogue_rows(
                 f" used{_and_skipped(skipped)}."
             )
         if not packed:
-            console.print(
-                Panel(
-                    _marked(encoder, documents[0]),
-                    title="first dialogue: what counts stands in ⟦ ⟧",
-                    title_align="left",
-                )
-            )
-        rows = pack_documents(documents, settings.length, pad)
+            framed("first dialogue: what counts stands in ⟦ ⟧", _marked(encoder, documents[0]))
+        rows = pack_documents(documents, settings.length, tokenizer.eos_token_id)
         packed.append(rows)
         console.print(
             f"{title}: {len(documents)} documents in {len(rows)} rows of {settings.length},"

@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
 from nde_talf.decoding.common.progress import console
+from nde_talf.evaluation.environment import command
 from nde_talf.pipelines.finished import COMMAND
-from nde_talf.pipelines.record import written
 
 LOCK = ".lock"
 HELD = "process "
@@ -46,10 +46,9 @@ def locked(run: Path) -> Iterator[None]:
             " stop it, or give this one another name (run=NAME; for the recipe state=FOLDER)."
         ) from error
     except OSError as error:
-        fault = "it is a file" if run.is_file() else f"{error.filename}: {error.strerror}"
         raise UserError(
-            f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME"
-            " (the recipe: state=FOLDER)."
+            f"{run}: {error.filename}: {error.strerror}, so no run can be there. Give"
+            " paths.checkpoints=FOLDER or run=NAME (the recipe: state=FOLDER)."
         ) from error
     with held:
         _enter(path)
@@ -74,7 +73,7 @@ def _enter(path: Path) -> None:
             f"{run}: there is a folder of this name in other letters (small or capital), which is"
             " another run's. Give another name (run=NAME)."
         )
-    since, command = datetime.now(UTC).isoformat(timespec="seconds"), written()[:300]
+    since, asked = datetime.now(UTC).isoformat(timespec="seconds"), command()[:300]
     with open(path, "r+", opener=sole) as stream:
         if (before := stream.read(len(HELD))) not in ("", HELD):
             raise UserError(
@@ -82,7 +81,7 @@ def _enter(path: Path) -> None:
                 " (run=NAME)."
             )
         stream.seek(0)
-        stream.write(f"{HELD}{os.getpid()} on {socket.gethostname()} (since {since}: {command})")
+        stream.write(f"{HELD}{os.getpid()} on {socket.gethostname()} (since {since}: {asked})")
         stream.truncate()
     if before and (left := remove_temporaries(run)):  # a run never begun here has left nothing
         console.print(
@@ -93,6 +92,7 @@ def _enter(path: Path) -> None:
 
 def _holder(path: Path) -> str:
     """Return the name in a lock that another process holds."""
+    name = ""
     with suppress(OSError, ValueError):
-        return path.read_text() or "another process"
-    return "another process"
+        name = path.read_text()
+    return name or "another process"

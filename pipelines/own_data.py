@@ -113,9 +113,20 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
 
 
 def _show(title: str, texts: Sequence[str]) -> None:
-    shown = (text if len(text) <= 300 else f"{text[:300]} ..." for text in texts)
     console.print(title)
-    console.print(Panel(Text("\n─\n".join(shown)), title="the first", title_align="left"))
+    framed("the first", Text("\n─\n".join(map(shortened, texts))))
+
+
+def framed(title: str, text: Text) -> None:
+    """Print a text in a frame."""
+    console.print(Panel(text, title=Text(title), title_align="left"))
+
+
+def shortened(text: str) -> str:
+    """The text; of one with more than 600 characters the middle is left out."""
+    if len(text) <= 600:
+        return text
+    return f"{text[:300]}\n[... {len(text) - 600} characters ...]\n{text[-300:]}"
 
 
 def _fit_counts(config: Config, available: int) -> None:

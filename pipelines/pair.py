@@ -1,5 +1,6 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
-from rich.panel import Panel
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -48,6 +48,7 @@ from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.checks import sources
 from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig
+from nde_talf.pipelines.own_data import framed, shortened
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
@@ -89,8 +90,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         room = config.evaluation.new_tokens + MARGIN
         check_prompts(text.prompts, models[0], room, context)
     for kind, example in first_of_each(text.prompts).items():
-        title = Text(f"first prompt: {kind}")
-        console.print(Panel(Text(shortened(example)), title=title, title_align="left"))
+        framed(f"first prompt: {kind}", Text(shortened(example)))
     with tracked(config, "pair", folder) as tracker:
         if model.trained:
             _train(config, folder, text, models, tracker)
@@ -112,10 +112,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _places(model: ModelConfig) -> tuple[str, str | None]:
-    """Return the places of target and draft; the pair's own are named by their roles."""
+    """Return the places of target and draft; the pair's own are named by their roles.
+
+    A folder is never taken for a hub name, nor for the pair's own: it begins with a dot or a slash.
+    """
     places = {role: role for role in model.trained}
     for role, place in model.given.items():
-        places[role] = f"./{place}" if place == role else place
+        places[role] = os.path.join(".", place) if os.path.isdir(place) else place
     return places["target"], places.get("draft")
 
 
@@ -170,12 +173,7 @@ def _text(config: Config) -> _Text:
     domains = {name: pack(tokenizer, texts, length) for name, texts in by_domain.items() if texts}
     known = rows
     if data.mix and not given:
-        texts = _texts_of(train, "for_draft", True)
-        if not texts:
-            raise UserError(
-                "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
-            )
-        known = pack(tokenizer, texts, length)
+        known = pack(tokenizer, _texts_of(train, "for_draft", True), length)
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
 
@@ -292,13 +290,6 @@ def shards_of(store: TraceStore, asked: list[T], size: int) -> dict[str, list[T]
     """Return what is asked in each shard of answers, by its name in the store."""
     parts = [asked[start : start + size] for start in range(0, len(asked), size)]
     return {store.name(i, len(parts)): part for i, part in enumerate(parts)}
-
-
-def shortened(text: str) -> str:
-    """The text; of one with more than 600 characters the middle is left out."""
-    if len(text) <= 600:
-        return text
-    return f"{text[:300]}\n[... {len(text) - 600} characters ...]\n{text[-300:]}"
 
 
 def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

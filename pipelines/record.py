@@ -34,11 +34,6 @@ def asked() -> str:
     return shlex.join(each for each in _asked if key_of(each) not in OF_ONE_COMMAND)
 
 
-def written() -> str:
-    """Return the command of this process as it was written."""
-    return shlex.join(["nde", "run", *map(masked, _asked)])
-
-
 def remember(run: Path, base: str | None) -> None:
     """Write this process's arguments, or those of a job of a sweep, into the folder of a run."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []

@@ -12,6 +12,7 @@ import torch
 from rich.text import Text as Styled
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.text.pair import ROLES
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.templates import load_tokenizer, render
 from nde_talf.decoding.actions import TREES
@@ -47,8 +48,6 @@ WARM_UP = 8  # tokens decoded before the text that is shown
 SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
 CONTEXTS, REPEATS = (192,), 1  # of a latency table that is measured before a text
-PLACES = ("target", "draft")
-"""Fields of a latency table that describe the models, not the machine."""
 
 
 def open_run(
@@ -74,12 +73,10 @@ def stream(config: GenerateConfig, run: Run) -> None:
     """Decode, and print the text as it comes, then the figures."""
     tokenizer = load_tokenizer(run.pair.where("target"))
     new_tokens, setting = config.new_tokens, config.setting
-    held_out = [prompt.text for prompt in run.pair.every_prompt() if prompt.split == "test"]
-    text = config.prompt or held_out[config.seed % len(held_out)]
-    prompt = tokens = encoded(text, config.chat, tokenizer)
-    static = None
-    if config.model.static_shapes:
-        static = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    text, tokens = prompt_of(config, run, tokenizer)
+    prompt = tokens
+    shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    static = shapes if config.model.static_shapes else None
     decoder = make_decoder(config, run, static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)
@@ -111,13 +108,23 @@ def _warm_up(
         decoder.policy.counts.clear()
 
 
-def encoded(text: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids, in the chat template where there is one and `chat` is set."""
-    if chat and tokenizer.chat_template:
+def prompt_of(
+    config: GenerateConfig, run: Run, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, list[int]]:
+    """Return the text to continue, and its token ids in the chat template if there is one.
+
+    A held-out prompt of the run is as it is evaluated: in a template already, or in none.
+    """
+    text = config.prompt
+    if not text:
+        held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
+        one = held_out[config.seed % len(held_out)]
+        return one.text, one.tokens
+    if config.chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
-        text = render(tokenizer, turn, "prompt", add_generation_prompt=True)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokenizer(text)["input_ids"]
+        chat = render(tokenizer, turn, "prompt", add_generation_prompt=True)
+        return text, tokenizer(chat, add_special_tokens=False)["input_ids"]
+    return text, tokenizer(text)["input_ids"]
 
 
 def make_decoder(
@@ -229,7 +236,7 @@ def table_here(
         text: tokens that the steps start with.
         static: passes have fixed shapes; the shipped table's have not.
     """
-    here = {key: value for key, value in machine(target, draft).items() if key not in PLACES}
+    here = {key: value for key, value in machine(target, draft).items() if key not in ROLES}
     if not static and here.items() <= shipped.machine.items():
         return shipped
     cache = user_cache()

@@ -14,7 +14,7 @@ from typing import Any
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.corpus import load_table, short_hash
 from nde_talf.data.text.recognise import DIALOGUES
-from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.row_template import RowTemplate, text_of
 from nde_talf.decoding.common.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -121,14 +121,10 @@ def _message(turn: Any) -> Message:
     role = isinstance(turn, dict) and ROLES.get(str(turn.get("from", turn.get("role"))))
     if not role:
         raise UnsuitedError("with an unknown role")
-    text = turn.get("value", turn.get("content"))
-    if isinstance(text, list):
-        parts = [part["text"] for part in text if isinstance(part, dict) and "text" in part]
-        whole = len(parts) == len(text) and all(isinstance(part, str) for part in parts)
-        text = "".join(parts) if whole else None
-    if not isinstance(text, str) or not text.strip():
+    text = text_of(turn).strip()
+    if not text:
         raise UnsuitedError("with a turn that has no text")
-    return {"role": role, "content": text.strip()}
+    return {"role": role, "content": text}
 
 
 def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], Any]:

@@ -51,6 +51,8 @@ COLUMNS = {"name": datasets.Value("string"), "text": datasets.Value("large_strin
 """Columns of documents; a plain string column ends at 2 GiB of text."""
 NO_ROWS = re.compile("corresponds to no data|BatchSize must be greater than 0")
 """What `datasets` says of a file without rows."""
+BESIDE_ROWS = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""Files of `Dataset.save_to_disk` that hold no rows."""
 SUSPICIOUS = 200
 """Brackets in a piece of JSON from which its nesting is looked at.
 
@@ -109,8 +111,6 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
             size += len(text)
             for_draft = by_hash(f"draft/{name}") < corpus.draft_fraction
             rows.append({"name": name, "text": text, "kind": kind, "for_draft": for_draft})
-    if not rows:
-        raise UserError(f"data.mix: {', '.join(mix)} hold no text: every document is empty.")
     columns = COLUMNS | {"kind": datasets.Value("string"), "for_draft": datasets.Value("bool")}
     return datasets.Dataset.from_list(rows, datasets.Features(columns))
 
@@ -118,7 +118,7 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
 def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     source = corpus.source or ""  # which the checks before any work refuse
     if source in BUILT_IN or source.endswith((".txt", ".md")):
-        documents = load_documents(source, split=corpus.split)
+        documents = load_documents(source)
         return list(zip(documents["name"], documents["text"], strict=True))
     table = load_table(source, corpus.split)
     template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
@@ -143,7 +143,7 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
     if path.suffix in FILE_FORMATS:
         return _load_file(source, first)
     if path.is_dir():
-        return _load_folder(path, first)
+        return _load_folder(path)
     if path.exists():
         raise UserError(
             f"Cannot tell the format of {source!r}: its name should end with one of"
@@ -188,25 +188,25 @@ def source_digest(source: str) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a folder that are read."""
-    paths = sorted(folder.rglob("*"))
+    """List the files of a folder that are read; what `datasets` writes beside rows is none."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.name not in BESIDE_ROWS)
     return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 
 
-def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
+def _load_folder(folder: Path) -> datasets.Dataset:
     """Load the files of a folder as one table; a text file is one row."""
     rows: list[dict] = []
     for path in _files(folder):
         if FILE_FORMATS[path.suffix] == "text":
             rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
         else:
-            rows.extend(_load_file(str(path), first))
+            rows.extend(_load_file(str(path), None))
     if not rows:
         raise UserError(
             f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
         )
     columns = dict.fromkeys(name for row in rows for name in row)
-    table = {name: [row.get(name) for row in rows[:first]] for name in columns}
+    table = {name: [row.get(name) for row in rows] for name in columns}
     try:
         return datasets.Dataset.from_dict(table)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -223,20 +223,28 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
+        how = {"sep": _separator(path)} if builder == "csv" and not on_hub else {}
         try:
-            return _load(builder, first, data_files=file, split="train")
+            return _load(builder, first, data_files=file, split="train", **how)
         except Exception as error:
             if memory_is_short(error):
                 raise unreadable(source, error, "") from error
             cause: BaseException = error
             while deeper := cause.__cause__ or cause.__context__:
                 cause = deeper
-            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause)
+            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause).strip()
             fault = "it holds no rows" if NO_ROWS.search(fault) else fault
     advice = "Check its name and the connection" if on_hub else "Mend the file"
     raise UserError(
         f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
     )
+
+
+def _separator(path: Path) -> str:
+    """Return what divides the columns of a CSV file: the first of , ; tab in its first line."""
+    with path.open(encoding="utf-8") as file:
+        names = file.readline()
+    return next((mark for mark in ",;\t" if mark in names), ",")
 
 
 def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
@@ -248,7 +256,7 @@ def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
         )
     if path.stat().st_size == 0:
         return "the file is empty"
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".arrow"):
         return None
     with path.open("rb") as file:
         for number, data in enumerate([file.read()] if path.suffix == ".json" else file, 1):
@@ -265,9 +273,8 @@ def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
         row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
     except UnicodeDecodeError as error:
         before = data[: error.start].split(b"\n")
-        hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         line = first + len(before) - 1
-        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
+        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8: save it as UTF-8"
     except RecursionError:
         return f"line {first}: it is nested too deeply"
     except json.JSONDecodeError as error:
@@ -292,16 +299,10 @@ def split_documents(
     aside = [by_hash(f"{seed}/{name}") < held_out for name in documents["name"]]
     training, validation = ([i for i, a in enumerate(aside) if a == side] for side in (False, True))
     if not training or not validation:
-        if len(set(documents["name"])) == 1:
-            alike = f", {len(documents)} times" if len(documents) > 1 else ""
-            raise UserError(
-                f"The source holds one document or dialogue{alike}. Some are for training and"
-                " others are held out: give at least two that differ."
-            )
         raise UserError(
-            f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train"
-            f" on and {len(validation)} held out; both need at least one. Change held_out or use a"
-            " larger corpus."
+            f"Holding out {held_out} of {len(documents)} documents or dialogues leaves"
+            f" {len(training)} to train on and {len(validation)} held out; both need at least one."
+            " Change held_out, or give more that differ."
         )
     return documents.select(training), documents.select(validation)
 

@@ -26,7 +26,7 @@ def question_template(rows: Sequence[Any], source: str, key: str) -> str:
         UserError: no column holds text, or several could be the prompt. The message lists them.
     """
     texts, lists = _columns(rows, str), _columns(rows, list)
-    turns = [name for name in DIALOGUES if name in lists]
+    turns = [name for name in (*DIALOGUES, QUESTIONS[0]) if name in lists]
     named = [name for name in QUESTIONS if name in texts]
     if {*named} == INSTRUCTION:
         return "{instruction}\n{input}"

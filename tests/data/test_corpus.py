@@ -1,5 +1,6 @@
 """Documents from every kind of source, their split, the tokenizer, and rows packed of them."""
 
+import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -50,13 +51,23 @@ def test_texts_of_a_column_become_documents(tmp_path):
 
 @pytest.mark.parametrize(
     "files,words",
-    [(["\n \n"], "it holds no rows"), (['{"text": 1}', '{"text": "x"}'], "no single table")],
+    [
+        (["\n \n"], "it holds no rows"),
+        (['{"text": 1}', '{"text": "x"}'], "no single table"),
+    ],
 )
 def test_files_without_rows_and_folders_of_unlike_files_are_refused(files, words, tmp_path):
     for number, content in enumerate(files):
         (tmp_path / f"{number}.jsonl").write_text(content)
     with pytest.raises(UserError, match=words):
         load_table(str(tmp_path))
+
+
+def test_tables_that_others_save_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("id;text\n1;one, two\n")
+    assert load_table(str(tmp_path / "a.csv"))["text"][:] == ["one, two"]
+    datasets.Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "saved")
+    assert load_table(str(tmp_path / "saved"))["text"][:] == ["one"]
 
 
 def test_rows_are_told_apart_by_their_texts_and_equal_texts_stay_together(tmp_path):

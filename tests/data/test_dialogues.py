@@ -8,6 +8,7 @@ import pytest
 
 from nde_talf.data.dialogues.read import UnsuitedError, in_order, read_dialogues
 from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
 
 SHAREGPT = [
@@ -44,7 +45,9 @@ def test_turns_that_make_no_dialogue_are_refused(turns, reason):
 
 def test_parts_of_text_are_joined():
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]
-    assert in_order([{"role": "user", "content": parts}])[0]["content"] == "Hello."
+    turns = [{"role": "user", "content": parts}]
+    assert in_order(turns)[0]["content"] == "Hello."
+    assert RowTemplate("{chat}", "", "").render({"chat": turns}) == "Hello."
 
 
 def test_rows_out_of_order_are_skipped_and_counted(tmp_path):

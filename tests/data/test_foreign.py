@@ -1,5 +1,6 @@
 """A pair knows the models it was made of by what is cheap to read."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def test_a_pair_of_the_shipped_models_is_read_in_another_checkout(tmp_path, monk
     assert plain({"model": {"target": f"{SHIPPED}/pair/target"}}) == {
         "model": {"target": "shipped:pair/target"}
     }
+    assert plain([math.inf]) == [None]
     monkeypatch.setattr("nde_talf.data.text.pair.SHIPPED", tmp_path / "other")
     assert pair.where("draft") == str(tmp_path / "other/pair/draft")
 
@@ -52,6 +54,9 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path, mon
     config = tmp_path / "target/config.json"
     config.write_text(config.read_text().replace("1e-06", "1e-05"))
     with pytest.raises(UserError, match=r"model\.target=.*config\.json has changed"):
+        pair.target("cpu", "float32")
+    shutil.rmtree(tmp_path / "target")
+    with pytest.raises(UserError, match=r"model\.target=.*its folder is gone"):
         pair.target("cpu", "float32")
     own = Pair(tmp_path / "own")
     own.write(*ROLES, prompts, 1, rows, rows)

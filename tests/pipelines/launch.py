@@ -8,6 +8,7 @@ but imports.
 import atexit
 import multiprocessing
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -26,6 +27,18 @@ context.set_forkserver_preload(["tests.pipelines.preloaded"])
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     """A micro run, or a part of it: what micro.run gives."""
     return finish("nde_talf.pipelines.run", command(folder, *overrides)[3:])
+
+
+def said(done: subprocess.CompletedProcess) -> str:
+    """Output as one line, without the box that errors are drawn in."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", done.stdout + done.stderr)
+
+
+def printed_by(folder: Path, *overrides: str) -> str:
+    """What a micro run says that succeeds."""
+    done = run(folder, *overrides)
+    assert done.returncode == 0, said(done)
+    return said(done)
 
 
 def start(

@@ -4,16 +4,28 @@ be used.
 
 import pytest
 
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
+from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
+from nde_talf.pipelines.streaming import prompt_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_policy_has_a_verifier_that_is_lossless_on_its_trees(name, temperature):
     check_compatible(make_policy(name, {}).trees, VERIFIERS[default_verifier(name, temperature)])
+
+
+def test_a_held_out_prompt_is_put_into_no_template_again():
+    run = Run("small", "")
+    tokenizer = load_tokenizer(run.pair.where("target"))
+    tokenizer.chat_template = "<{{ messages[0].content }}>"
+    text, tokens = prompt_of(GenerateConfig(), run, tokenizer)
+    assert tokenizer.decode(tokens) == text
 
 
 def test_options_reach_the_policy():

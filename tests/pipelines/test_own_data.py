@@ -23,7 +23,7 @@ from nde_talf.pipelines.own_data import fit, in_full
 from nde_talf.pipelines.record import completed, merged
 from nde_talf.pipelines.run import run
 from tests.decoding.families import module
-from tests.pipelines.launch import finish
+from tests.pipelines.launch import finish, said
 
 DOCUMENTED = (node for node in ast.walk(ast.parse(inspect.getsource(random))))
 ALL = [
@@ -93,6 +93,7 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
         ({"question": "a", "answer": "b"}, "{question}"),
         ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}\n{input}"),
         ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
+        ({"prompt": [{"role": "user", "content": "a"}]}, "{prompt}"),
         ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
         ({"mine": "a", "number": 3}, "{mine}"),
         ({"id": "r81", "wish": "Write a parser"}, "{wish}"),
@@ -183,21 +184,24 @@ def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
 @pytest.mark.long
 def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
     def run_with(*given: str) -> str:
-        done = finish("nde_talf.pipelines.run", [*given, *asked])
-        return " ".join((done.stdout + done.stderr).replace("│", " ").split())
+        return said(finish("nde_talf.pipelines.run", [*given, *asked]))
 
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
     small = (
         "{hidden: 32, layers: 1, heads: 2, intermediate: 64, steps: 20, batch: 4, max_length: 256}"
     )
     asked = ["run=x", f"paths.checkpoints={tmp_path}", "stage=pair", "tracking=disabled"]
-    sizes = [f"model.target_lm={small}", f"model.draft_lm={small}", "model.length=64"]
-    said = run_with(f"data={source}", "model=tiny_ci", *sizes)
-    assert "your prompts with the target's answers" in said, said
+    assert "your prompts with the target's answers" in run_with(
+        f"data={source}",
+        "model=tiny_ci",
+        f"model.target_lm={small}",
+        f"model.draft_lm={small}",
+        "model.length=64",
+    )
     prompts = [json.loads(line) for line in (tmp_path / "x/pair/prompts.jsonl").open()]
     assert len(prompts) == 60 and sum(prompt["split"] == "test" for prompt in prompts) == 20
     assert "prompt_count" not in (tmp_path / "x/command.json").read_text()  # it follows the file
     assert "pair: finished" in run_with()
-    said = run_with("model.length=32")
-    assert "model.length: 64 recorded, 32 given" in said and "To keep it" in said
+    printed = run_with("model.length=32")
+    assert "model.length: 64 recorded, 32 given" in printed and "To keep it" in printed
     assert "model.length=32" not in (tmp_path / "x/command.json").read_text()

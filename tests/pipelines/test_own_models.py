@@ -12,7 +12,7 @@ from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from tests.decoding.families import FAMILIES, module
 from tests.pipelines import micro
-from tests.pipelines.launch import finish, run
+from tests.pipelines.launch import finish, printed_by, said
 from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.long
@@ -28,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
     """A folder with models of a tokenizer with 300 tokens."""
     made = tmp_path_factory.mktemp("own")
     micro.command(made)  # writes the corpus
-    texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").open()]
     tokenizer = train_tokenizer(texts, 300)
     longer = {"max_position_embeddings": 256}
     llama = module("llama", longer | {"vocab_size": 304})
@@ -48,10 +48,9 @@ def methods(folder: Path, name: str) -> list[str]:
 
 def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     alone = ("run=alone", f"model.target={folder}/llama", *QUICK)
-    done = run(folder, *alone)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = printed_by(folder, *alone)
     for stage in ("latency", "traces", "selector"):
-        assert f"{stage}: skipped, as there is no draft model" in done.stdout
+        assert f"{stage}: skipped, as there is no draft model" in printed
     names = methods(folder, "alone")
     assert names[:2] == [BASELINE, CONTROL] and len(names) == 3 and "TALF head" in names[2]
     assert "stage=traces needs a draft model" in refused(folder, *alone, "stage=traces")
@@ -63,22 +62,19 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
         ("ngram", "tokens a target pass"),
     ):
         done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
-        assert told in " ".join(done.stdout.replace("│", " ").split())
+        assert told in said(done)
 
 
 def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
     asked = ("run=distilled", f"model.target={folder}/llama", "model.draft=distil", *QUICK)
-    dry = " ".join(run(folder, *asked, "dry_run=true").stdout.split())
+    dry = printed_by(folder, *asked, "dry_run=true")
     assert "draft: trained here" in dry and "skipped" not in dry
-    done = run(folder, *asked, "stage=pair")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "training the draft, distilled from the target" in done.stdout
-    dry = " ".join(run(folder, *asked, "seed=5", "dry_run=true").stdout.split())
+    told = "training the draft, distilled from the target"
+    assert told in printed_by(folder, *asked, "stage=pair")
+    dry = printed_by(folder, *asked, "seed=5", "dry_run=true")
     assert "stage=pair: finished with other settings (seed: 0 recorded" in dry
-    done = run(folder, *asked, "stage=latency")
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = " ".join(done.stdout.split())
-    assert "plain decoding, by these prices and the overlap on held-out text: the draft" in said
+    told = "plain decoding, by these prices and the overlap on held-out text: the draft"
+    assert told in printed_by(folder, *asked, "stage=latency")
     pair, latency = (folder / "checkpoints/distilled" / name for name in ("pair", "latency"))
     metrics = json.loads((pair / "manifest.json").read_text())["metrics"]
     assert 0 < metrics["overlap"]["1.0"] <= 1 and metrics["draft_nats"] > 0
@@ -91,17 +87,15 @@ def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
     shards = {shard: shard.stat().st_mtime_ns for shard in pair.glob("answers/*.parquet")}
     (pair / "manifest.json").unlink()
     shutil.rmtree(pair / "draft")
-    done = run(folder, *asked, "stage=pair")
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by(folder, *asked, "stage=pair")
     assert shards and shards == {shard: shard.stat().st_mtime_ns for shard in shards}
     assert (pair / "draft/model.safetensors").read_bytes() == made
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     alone = ("run=opt", f"model.target={folder}/opt", *QUICK)
-    done = run(folder, *alone)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "draft: skipped" in done.stdout and "of type opt" in done.stdout
+    printed = printed_by(folder, *alone)
+    assert "draft: skipped" in printed and "of type opt" in printed
     assert methods(folder, "opt") == [BASELINE, CONTROL]
     told = refused(folder, *alone, "stage=draft")
     assert (
