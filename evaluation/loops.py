@@ -204,7 +204,7 @@ class PassClock:
             after.remove()
 
     def _before(self, module: Any, args: tuple, kwargs: dict) -> None:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(self.target.original.memory)
         rows = kwargs.get("input_ids", args[0] if args else None)
         self.cached.append(cache.get_seq_length() if cache is not None else 0)
         self.given.append((rows if rows is not None else kwargs["inputs_embeds"]).shape[1])

@@ -41,7 +41,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.prepared import Row, RowProcess, apply, check, of_generate, rows_of, split
+from nde_talf.prepared import Row, RowProcess, apply, check, of_generate, of_row, rows_of, split
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -130,12 +130,12 @@ class Speculation:
         loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
-        scored = logits_processor if full and config.output_scores else None
         recorded = full and bool(config.output_scores or config.output_logits)
         ends = () if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
         self.generations, texts = [], list[Text]()
-        for row in rows_of(input_ids, given):
-            process = RowProcess(asked, row, limit) if asked else None
+        for number, row in enumerate(rows_of(input_ids, given)):
+            process = RowProcess(of_row(asked, number), row, limit) if asked else None
+            scored = of_row(logits_processor, number) if full and config.output_scores else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
             ids = torch.tensor([row.ids], device=input_ids.device)

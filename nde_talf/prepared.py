@@ -6,6 +6,7 @@ decoded in trees without a change of the law. Nothing is ignored in silence.
 
 import inspect
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import (
     LogitNormalization,
     MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -24,6 +26,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward.original import MEMORY
 from nde_talf.decoding.processing import LogitsProcess
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -64,8 +67,7 @@ NUMBERED = ("PrefixConstrainedLogitsProcessor",)
 _TEXT_INPUTS = (
     "attention_mask",
     "position_ids",
-    "past_key_values",
-    "cache_params",
+    *MEMORY[:3],
     "use_cache",
     "logits_to_keep",
     "cache_position",
@@ -125,6 +127,21 @@ def apply(processors: Sequence[Any], ids: Tensor, scores: Tensor) -> Tensor:
     return scores
 
 
+def of_row(processors: Sequence[Any], number: int) -> list[Any]:
+    """The processors of one row of the batch.
+
+    Since transformers 5.24 a penalty on repetition may hold how many tokens to ignore in each row.
+    """
+    own = list(processors)
+    for at, processor in enumerate(own):
+        if isinstance(processor, RepetitionPenaltyLogitsProcessor):
+            own[at] = copy(processor)
+            ignored = vars(processor)["prompt_ignore_length"]
+            if isinstance(ignored, Tensor):
+                own[at].prompt_ignore_length = int(ignored[number])
+    return own
+
+
 def _named(processor: Any, names: Sequence[str]) -> bool:
     """Tell transformers' own processors of these names; a subclass may do something else."""
     kind = type(processor)
@@ -174,13 +191,13 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
     for name in ("output_attentions", "output_hidden_states"):
         if asked.get(name):
             yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
-    cache = given.get("past_key_values")
+    cache = next((given[name] for name in MEMORY[:3] if name in given), None)
     of_user = cache is not None and vars(cache).get("_is_user_defined", False)
     if config.cache_implementation not in (None, "dynamic") or of_user:
-        name = config.cache_implementation or f"past_key_values={type(cache).__name__}"
+        name = config.cache_implementation or type(cache).__name__
         yield (
             f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
-            " its own cache; leave cache_implementation and past_key_values out."
+            " its own cache; give generate() none."
         )
     foreign = [
         name

@@ -30,6 +30,7 @@ from nde_talf.decoding import registry
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.fitness import HALF
 from nde_talf.decoding.forward import attention
+from nde_talf.decoding.forward.original import TransformersForward
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
@@ -240,19 +241,21 @@ def test_drafts_serve_targets_of_another_kind(name):
 def test_a_memory_that_does_not_copy_is_found_out():
     """Branches that wrote into one memory would see each other's tokens."""
     model = module(*EVERY["lfm2"])
-    whole = model.base_model.forward
+    whole, memory = model.base_model.forward, TransformersForward(model.base_model).memory
 
     class Stuck:
         def __init__(self, cache):
             self.cache = cache
 
-    def forward(past_key_values=None, **inputs):
-        output = whole(past_key_values=past_key_values and past_key_values.cache, **inputs)
-        output["past_key_values"] = output["past_key_values"] and Stuck(output["past_key_values"])
+    def forward(**inputs):
+        stuck = inputs.pop(memory, None)
+        output = whole(**inputs, **{memory: stuck and stuck.cache})
+        if memory in output:
+            output[memory] = Stuck(output[memory])
         return output
 
     model.base_model.forward = forward
-    with pytest.raises(UserError, match="branch by branch"):
+    with pytest.raises(UserError, match=r"branch by branch it failed \(Sizes"):
         CausalModel(model, "its name")
 
 

@@ -242,7 +242,7 @@ REFUSED = {
     "beam sample": {"num_beams": 2},
     "assisted generation": {"assistant_model": DRAFT.module},
     "the cache static": {"cache_implementation": "static"},
-    "past_key_values=DynamicCache": {"past_key_values": cached},
+    "the cache DynamicCache": {"past_key_values": cached},
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "Counting": {"logits_processor": LogitsProcessorList([Counting()])},
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
