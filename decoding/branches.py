@@ -91,7 +91,7 @@ class BranchForward(TransformersForward):
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
         if "position_ids" in self.takes:
             inputs["position_ids"] = positions
-        if cache is not None and cache.held is not None:
+        if cache is not None:
             inputs[self.memory] = cache.held
         output = self.body(**inputs)
         if cache is not None:

@@ -17,7 +17,6 @@ from transformers import LogitsProcessorList
 from transformers.generation import (
     LogitNormalization,
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -26,7 +25,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward.original import MEMORY
 from nde_talf.decoding.processing import LogitsProcess
 from nde_talf.decoding.setting import SamplingSetting
 
@@ -67,7 +65,9 @@ NUMBERED = ("PrefixConstrainedLogitsProcessor",)
 _TEXT_INPUTS = (
     "attention_mask",
     "position_ids",
-    *MEMORY[:3],
+    "cache",
+    "past_key_values",
+    "cache_params",
     "use_cache",
     "logits_to_keep",
     "cache_position",
@@ -79,11 +79,13 @@ class Row(NamedTuple):
     """One sequence of a batch.
 
     Attributes:
-        ids: as generate() has it, padding included. Processors and criteria see that.
-        prompt: without the padding.
+        number: in the batch.
+        padding: on the left of the prompt. Processors and criteria see that.
+        prompt: without it.
     """
 
-    ids: list[int]
+    number: int
+    padding: list[int]
     prompt: list[int]
 
 
@@ -95,8 +97,8 @@ class RowProcess(LogitsProcess):
     """
 
     def __init__(self, processors: Sequence[Any], row: Row, limit: int):
-        self.processors, self.padding = processors, row.ids[: len(row.ids) - len(row.prompt)]
-        self.limit = len(row.prompt) + limit
+        self.processors = [_of_row(processor, row.number) for processor in processors]
+        self.padding, self.limit = row.padding, len(row.prompt) + limit
         self.textless = all(_named(processor, TEXTLESS) for processor in processors)
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
@@ -127,19 +129,16 @@ def apply(processors: Sequence[Any], ids: Tensor, scores: Tensor) -> Tensor:
     return scores
 
 
-def of_row(processors: Sequence[Any], number: int) -> list[Any]:
-    """The processors of one row of the batch.
+def _of_row(processor: Any, number: int) -> Any:
+    """The processor of one row of the batch.
 
     Since transformers 5.24 a penalty on repetition may hold how many tokens to ignore in each row.
     """
-    own = list(processors)
-    for at, processor in enumerate(own):
-        if isinstance(processor, RepetitionPenaltyLogitsProcessor):
-            own[at] = copy(processor)
-            ignored = vars(processor)["prompt_ignore_length"]
-            if isinstance(ignored, Tensor):
-                own[at].prompt_ignore_length = int(ignored[number])
-    return own
+    ignored = vars(processor).get("prompt_ignore_length")
+    if isinstance(ignored, Tensor):
+        processor = copy(processor)
+        processor.prompt_ignore_length = int(ignored[number])
+    return processor
 
 
 def _named(processor: Any, names: Sequence[str]) -> bool:
@@ -191,7 +190,7 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
     for name in ("output_attentions", "output_hidden_states"):
         if asked.get(name):
             yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
-    cache = next((given[name] for name in MEMORY[:3] if name in given), None)
+    cache = given.get("cache", given.get("past_key_values"))  # its name since 5.24, and before
     of_user = cache is not None and vars(cache).get("_is_user_defined", False)
     if config.cache_implementation not in (None, "dynamic") or of_user:
         name = config.cache_implementation or type(cache).__name__
@@ -199,14 +198,9 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
             f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
             " its own cache; give generate() none."
         )
-    foreign = [
-        name
-        for name, value in given.items()
-        if value is not None and name not in _TEXT_INPUTS and not _says_text(name, value)
-    ]
-    if foreign:
-        names = ", ".join(sorted(foreign))
-        yield f"the model's input {names} is not possible; it decodes text alone."
+    for name, value in given.items():
+        if value is not None and name not in _TEXT_INPUTS and not _says_text(name, value):
+            yield f"the model's input {name} is not possible; it decodes text alone."
 
 
 def _says_text(name: str, value: Any) -> bool:
@@ -225,16 +219,16 @@ def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
             "speculate: attention_mask has zeros after a one. Pad on the left"
             " (tokenizer.padding_side='left')."
         )
-    expected = (ones.cumsum(-1) - 1).clamp(min=0)
+    expected, padding = (ones.cumsum(-1) - 1).clamp(min=0), ones == 0
     if positions is not None and (
         positions.shape[-1] != ids.shape[1]  # transformers drops a mask of ones, however long
-        or not ((positions.to(ids.device) == expected) | (ones == 0)).all()
+        or not ((positions.to(ids.device) == expected) | padding).all()
     ):
         raise UserError(
             "speculate: position_ids or attention_mask are not those of the text; leave them out."
         )
-    pairs = zip(ids.tolist(), ones.sum(-1).tolist(), strict=True)
-    return [Row(row, row[len(row) - int(count) :]) for row, count in pairs]
+    starts = padding.sum(-1).tolist()
+    return [Row(n, row[: starts[n]], row[starts[n] :]) for n, row in enumerate(ids.tolist())]
 
 
 def split(

@@ -71,7 +71,7 @@ class TransformersForward:
     def __init__(self, body: nn.Module):
         self.body = body
         self.takes = set(signature(type(body).forward).parameters)
-        self.memory = next((name for name in MEMORY if name in self.takes), MEMORY[1])
+        self.memory = next((name for name in MEMORY if name in self.takes), "past_key_values")
 
     def __call__(
         self,

@@ -335,7 +335,7 @@ def test_the_exact_law_is_that_of_the_processed_logits():
         NoBadWordsLogitsProcessor([[2, 2]]),
         TopKLogitsWarper(3),
     ]
-    process, setting = RowProcess(asked, Row(PROMPT, PROMPT), 10), SamplingSetting(0.9, min_p=0.1)
+    process, setting = RowProcess(asked, Row(0, [], PROMPT), 10), SamplingSetting(0.9, min_p=0.1)
     tree = Delayed(Action(2, 0, 1))
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), tree, "traversal", process=process)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens))
