@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -39,8 +38,6 @@ _ROUNDING, _AS_EXACT = 1e-5, 4
 """Difference of logits that any chunk may have, and how many times that of single tokens."""
 _AGAIN = 16
 """Rows of accepted tokens that are run again in front of a tree, before a pass of their own."""
-_NAMES = ("past_key_values", "cache_params", "state", "mems")
-"""Names of a pass's argument and result that hold its memory."""
 
 
 class Memory:
@@ -80,11 +77,6 @@ def _copied(held: Any, sequences: Tensor) -> Any:
 class BranchForward(TransformersForward):
     """The pass of a transformers model's body with the memory that it makes itself."""
 
-    def __init__(self, body: nn.Module):
-        super().__init__(body)
-        self.takes = set(signature(type(body).forward).parameters)
-        self.memory = next((name for name in _NAMES if name in self.takes), "")
-
     def __call__(
         self,
         tokens: Tensor,
@@ -99,7 +91,7 @@ class BranchForward(TransformersForward):
         inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
         if "position_ids" in self.takes:
             inputs["position_ids"] = positions
-        if cache is not None and cache.held is not None:
+        if cache is not None:
             inputs[self.memory] = cache.held
         output = self.body(**inputs)
         if cache is not None:

@@ -71,8 +71,8 @@ class SlotLayer(DynamicLayer):
         self.states: Tensor | None = None  # that they are views of
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take over type and device; what does not fit `slots` gets some of its own."""
-        self.dtype, self.device = key_states.dtype, key_states.device
+        """Take over the device; what does not fit `slots` gets some of its own."""
+        self.device = key_states.device
         states, width = self.slots.states, max(key_states.shape[-1], value_states.shape[-1])
         asked = key_states.shape[1], width, self.device
         if states is not None and (states.shape[2], states.shape[-1], states.device) != asked:

@@ -208,11 +208,7 @@ class EagleHead(nn.Module):
             mask = mask if mask is None else wide_mask(mask, cache.columns(tokens.shape[1]))
         entries, residual = self.entries(tokens, features)
         attended, _ = self.layers[0].self_attn(
-            entries,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            position_embeddings=self.angles(residual, positions),
+            entries, self.angles(residual, positions), mask, cache, position_ids=positions
         )
         return self.finish(residual, attended)
 

@@ -204,12 +204,10 @@ class PassClock:
             after.remove()
 
     def _before(self, module: Any, args: tuple, kwargs: dict) -> None:
-        cache = kwargs.get("past_key_values")
-        rows = kwargs.get("input_ids", args[0] if args else None)
-        self.cached.append(cache.get_seq_length() if cache is not None else 0)
-        self.given.append((rows if rows is not None else kwargs["inputs_embeds"]).shape[1])
+        self.cached.append(kwargs[self.target.original.memory].get_seq_length())
 
-    def _after(self, *_: Any) -> None:
+    def _after(self, module: Any, args: tuple, output: Any) -> None:
+        self.given.append(output.last_hidden_state.shape[1])
         if len(self.cached) == 1:
             self.seconds, self.cpu = self.now(), time.process_time()
 

@@ -41,7 +41,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.prepared import Row, RowProcess, apply, check, of_generate, rows_of, split
+from nde_talf.prepared import Row, RowProcess, check, of_generate, rows_of, split
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -77,13 +77,16 @@ class Text(NamedTuple):
     logits: list[Tensor]
     scores: list[Tensor]
 
-    def add(self, token: int, logits: Tensor | None, processors: Any, ids: Tensor) -> None:
-        """Add a token; `ids` [1, m] end with it. processors: of scores; None: without."""
+    def add(
+        self, token: int, logits: Tensor | None, scored: RowProcess | None, ids: Tensor
+    ) -> None:
+        """Add a token; `ids` [1, m] end with it. scored: makes the scores; None: without."""
         self.tokens.append(token)
         if logits is not None:
             self.logits.append(logits[None].float().to(ids.device))
-        if processors is not None:
-            self.scores.append(apply(processors, ids[:, :-1], self.logits[-1].clone()))
+            if scored:
+                text = ids[0, len(scored.padding) : -1].tolist()
+                self.scores.append(scored([text], self.logits[-1].clone()))
 
 
 @checked
@@ -129,15 +132,15 @@ class Speculation:
         loaded = self._load(model)
         limit = config.max_length - input_ids.shape[1]
         full = bool(config.return_dict_in_generate)
-        scored = logits_processor if full and config.output_scores else None
         recorded = full and bool(config.output_scores or config.output_logits)
         ends = () if config._eos_token_tensor is None else config._eos_token_tensor
         self.generations, texts = [], list[Text]()
         for row in rows_of(input_ids, given):
             process = RowProcess(asked, row, limit) if asked else None
+            scored = RowProcess(logits_processor, row, limit) if config.output_scores else None
             decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
             texts.append(text := Text([], [], []))
-            ids = torch.tensor([row.ids], device=input_ids.device)
+            ids = input_ids[row.number][None]
             for token, logits in self._tokens(decoders, row, limit, setting, ends):
                 ids = torch.cat([ids, ids.new_full((1, 1), token)], 1)
                 text.add(token, logits, scored, ids)

@@ -6,6 +6,7 @@ decoded in trees without a change of the law. Nothing is ignored in silence.
 
 import inspect
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +65,7 @@ NUMBERED = ("PrefixConstrainedLogitsProcessor",)
 _TEXT_INPUTS = (
     "attention_mask",
     "position_ids",
+    "cache",
     "past_key_values",
     "cache_params",
     "use_cache",
@@ -77,11 +79,13 @@ class Row(NamedTuple):
     """One sequence of a batch.
 
     Attributes:
-        ids: as generate() has it, padding included. Processors and criteria see that.
-        prompt: without the padding.
+        number: in the batch.
+        padding: on the left of the prompt. Processors and criteria see that.
+        prompt: without it.
     """
 
-    ids: list[int]
+    number: int
+    padding: list[int]
     prompt: list[int]
 
 
@@ -93,8 +97,8 @@ class RowProcess(LogitsProcess):
     """
 
     def __init__(self, processors: Sequence[Any], row: Row, limit: int):
-        self.processors, self.padding = processors, row.ids[: len(row.ids) - len(row.prompt)]
-        self.limit = len(row.prompt) + limit
+        self.processors = [_of_row(processor, row.number) for processor in processors]
+        self.padding, self.limit = row.padding, len(row.prompt) + limit
         self.textless = all(_named(processor, TEXTLESS) for processor in processors)
 
     def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
@@ -123,6 +127,18 @@ def apply(processors: Sequence[Any], ids: Tensor, scores: Tensor) -> Tensor:
             rows = zip(ids.split(1), scores.split(1), strict=True)
             scores = torch.cat([processor(text, row) for text, row in rows])
     return scores
+
+
+def _of_row(processor: Any, number: int) -> Any:
+    """The processor of one row of the batch.
+
+    Since transformers 5.24 a penalty on repetition may hold how many tokens to ignore in each row.
+    """
+    ignored = vars(processor).get("prompt_ignore_length")
+    if isinstance(ignored, Tensor):
+        processor = copy(processor)
+        processor.prompt_ignore_length = int(ignored[number])
+    return processor
 
 
 def _named(processor: Any, names: Sequence[str]) -> bool:
@@ -174,22 +190,17 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
     for name in ("output_attentions", "output_hidden_states"):
         if asked.get(name):
             yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
-    cache = given.get("past_key_values")
+    cache = given.get("cache", given.get("past_key_values"))  # its name since 5.24, and before
     of_user = cache is not None and vars(cache).get("_is_user_defined", False)
     if config.cache_implementation not in (None, "dynamic") or of_user:
-        name = config.cache_implementation or f"past_key_values={type(cache).__name__}"
+        name = config.cache_implementation or type(cache).__name__
         yield (
             f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
-            " its own cache; leave cache_implementation and past_key_values out."
+            " its own cache; give generate() none."
         )
-    foreign = [
-        name
-        for name, value in given.items()
-        if value is not None and name not in _TEXT_INPUTS and not _says_text(name, value)
-    ]
-    if foreign:
-        names = ", ".join(sorted(foreign))
-        yield f"the model's input {names} is not possible; it decodes text alone."
+    for name, value in given.items():
+        if value is not None and name not in _TEXT_INPUTS and not _says_text(name, value):
+            yield f"the model's input {name} is not possible; it decodes text alone."
 
 
 def _says_text(name: str, value: Any) -> bool:
@@ -208,16 +219,16 @@ def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
             "speculate: attention_mask has zeros after a one. Pad on the left"
             " (tokenizer.padding_side='left')."
         )
-    expected = (ones.cumsum(-1) - 1).clamp(min=0)
+    expected, padding = (ones.cumsum(-1) - 1).clamp(min=0), ones == 0
     if positions is not None and (
         positions.shape[-1] != ids.shape[1]  # transformers drops a mask of ones, however long
-        or not ((positions.to(ids.device) == expected) | (ones == 0)).all()
+        or not ((positions.to(ids.device) == expected) | padding).all()
     ):
         raise UserError(
             "speculate: position_ids or attention_mask are not those of the text; leave them out."
         )
-    pairs = zip(ids.tolist(), ones.sum(-1).tolist(), strict=True)
-    return [Row(row, row[len(row) - int(count) :]) for row, count in pairs]
+    starts = padding.sum(-1).tolist()
+    return [Row(n, row[: starts[n]], row[starts[n] :]) for n, row in enumerate(ids.tolist())]
 
 
 def split(

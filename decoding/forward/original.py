@@ -1,5 +1,6 @@
 """The forward pass as transformers runs it, for every family that takes an additive mask."""
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ FULL = "full_attention"
 _SIZES = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 WINDOW_KEYS = tuple(_SIZES.values())
 """Keys of a configuration that hold the sizes."""
+MEMORY = ("cache", "past_key_values", "cache_params", "state", "mems")
+"""Names of a pass's argument and result that hold its memory; "cache" since transformers 5.24."""
 
 
 def optional(owner: Any, name: str, default: Any = None) -> Any:
@@ -60,10 +63,15 @@ def wide_mask(mask: Tensor, columns: int) -> Tensor:
 
 
 class TransformersForward:
-    """The pass of a transformers model's body; features are collected by `with_features`."""
+    """The pass of a transformers model's body; features are collected by `with_features`.
+
+    takes: names of its arguments. memory: that of the cache.
+    """
 
     def __init__(self, body: nn.Module):
         self.body = body
+        self.takes = set(signature(type(body).forward).parameters)
+        self.memory = next((name for name in MEMORY if name in self.takes), "past_key_values")
 
     def __call__(
         self,
@@ -87,6 +95,6 @@ class TransformersForward:
             input_ids=tokens,
             position_ids=positions,
             attention_mask=seen,
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{self.memory: cache},
         ).last_hidden_state

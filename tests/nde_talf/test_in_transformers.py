@@ -233,9 +233,7 @@ REFUSED = {
     "beam sample": {"num_beams": 2},
     "assisted generation": {"assistant_model": DRAFT.module},
     "the cache static": {"cache_implementation": "static"},
-    "past_key_values=DynamicCache": {
-        "past_key_values": TARGET.module(torch.tensor([[1, 2]]), use_cache=True).past_key_values
-    },
+    "the cache DynamicCache": {"past_key_values": cached},
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "Counting": {"logits_processor": LogitsProcessorList([Counting()])},
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
@@ -323,7 +321,7 @@ def test_the_exact_law_is_that_of_the_processed_logits():
         NoBadWordsLogitsProcessor([[2, 2]]),
         TopKLogitsWarper(3),
     ]
-    process, setting = RowProcess(asked, Row(PROMPT, PROMPT), 10), SamplingSetting(0.9, min_p=0.1)
+    process, setting = RowProcess(asked, Row(0, [], PROMPT), 10), SamplingSetting(0.9, min_p=0.1)
     tree = Delayed(Action(2, 0, 1))
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), tree, "traversal", process=process)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens))
