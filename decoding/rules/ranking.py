@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.rules.residual import total
+
 
 def advantage(p: Tensor, q: Tensor) -> Tensor:
     """Return the bits of p / q in float32, int32: GBV prefers larger ones (Eq. 27, GBV paper).
@@ -39,11 +41,9 @@ def mass_below(bits: Tensor, weights: Tensor, token: int, exact: bool) -> float:
     width = 1 if exact else 1 << 16
     low = int(bits[token]) // width * width
     high = low + width  # bits from low on, below high, tie
-    if bits.device.type != "cpu":
-        below = weights[:token][bits[:token] < high].sum()
-        return float(below + weights[token:][bits[token:] < low].sum())
-    ranks, masses = bits.numpy(), weights.numpy()  # which compares several times faster
-    chosen = np.empty_like(masses)
-    chosen[:token] = ranks[:token] < high
-    chosen[token:] = ranks[token:] < low
-    return float(masses @ chosen)
+    chosen = torch.empty_like(weights)
+    ranks, into = (bits.numpy(), chosen.numpy()) if bits.is_cpu else (bits, chosen)
+    into[:token] = ranks[:token] < high  # numpy compares several times faster than torch
+    into[token:] = ranks[token:] < low
+    # A dot product would add one after the other, and lose what is small.
+    return total(chosen.mul_(weights))
