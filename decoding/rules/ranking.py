@@ -5,6 +5,8 @@ are compared by the upper 16 bits of their float32 only (a resolution of one per
 sort several times faster. `exact` compares all 32.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +44,8 @@ def mass_below(bits: Tensor, weights: Tensor, token: int, exact: bool) -> float:
     low = int(bits[token]) // width * width
     high = low + width  # bits from low on, below high, tie
     chosen = torch.empty_like(weights)
-    ranks, into = (bits.numpy(), chosen.numpy()) if bits.is_cpu else (bits, chosen)
+    arrays: Any = (bits.numpy(), chosen.numpy()) if bits.is_cpu else (bits, chosen)
+    ranks, into = arrays
     into[:token] = ranks[:token] < high  # numpy compares several times faster than torch
     into[token:] = ranks[token:] < low
     # A dot product would add one after the other, and lose what is small.
