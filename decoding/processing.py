@@ -67,7 +67,7 @@ class Processed:
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
         """`logits` [n, V] after `texts`, which may differ in length, processed."""
         if self.process.textless:
-            return self.process([], logits)
+            return self.process([], logits.clone())  # which it may change in place
         if self._length != len(self.text):
             self._length, self._rows = len(self.text), {}
         results = list(logits.float())

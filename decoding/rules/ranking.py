@@ -5,9 +5,13 @@ are compared by the upper 16 bits of their float32 only (a resolution of one per
 sort several times faster. `exact` compares all 32.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from nde_talf.decoding.rules.residual import total
 
 
 def advantage(p: Tensor, q: Tensor) -> Tensor:
@@ -39,11 +43,10 @@ def mass_below(bits: Tensor, weights: Tensor, token: int, exact: bool) -> float:
     width = 1 if exact else 1 << 16
     low = int(bits[token]) // width * width
     high = low + width  # bits from low on, below high, tie
-    if bits.device.type != "cpu":
-        below = weights[:token][bits[:token] < high].sum()
-        return float(below + weights[token:][bits[token:] < low].sum())
-    ranks, masses = bits.numpy(), weights.numpy()  # which compares several times faster
-    chosen = np.empty_like(masses)
-    chosen[:token] = ranks[:token] < high
-    chosen[token:] = ranks[token:] < low
-    return float(masses @ chosen)
+    chosen = torch.empty_like(weights)
+    arrays: Any = (bits.numpy(), chosen.numpy()) if bits.is_cpu else (bits, chosen)
+    ranks, into = arrays
+    into[:token] = ranks[:token] < high  # numpy compares several times faster than torch
+    into[token:] = ranks[token:] < low
+    # A dot product would add one after the other, and lose what is small.
+    return total(chosen.mul_(weights))

@@ -12,14 +12,24 @@ from nde_talf import (
     SpeculativeDecoder,
     Step,
 )
+from nde_talf.decoding.processing import LogitsProcess
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
+
+
+class InPlace(LogitsProcess):
+    textless = True
+
+    def __call__(self, texts, logits):
+        return logits.mul_(0.5)
 
 
 def test_log_probabilities_and_logits_are_those_of_a_plain_pass():
     texts = {}
     for record in ("logprobs", "logits", ""):
         policy = Delayed(Action(2, 1, 2))
-        decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "specinfer", record=record)
+        decoder = SpeculativeDecoder(
+            TARGET, LMDrafter(DRAFT), policy, "specinfer", record=record, process=InPlace()
+        )
         texts[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
     with_logprobs = texts["logprobs"]
     assert texts["logits"].tokens == texts[""].tokens == with_logprobs.tokens
