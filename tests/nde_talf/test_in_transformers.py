@@ -233,7 +233,9 @@ REFUSED = {
     "beam sample": {"num_beams": 2},
     "assisted generation": {"assistant_model": DRAFT.module},
     "the cache static": {"cache_implementation": "static"},
-    "the cache DynamicCache": {"past_key_values": cached},
+    "the cache DynamicCache": {
+        "past_key_values": TARGET.module(torch.tensor([[1, 2]]), use_cache=True).past_key_values
+    },
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "Counting": {"logits_processor": LogitsProcessorList([Counting()])},
     "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
