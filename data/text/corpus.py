@@ -143,7 +143,7 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
     if path.suffix in FILE_FORMATS:
         return _load_file(source, first)
     if path.is_dir():
-        return _load_folder(path)
+        return _load_folder(path, first)
     if path.exists():
         raise UserError(
             f"Cannot tell the format of {source!r}: its name should end with one of"
@@ -193,20 +193,20 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 
 
-def _load_folder(folder: Path) -> datasets.Dataset:
+def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
     """Load the files of a folder as one table; a text file is one row."""
     rows: list[dict] = []
     for path in _files(folder):
         if FILE_FORMATS[path.suffix] == "text":
             rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
         else:
-            rows.extend(_load_file(str(path), None))
+            rows.extend(_load_file(str(path), first))
     if not rows:
         raise UserError(
             f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
         )
     columns = dict.fromkeys(name for row in rows for name in row)
-    table = {name: [row.get(name) for row in rows] for name in columns}
+    table = {name: [row.get(name) for row in rows[:first]] for name in columns}
     try:
         return datasets.Dataset.from_dict(table)
     except (TypeError, ValueError, NotImplementedError) as error:
