@@ -193,11 +193,9 @@ def _missing_sources(config: Config) -> Iterator[str]:
                 f"{key}.source is not given: set {key}.source={example} (or .txt, .parquet, or the"
                 " name of a hub dataset)."
             )
-        elif (
-            Path(source).suffix in FILE_FORMATS
-            and "://" not in source
-            and not Path(source).expanduser().is_file()
-        ):
+            continue
+        local = Path(source).suffix in FILE_FORMATS and "://" not in source
+        if local and not Path(source).expanduser().is_file():
             yield (
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
@@ -248,9 +246,10 @@ def _folders(config: Config) -> Iterator[str]:
         if not folder or Path(folder).is_dir():
             continue
         if Path(folder).exists() or key == "draft.warm_start" or not is_hub_name(folder):
+            fault = "it is a file" if Path(folder).exists() else "there is no such folder"
             yield (
-                f"{key}={folder}: there is no such folder. Give a folder, or for a model a hub name"
-                " (NAME or ORG/NAME)."
+                f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
+                " ORG/NAME)."
             )
     runs = Path(config.paths.checkpoints).absolute()
     if config.base and config.base not in finished(runs):

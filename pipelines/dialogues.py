@@ -59,6 +59,8 @@ def dialogue_rows(
     sides = split_documents(named, settings.held_out, config.seed)
     if settings.regenerate:
         kept = _regenerated(replace(config, dialogues=settings), folders, encoder, kept)
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad = next(token for token in ends if token is not None)
     packed: list[TokenRows] = []
     for title, side in zip(("train", "held out"), sides, strict=True):
         names = {*side["name"]}
@@ -70,7 +72,7 @@ def dialogue_rows(
             )
         if not packed:
             framed("first dialogue: what counts stands in ⟦ ⟧", _marked(encoder, documents[0]))
-        rows = pack_documents(documents, settings.length, tokenizer.eos_token_id)
+        rows = pack_documents(documents, settings.length, pad)
         packed.append(rows)
         console.print(
             f"{title}: {len(documents)} documents in {len(rows)} rows of {settings.length},"

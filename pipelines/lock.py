@@ -46,9 +46,10 @@ def locked(run: Path) -> Iterator[None]:
             " stop it, or give this one another name (run=NAME; for the recipe state=FOLDER)."
         ) from error
     except OSError as error:
+        fault = "it is a file" if run.is_file() else f"{error.filename}: {error.strerror}"
         raise UserError(
-            f"{run}: {error.filename}: {error.strerror}, so no run can be there. Give"
-            " paths.checkpoints=FOLDER or run=NAME (the recipe: state=FOLDER)."
+            f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME"
+            " (the recipe: state=FOLDER)."
         ) from error
     with held:
         _enter(path)

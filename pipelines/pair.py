@@ -173,7 +173,12 @@ def _text(config: Config) -> _Text:
     domains = {name: pack(tokenizer, texts, length) for name, texts in by_domain.items() if texts}
     known = rows
     if data.mix and not given:
-        known = pack(tokenizer, _texts_of(train, "for_draft", True), length)
+        texts = _texts_of(train, "for_draft", True)
+        if not texts:
+            raise UserError(
+                "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
+            )
+        known = pack(tokenizer, texts, length)
     return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
 
 

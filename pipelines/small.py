@@ -117,6 +117,11 @@ class SmallConfig:
         """The folders of anneals, the oldest first."""
         return sorted(self.folder.glob("anneal-*"), key=lambda f: int(f.name.partition("-")[2]))
 
+    @property
+    def finished(self) -> list[Path]:
+        """The folders of finished anneals, the oldest first."""
+        return [folder for folder in self.anneals if (folder / TARGET).exists()]
+
     def recipe(self, **changed: Any) -> RecipeConfig:
         """Return the settings of a model."""
         return RecipeConfig(batch=self.batch, seed=self.seed, **changed)
@@ -128,6 +133,10 @@ def run(config: SmallConfig) -> None:
     torch.set_num_threads(config.threads)
     steps = {"train": _train, "anneal": _anneal, "draft": _draft, "head": _head}
     with locked(config.folder.resolve()):
+        if config.step == "anneal" and not (state := config.folder / TARGET / CHECKPOINT).exists():
+            raise UserError(f"There is no {state} yet: run step=train first.")
+        if config.step in ("draft", "head") and not config.finished:
+            raise UserError("There is no finished anneal yet: run step=anneal first.")
         with working("reading the text, or making it"):
             text = prepared(config.folder / "text", documents(read_frozen(), config.partial))
         steps[config.step](config, text)
@@ -142,8 +151,6 @@ def _train(config: SmallConfig, text: Rows) -> None:
 def _anneal(config: SmallConfig, text: Rows) -> None:
     """Decay from the stable phase's last state, or finish an anneal that was begun."""
     stable, begun = config.folder / TARGET / CHECKPOINT, config.anneals[-1:]
-    if not stable.exists():
-        raise UserError(f"There is no {stable} yet: run step=train first.")
     if begun and (begun[0] / CHECKPOINT).exists() and not (begun[0] / TARGET).exists():
         folder = begun[0]
     else:
@@ -172,15 +179,8 @@ def _begin_with(config: SmallConfig, text: Rows, module: RecipeModel) -> None:
 
 
 def _annealed(config: SmallConfig, text: Rows) -> tuple[Path, Rows]:
-    """Return the folder of the newest annealed target, and rows of text and of its own samples.
-
-    Raises:
-        UserError: no anneal is finished.
-    """
-    finished = [folder for folder in config.anneals if (folder / TARGET).exists()]
-    if not finished:
-        raise UserError("There is no finished anneal yet: run step=anneal first.")
-    folder, read = finished[-1], text.train[-TEXT_ROWS:]
+    """Return the folder of the newest annealed target, and rows of text and of its own samples."""
+    folder, read = config.finished[-1], text.train[-TEXT_ROWS:]
     if not config.samples:
         return folder, replace(text, train=read)
     written = samples(folder / TARGET, folder / "samples", text.train, config.samples)

@@ -75,8 +75,9 @@ def stream(config: GenerateConfig, run: Run) -> None:
     new_tokens, setting = config.new_tokens, config.setting
     text, tokens = prompt_of(config, run, tokenizer)
     prompt = tokens
-    shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
-    static = shapes if config.model.static_shapes else None
+    static = None
+    if config.model.static_shapes:
+        static = StaticShapes(len(prompt) + new_tokens + MARGIN)
     decoder = make_decoder(config, run, static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)

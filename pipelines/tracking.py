@@ -78,6 +78,7 @@ def tracked(config: "Config | SmallConfig", stage: str, folder: Path) -> Iterato
     """Open the W&B run of a stage; its files lie in `wandb`, beside the stage's folder."""
     os.environ.setdefault("WANDB_SILENT", "true")
     root, samples = folder.parent, config.tracking.samples
+    root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")
     # Copies of artefacts that wait for `wandb sync`, and logs: else they would be in the home.
     folders = {"WANDB_DATA_DIR": "data", "WANDB_CACHE_DIR": "cache"}

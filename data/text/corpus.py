@@ -111,6 +111,8 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
             size += len(text)
             for_draft = by_hash(f"draft/{name}") < corpus.draft_fraction
             rows.append({"name": name, "text": text, "kind": kind, "for_draft": for_draft})
+    if not rows:
+        raise UserError(f"data.mix: {', '.join(mix)} hold no text: every document is empty.")
     columns = COLUMNS | {"kind": datasets.Value("string"), "for_draft": datasets.Value("bool")}
     return datasets.Dataset.from_list(rows, datasets.Features(columns))
 
@@ -273,8 +275,9 @@ def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
         row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
     except UnicodeDecodeError as error:
         before = data[: error.start].split(b"\n")
+        hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         line = first + len(before) - 1
-        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8: save it as UTF-8"
+        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
     except RecursionError:
         return f"line {first}: it is nested too deeply"
     except json.JSONDecodeError as error:
@@ -299,10 +302,16 @@ def split_documents(
     aside = [by_hash(f"{seed}/{name}") < held_out for name in documents["name"]]
     training, validation = ([i for i, a in enumerate(aside) if a == side] for side in (False, True))
     if not training or not validation:
+        if len(set(documents["name"])) == 1:
+            alike = f", {len(documents)} times" if len(documents) > 1 else ""
+            raise UserError(
+                f"The source holds one document or dialogue{alike}. Some are for training and"
+                " others are held out: give at least two that differ."
+            )
         raise UserError(
-            f"Holding out {held_out} of {len(documents)} documents or dialogues leaves"
-            f" {len(training)} to train on and {len(validation)} held out; both need at least one."
-            " Change held_out, or give more that differ."
+            f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train"
+            f" on and {len(validation)} held out; both need at least one. Change held_out or use a"
+            " larger corpus."
         )
     return documents.select(training), documents.select(validation)
 

@@ -46,8 +46,8 @@ def changed(where: str, record: dict[str, Any]) -> str | None:
     """Name what has changed in the model at `where` since its record; None if nothing has."""
     folder = place_of(where)
     if folder is None:
-        local = where[0] in "./"
-        return "its folder is gone (relative paths start at the working folder)" if local else None
+        gone = "its folder is gone (relative paths start at the working folder)"
+        return gone if where[0] in "./" else None
     for name, expected in record.items():
         if not (folder / name).is_file():
             return f"{name} is gone"

@@ -67,7 +67,8 @@ def test_tables_that_others_save_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("id;text\n1;one, two\n")
     assert load_table(str(tmp_path / "a.csv"))["text"][:] == ["one, two"]
     datasets.Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "saved")
-    assert load_table(str(tmp_path / "saved"))["text"][:] == ["one"]
+    (tmp_path / "saved/b.txt").write_text("two\nthree")
+    assert load_table(str(tmp_path / "saved"))["text"][:] == ["two\nthree", "one"]
 
 
 def test_rows_are_told_apart_by_their_texts_and_equal_texts_stay_together(tmp_path):

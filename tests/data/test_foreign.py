@@ -13,7 +13,9 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.config import ModelConfig
 from nde_talf.pipelines.manifest import plain
+from nde_talf.pipelines.pair import _places
 
 TINY = Path(__file__).parents[1] / "fixtures/pair"
 
@@ -62,3 +64,4 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path, mon
     own.write(*ROLES, prompts, 1, rows, rows)
     monkeypatch.chdir(tmp_path)  # where another's target is
     assert own.where("target") == str(tmp_path / "own/target")
+    assert _places(ModelConfig(target="draft", draft="org/name")) == ("./draft", "org/name")

@@ -32,7 +32,10 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
 
 
 def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"data.mix.mathematics.*'text'"):
-        load_mixture(mixture(tmp_path, "{text}"))
+    for template, words in (("{text}", "'text'"), ("{question", "format string")):
+        with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
+            load_mixture(mixture(tmp_path, template))
+    with pytest.raises(UserError, match="hold no text"):
+        load_mixture({})
     with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
         DataConfig(mix={"a": Corpus(draft_fraction=0.0)})
