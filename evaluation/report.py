@@ -173,6 +173,9 @@ def table_of_methods(data: ReportData, setting: str) -> Table:
         ]
         for row in rows
     ]
+    if not any(row.cpu_speedup for row in rows):
+        for line in (columns, *cells):
+            del line[2]
     return Table(setting, columns, cells)
 
 
