@@ -303,7 +303,10 @@ def wrapped(model: PreTrainedModel, name: str) -> CausalModel:
 
 
 def _hooked(model: PreTrainedModel) -> bool:
-    """Tell hooks of others: those of transformers stay after `output_hidden_states`, and rest."""
+    """Return True if somebody's hooks are on the model.
+
+    Those that transformers leaves there after `output_hidden_states` do nothing, and do not count.
+    """
     return any(
         "_hf_hook" in vars(part)
         or part._forward_pre_hooks

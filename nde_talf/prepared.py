@@ -130,9 +130,10 @@ def apply(processors: Sequence[Any], ids: Tensor, scores: Tensor) -> Tensor:
 
 
 def _of_row(processor: Any, number: int) -> Any:
-    """The processor of one row of the batch.
+    """Return the processor as it is for one row of the batch.
 
-    Since transformers 5.24 a penalty on repetition may hold how many tokens to ignore in each row.
+    From transformers 5.24 on, a repetition penalty may hold a number for each row: how many tokens
+    of its prompt to ignore.
     """
     ignored = vars(processor).get("prompt_ignore_length")
     if isinstance(ignored, Tensor):

@@ -190,7 +190,7 @@ def source_digest(source: str) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a folder that are read; what `datasets` writes beside rows is none."""
+    """List the files of a folder that hold rows or text."""
     paths = (path for path in sorted(folder.rglob("*")) if path.name not in BESIDE_ROWS)
     return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
 

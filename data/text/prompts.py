@@ -143,8 +143,8 @@ def related(prompts: list[Prompt]) -> list[int]:
 def one_id_a_group(prompts: list[Prompt]) -> list[Prompt]:
     """Give prompts that overlap (`related`) the id of the first of them.
 
-    So folds and intervals take them for one. Where a group holds more than a quarter of all
-    prompts, each keeps its own id: folds would be too uneven.
+    Folds and intervals then count them as one prompt. If one group holds more than a quarter of all
+    prompts, every prompt keeps its own id, since folds would be too uneven.
     """
     groups, first = related(prompts), dict[int, str]()
     if 4 * max(map(groups.count, groups), default=0) > len(prompts):

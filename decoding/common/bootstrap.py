@@ -23,11 +23,11 @@ def samples(count: int, seed: int = 0) -> np.ndarray:
 def interval(value: float | np.ndarray, resampled: np.ndarray, count: int) -> list[float]:
     """Return [value, low, high] from a figure and its resampled values.
 
-    Quantiles of values resampled from few prompts lie too near: of 10 prompts, those at 2.5 and
-    97.5 % hold the truth in 85 to 89 of 100 cases. So they are taken as much farther out as
-    Student's t with `count` - 1 degrees of freedom lies beyond the normal distribution, and as the
-    variance of a sample lies below that of what it was drawn from (Hesterberg's expanded
-    percentiles): at 0.9 % for 10 prompts, at 2.3 % for 100.
+    The interval is meant to hold the truth in 95 of 100 cases. With few prompts, the quantiles at
+    2.5 and 97.5 % are too close together: with 10 prompts they hold it in 85 to 89. So quantiles
+    farther out are taken, at 0.9 and 99.1 % for 10 prompts and at 2.3 and 97.7 % for 100. These
+    are Hesterberg's expanded percentiles: Student's t in place of the normal distribution, and
+    the unbiased variance.
 
     Args:
         value: the figure.
