@@ -5,41 +5,16 @@ and kept with what was trained; with a precision by name (draft.precision=32-tru
 to rounding.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from nde_talf.decoding.common.errors import UserError
-
-NATIVE = "NDE_NATIVE_BF16"
-"""Environment variable: 1 takes native bfloat16 as there, 0 as not there; empty or unset asks the
-machine.
-"""
-
 
 def default_device() -> torch.device:
     """Return the device that a language model is trained on: a GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def native_bfloat16(device: torch.device) -> bool:
-    """Return whether `device` multiplies bfloat16 matrices itself, without emulation.
-
-    Raises UserError where the environment variable is neither 0 nor 1.
-    """
-    if given := os.environ.get(NATIVE, ""):
-        if given not in ("0", "1"):
-            raise UserError(
-                f"{NATIVE}={given}: it is 1 (bfloat16 is native) or 0 (it is not); unset, the"
-                " machine is asked."
-            )
-        return given == "1"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.device import native_bfloat16
 from nde_talf.draft_training.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,
@@ -33,7 +34,7 @@ from nde_talf.draft_training.checkpoint import (
     resumable,
 )
 from nde_talf.draft_training.muon import Muon
-from nde_talf.draft_training.precision import default_device, native_bfloat16
+from nde_talf.draft_training.precision import default_device
 from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
 
 HELD_OUT_LOSS = "held_out_loss"

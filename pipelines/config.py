@@ -88,6 +88,10 @@ class LoadingConfig:
     """Type of the models, in a run in every stage but traces (traces.dtype): float32, bfloat16,
     float16 or float64.
     """
+    draft_dtype: Annotated[str, one_of(("auto", *DTYPES))] = "auto"
+    """Type of the draft where text is decoded. auto: model.dtype, but bfloat16 beside a target of
+    float32 where the machine multiplies it itself. The law of the text is the same with any.
+    """
     forward: Annotated[str, one_of(FORWARDS)] = "auto"
     """Whose forward passes run: native, transformers, or auto, native where possible
     (docs/models.md).
@@ -109,9 +113,10 @@ class LoadingConfig:
             )
 
     @property
-    def placed(self) -> tuple[str, str, str | None, str, str]:
-        """Arguments of `Pair.models`: device, dtype, device_map, forward, products."""
-        return self.device, self.dtype, self.device_map, self.forward, self.products
+    def placed(self) -> tuple[str, str, str | None, str, str, str]:
+        """Arguments of `Pair.models`."""
+        passes = self.device_map, self.forward, self.products
+        return self.device, self.dtype, *passes, self.draft_dtype
 
 
 @settings("model")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.text.pair import Pair
+from nde_talf.decoding.device import type_of_draft
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_traces import HeadDraft
@@ -21,8 +22,10 @@ def needs(config: Config) -> tuple[str, ...]:
 
 def timed_on(config: Config) -> dict[str, Any]:
     """Return the settings that decide how long a pass takes, and which two models are timed."""
-    keys = (*PASSES, "dtype")
-    return {"drafter": config.traces.drafter, **{key: getattr(config.model, key) for key in keys}}
+    model, keys = config.model, (*PASSES, "dtype")
+    timed = {"drafter": config.traces.drafter, **{key: getattr(model, key) for key in keys}}
+    draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
+    return timed if draft == model.dtype else {**timed, "draft_dtype": draft}
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:

@@ -50,7 +50,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     todo = missing["traces"]
     if len(todo) < len(work):
         console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
-    placed = model.device, traces.dtype, *model.placed[2:]
+    placed = model.device, traces.dtype, *model.placed[2:5]
     head: Any = None
     if traces.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")

@@ -125,7 +125,7 @@ def machine(target: CausalModel, draft: CausalModel) -> dict[str, str]:
         "device": torch.cuda.get_device_name(target.device) if on_gpu else cpu_model(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
-        "dtype": str(target.dtype),
+        "dtype": " beside ".join(dict.fromkeys((str(draft.dtype), str(target.dtype)))),
         "target": target.name,
         "draft": draft.name,
         "target forward": "native" if target.native else "transformers",

@@ -28,6 +28,7 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.device import type_of_draft
 from nde_talf.decoding.model import CausalModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
@@ -219,6 +220,7 @@ def load_models(
     device_map: str | None = None,
     forward: str = "auto",
     products: str = "auto",
+    draft_dtype: str | None = None,
 ) -> list[CausalModel]:
     """Load the models in one or two folders, or of these hub names: target, and perhaps draft.
 
@@ -229,16 +231,18 @@ def load_models(
     Args:
         where: of the target, and perhaps of the draft.
         device: of both, and of all that they return.
-        dtype: of both.
+        dtype: of both, or of the target.
         device_map: of the target, see `CausalModel.load`.
         forward: see `CausalModel`.
         products: see `CausalModel`.
+        draft_dtype: of the draft, see `type_of_draft`; None: the target's.
     """
     models: list[CausalModel] = []
     for role, name in zip(ROLES, where, strict=False):
         key, across = f"model.{role}", None if models else device_map
         device = str(models[0].device) if models and device_map else device
-        models.append(CausalModel.load(name, device, dtype, key, forward, across, products))
+        kind = type_of_draft(draft_dtype or dtype, dtype, device) if models else dtype
+        models.append(CausalModel.load(name, device, kind, key, forward, across, products))
     for model in models:
         model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)

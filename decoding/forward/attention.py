@@ -24,7 +24,7 @@ OPEN_FROM = {"cpu": 4096}
 under a wide mask: where they are faster. `OPEN` is that of others, timed on an H100.
 """
 OPEN = 8192
-LONE = 256
+LONE = 64
 """Slots from which on a single row of bfloat16 is doubled on a CPU.
 
 torch takes longer for one row than for two: after 2,000 tokens a pass of 16 layers of 8 heads takes

@@ -7,10 +7,11 @@ import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.device import NATIVE, native_bfloat16, type_of_draft
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.precision import NATIVE, cast_once, native_bfloat16
+from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from tests.draft_training.heads import FAMILIES, KillBefore, batch_of, family_target, same
@@ -26,6 +27,8 @@ CHOSEN = {"1": "bf16-mixed", "0": "32-true"}
 def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native):
     monkeypatch.setenv(NATIVE, native)
     assert native_bfloat16(torch.device("cpu")) == (native == "1")
+    assert type_of_draft("auto", "float32", "cpu") == {"1": "bfloat16", "0": "float32"}[native]
+    assert type_of_draft("auto", "float16", "cpu") == "float16"
     monkeypatch.setenv(NATIVE, "yes")
     with pytest.raises(UserError, match=f"{NATIVE}=yes"):
         native_bfloat16(torch.device("cpu"))
