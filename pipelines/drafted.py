@@ -25,7 +25,8 @@ def timed_on(config: Config) -> dict[str, Any]:
     model, keys = config.model, (*PASSES, "dtype")
     timed = {"drafter": config.traces.drafter, **{key: getattr(model, key) for key in keys}}
     draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
-    return timed if draft == model.dtype else {**timed, "draft_dtype": draft}
+    half = draft != model.dtype and config.drafts and config.traces.drafter == "lm"
+    return {**timed, "draft_dtype": draft} if half else timed
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:

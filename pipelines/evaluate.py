@@ -112,8 +112,9 @@ def _note_machine(config: Config, folder: Path) -> list[str]:
 
 
 def _machine(config: Config) -> tuple[str, str, int]:
-    model, threads = config.model, config.evaluation.threads
-    return model.device, model.dtype, threads or torch.get_num_threads()
+    timed, threads = timed_on(config), config.evaluation.threads
+    kind = " and a draft in ".join(timed[key] for key in ("dtype", "draft_dtype") if key in timed)
+    return config.model.device, kind, threads or torch.get_num_threads()
 
 
 def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import NATIVE, native_bfloat16, type_of_draft
+from nde_talf.decoding.device import NATIVE, type_of_draft
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
@@ -23,15 +23,14 @@ FLOAT32 = replace(TINY, precision="32-true", chain_fraction=0.0)
 CHOSEN = {"1": "bf16-mixed", "0": "32-true"}
 
 
-@pytest.mark.parametrize("native", CHOSEN)
-def test_auto_is_bfloat16_where_it_is_native(monkeypatch, native):
+@pytest.mark.parametrize(("native", "draft"), [("1", "bfloat16"), ("0", "float32")])
+def test_a_draft_is_bfloat16_where_it_is_native(monkeypatch, native, draft):
     monkeypatch.setenv(NATIVE, native)
-    assert native_bfloat16(torch.device("cpu")) == (native == "1")
-    assert type_of_draft("auto", "float32", "cpu") == {"1": "bfloat16", "0": "float32"}[native]
+    assert type_of_draft("auto", "float32", "cpu") == draft
     assert type_of_draft("auto", "float16", "cpu") == "float16"
     monkeypatch.setenv(NATIVE, "yes")
     with pytest.raises(UserError, match=f"{NATIVE}=yes"):
-        native_bfloat16(torch.device("cpu"))
+        type_of_draft("auto", "float32", "cpu")
 
 
 @pytest.mark.slow
