@@ -25,10 +25,11 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.forward.original import MEMORY
 from nde_talf.decoding.processing import LogitsProcess
 from nde_talf.decoding.setting import SamplingSetting
 
-VERSIONS = SpecifierSet(">=5.13,<6", prereleases=True)
+VERSIONS = SpecifierSet(">=5.15,<6", prereleases=True)
 """Versions of transformers whose preparations these are."""
 TEXTLESS = (
     "TemperatureLogitsWarper",
@@ -63,11 +64,9 @@ Every node of a tree can be asked.
 NUMBERED = ("PrefixConstrainedLogitsProcessor",)
 """Processors that also depend on the number of a row."""
 _TEXT_INPUTS = (
+    *MEMORY,
     "attention_mask",
     "position_ids",
-    "cache",
-    "past_key_values",
-    "cache_params",
     "use_cache",
     "logits_to_keep",
     "cache_position",
@@ -191,12 +190,11 @@ def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
     for name in ("output_attentions", "output_hidden_states"):
         if asked.get(name):
             yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
-    cache = given.get("cache", given.get("past_key_values"))  # its name since 5.24, and before
-    of_user = cache is not None and vars(cache).get("_is_user_defined", False)
-    if config.cache_implementation not in (None, "dynamic") or of_user:
-        name = config.cache_implementation or type(cache).__name__
+    passed = of_generate("kwargs")  # `given` may hold a cache that `generate` made
+    kinds = {type(passed.get(name)).__name__ for name in MEMORY}
+    for kind in {config.cache_implementation, *kinds} - {None, "dynamic", "NoneType"}:
         yield (
-            f"the cache {name} is not possible: its shape has no room for a tree. Speculation keeps"
+            f"the cache {kind} is not possible: its shape has no room for a tree. Speculation keeps"
             " its own cache; give generate() none."
         )
     for name, value in given.items():
@@ -217,8 +215,8 @@ def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
     ones = torch.ones_like(ids) if mask is None else mask.to(ids.device)
     if ones.shape != ids.shape or (ones[:, 1:] < ones[:, :-1]).any() or not ones[:, -1:].all():
         raise UserError(
-            "speculate: attention_mask has zeros after a one. Pad on the left"
-            " (tokenizer.padding_side='left')."
+            "speculate: attention_mask is not that of the text or has zeros after a one. Pad on the"
+            " left (tokenizer.padding_side='left')."
         )
     expected, padding = (ones.cumsum(-1) - 1).clamp(min=0), ones == 0
     if positions is not None and (
