@@ -223,6 +223,8 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
     path = Path(os.path.expanduser(source))
     builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
     fault = None if on_hub else _file_fault(path, source, parsed=False)
+    advice = "Check its name and the connection" if on_hub else "Mend the file"
+    advice += ", or give another"
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
@@ -237,10 +239,9 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
                 cause = deeper
             fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause).strip()
             fault = "it holds no rows" if NO_ROWS.search(fault) else fault
-    advice = "Check its name and the connection" if on_hub else "Mend the file"
-    raise UserError(
-        f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
-    )
+            if not on_hub and isinstance(cause, OSError) and cause.errno:  # the file can be read
+                advice = "Set HF_HOME to a folder with space that can be written to"
+    raise UserError(f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}.")
 
 
 def _separator(path: Path) -> str:
