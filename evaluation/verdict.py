@@ -113,7 +113,7 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
     return (
         f"At {in_words(setting)}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim."
         " Measure once more on a quiet machine, as a run of its own (stage=evaluate run=NAME"
-        " base=THIS_RUN), and report both results."
+        " base=THIS_RUN force=true), and report both results."
     )
 
 

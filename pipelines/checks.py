@@ -195,7 +195,7 @@ def _missing_sources(config: Config) -> Iterator[str]:
             )
             continue
         local = Path(source).suffix in FILE_FORMATS and "://" not in source
-        if local and not Path(source).expanduser().is_file():
+        if local and not Path(os.path.expanduser(source)).is_file():
             yield (
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."

@@ -6,6 +6,7 @@ and three rows are shown. Imports no torch.
 """
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def argument(key: str, value: Any) -> str:
 def _is_source(value: str) -> bool:
     """Tell a path or ORG/NAME from a preset that is spelt wrong."""
     on_hub = "/" in value and is_hub_name(value.partition(":")[0])
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))
     return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
 
 
@@ -91,7 +92,7 @@ def _readable(source: str | None) -> bool:
     """Tell whether there is a source to read; a file that is missing is told by another check."""
     if not source:
         return False
-    return Path(source).suffix not in FILE_FORMATS or Path(source).expanduser().exists()
+    return Path(source).suffix not in FILE_FORMATS or Path(os.path.expanduser(source)).exists()
 
 
 def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[int, str]:
@@ -175,7 +176,7 @@ def _fit_dialogues(config: Config) -> None:
     own = config.dialogues
     if config.stage not in ("all", "draft") or not _readable(own.source):
         return
-    local = Path(str(own.source)).expanduser().exists()
+    local = Path(os.path.expanduser(str(own.source))).exists()
     if not local and (own.column or own.user):  # a preset, which says where the turns are
         return
     from nde_talf.data.dialogues.read import read_dialogues

@@ -110,6 +110,7 @@ def recommend(config: RecommendConfig) -> None:
         "vllm": vllm,
         "sglang": sglang,
     }
+    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     out = run.folders[0] / FOLDER
     refuse_link(out)
     lines = [
@@ -127,7 +128,6 @@ def recommend(config: RecommendConfig) -> None:
             end_of_drafting(best.lengths),
         ]
     write_json(out / "recommend.json", figures)
-    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     for line in (*lines, f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

@@ -31,7 +31,8 @@ _asked: list[str] = []
 
 def asked() -> str:
     """Return the settings that the command line gave itself, as they were written."""
-    return shlex.join(each for each in _asked if key_of(each) not in OF_ONE_COMMAND)
+    left = {*OF_ONE_COMMAND} - {"paths.checkpoints"}
+    return shlex.join(each for each in _asked if key_of(each) not in left)
 
 
 def remember(run: Path, base: str | None) -> None:

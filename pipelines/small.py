@@ -10,6 +10,7 @@ from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what
 if __name__ == "__main__":
     leave_at_once()
 
+import os
 import shutil
 from dataclasses import field, replace
 from pathlib import Path
@@ -111,7 +112,7 @@ class SmallConfig:
     @property
     def folder(self) -> Path:
         """The folder of the state."""
-        return Path(self.state).expanduser()
+        return Path(os.path.expanduser(self.state))
 
     @property
     def anneals(self) -> list[Path]:

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import math
+import os
 import re
 import sysconfig
 from contextlib import suppress
@@ -141,7 +142,7 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
         UserError: the file does not exist or cannot be read, or no dataset of that name can be
             loaded.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.suffix in FILE_FORMATS:
         return _load_file(source, first)
     if path.is_dir():
@@ -179,7 +180,7 @@ def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
 
 def source_digest(source: str) -> str | None:
     """Return the digest of a file, or of a folder's files that are read; None for other sources."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not source or source in BUILT_IN or not path.exists():
         return None
     if path.is_file():
@@ -219,9 +220,11 @@ def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
 
 
 def _load_file(source: str, first: int | None) -> datasets.Dataset:
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
     fault = None if on_hub else _file_fault(path, source, parsed=False)
+    advice = "Check its name and the connection" if on_hub else "Mend the file"
+    advice += ", or give another"
     if fault is None:
         # A name with brackets or stars is a name.
         file = source if on_hub else glob.escape(str(path))
@@ -236,10 +239,9 @@ def _load_file(source: str, first: int | None) -> datasets.Dataset:
                 cause = deeper
             fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause).strip()
             fault = "it holds no rows" if NO_ROWS.search(fault) else fault
-    advice = "Check its name and the connection" if on_hub else "Mend the file"
-    raise UserError(
-        f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}, or give another."
-    )
+            if not on_hub and isinstance(cause, OSError) and cause.errno:  # the file can be read
+                advice = "Set HF_HOME to a folder with space that can be written to"
+    raise UserError(f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}.")
 
 
 def _separator(path: Path) -> str:

@@ -303,8 +303,12 @@ def content_digest(content: object) -> str:
 
 
 def user_cache() -> Path:
-    """Return the project's folder in the user's cache (XDG_CACHE_HOME, ~/.cache)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nde-talf"
+    """Return the project's folder in the user's cache (XDG_CACHE_HOME, ~/.cache).
+
+    Nothing can be written there if the user has no home.
+    """
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.devnull if cache[0] == "~" else cache, "nde-talf")
 
 
 def discard(folder: Path) -> None:
