@@ -5,18 +5,10 @@ one; so is a plain copy to a device, which is why everything goes up through `up
 """
 
 import gc
-import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from nde_talf.decoding.common.errors import UserError
-
-NATIVE = "NDE_NATIVE_BF16"
-"""Environment variable: 1 takes native bfloat16 as there, 0 as not there; empty or unset asks the
-machine.
-"""
 
 
 def asynchronous(device: torch.device) -> bool:
@@ -53,32 +45,3 @@ def free_memory() -> None:
     """
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def native_bfloat16(device: torch.device) -> bool:
-    """Return whether `device` multiplies bfloat16 matrices itself, without emulation.
-
-    Raises UserError where the environment variable is neither 0 nor 1.
-    """
-    if given := os.environ.get(NATIVE, ""):
-        if given not in ("0", "1"):
-            raise UserError(
-                f"{NATIVE}={given}: it is 1 (bfloat16 is native) or 0 (it is not); unset, the"
-                " machine is asked."
-            )
-        return given == "1"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def type_of_draft(asked: str, dtype: str, device: str) -> str:
-    """Return the type of a draft on `device` beside a target of type `dtype`.
-
-    asked: a type, or "auto": `dtype`, but bfloat16 beside float32 where the machine multiplies it
-    itself. A drafted token takes a fifth less time there, and the law of the text is the same.
-    """
-    if asked != "auto":
-        return asked
-    half = dtype == "float32" and native_bfloat16(torch.device(device))
-    return "bfloat16" if half else dtype

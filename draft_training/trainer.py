@@ -25,7 +25,7 @@ from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.device import native_bfloat16
+from nde_talf.decoding.precision import native_bfloat16
 from nde_talf.draft_training.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,

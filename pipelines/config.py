@@ -89,8 +89,8 @@ class LoadingConfig:
     float16 or float64.
     """
     draft_dtype: Annotated[str, one_of(("auto", *DTYPES))] = "auto"
-    """Type of the draft where text is decoded. auto: model.dtype, but bfloat16 beside a target of
-    float32 where the machine multiplies it itself. The law of the text is the same with any.
+    """Type of the draft in every stage but traces. auto: model.dtype, but bfloat16 beside a float32
+    target where the machine multiplies it itself. The law of the text is the same with any.
     """
     forward: Annotated[str, one_of(FORWARDS)] = "auto"
     """Whose forward passes run: native, transformers, or auto, native where possible

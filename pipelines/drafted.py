@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.text.pair import Pair
-from nde_talf.decoding.device import type_of_draft
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.precision import type_of_draft
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.pipelines.config import PASSES, Config
@@ -25,8 +25,8 @@ def timed_on(config: Config) -> dict[str, Any]:
     model, keys = config.model, (*PASSES, "dtype")
     timed = {"drafter": config.traces.drafter, **{key: getattr(model, key) for key in keys}}
     draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
-    half = draft != model.dtype and config.drafts and config.traces.drafter == "lm"
-    return {**timed, "draft_dtype": draft} if half else timed
+    other = draft != model.dtype and config.drafts and config.traces.drafter == "lm"
+    return {**timed, "draft_dtype": draft} if other else timed
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:

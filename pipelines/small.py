@@ -36,8 +36,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
-from nde_talf.decoding.device import native_bfloat16
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.precision import native_bfloat16
 from nde_talf.draft_training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.evaluate import SAMPLED
 from nde_talf.draft_training.precision import default_device

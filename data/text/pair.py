@@ -28,8 +28,8 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.device import type_of_draft
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.precision import type_of_draft
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"

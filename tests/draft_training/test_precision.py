@@ -7,8 +7,8 @@ import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.device import NATIVE, type_of_draft
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.precision import NATIVE, type_of_draft
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.precision import cast_once
