@@ -67,7 +67,7 @@ def test_a_greedy_text_is_compared_token_by_token():
 def test_greedy_texts_that_end_early_are_refused(monkeypatch):
     folder = "checkpoints/small/pair/target"
     made = "nde_talf.evaluation.lossless.opened"
-    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[0]] * len(prompts))
+    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[1]] * len(prompts))
     with pytest.raises(UserError, match=r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
         check_greedy(LosslessConfig(target=folder, draft=folder), folder, folder)
 
