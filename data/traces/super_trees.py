@@ -244,7 +244,9 @@ def labels(
         nodes = (layout.parents.to(device)[paths] + first).flatten(0, 1)
         p_logits = target.logits(h_p.flatten(0, 1)).float()
         q_logits = draft.logits(h_q.flatten(0, 1)).float()
-        ended = torch.isin(tokens[:, : layout.inner], ends).flatten()
+        ended = torch.isin(tokens[:, : layout.inner], ends)
+        ended[:, 0] = False  # a root does not end the text
+        ended = ended.flatten()
         p_logits[ended] = -torch.inf
         p_logits[ended, q_logits[ended].argmin(-1)] = 0.0
         for setting, draft_setting in settings:
