@@ -6,45 +6,23 @@ only some of these in each place.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class EndTokens(NamedTuple):
-    """Token ids that end a model's text, by their source.
-
-    Attributes:
-        config: of generation_config.eos_token_id.
-        tokenizer: the end of text of the tokenizer.
-        template: the special token that follows an answer in the chat template.
-    """
-
-    config: frozenset[int]
-    tokenizer: frozenset[int] = frozenset()
-    template: frozenset[int] = frozenset()
-
-    @property
-    def ids(self) -> frozenset[int]:
-        """Return the ids of all sources."""
-        return self.config | self.tokenizer | self.template
-
-
-def end_tokens(eos: Any, vocabulary: int, tokenizer: Any = None, closing: str = "") -> EndTokens:
-    """Collect the tokens that end a text; negative ids and ids beyond the vocabulary are dropped.
+def end_tokens(eos: Any, vocabulary: int, tokenizer: Any = None, closing: str = "") -> frozenset:
+    """Collect the ids of the tokens that end a text; those outside the vocabulary are dropped.
 
     Args:
-        eos: `generation_config.eos_token_id`, an id, a list of ids, or None.
+        eos: `generation_config.eos_token_id`: an id, a list of ids, or None.
         vocabulary: rows of the logits.
         tokenizer: of the model; None: only `eos` counts.
         closing: what the chat template puts after an answer.
     """
-    if tokenizer is None:
-        return EndTokens(_ids(eos, vocabulary))
-    token = closing_token(special_tokens(tokenizer), closing)
-    return EndTokens(
-        _ids(eos, vocabulary),
-        _ids(tokenizer.eos_token_id, vocabulary),
-        _ids(token and tokenizer.convert_tokens_to_ids(token), vocabulary),
-    )
+    ids = [*eos] if isinstance(eos, Sequence) else [eos]
+    if tokenizer is not None:
+        token = closing_token(special_tokens(tokenizer), closing)
+        ids += [tokenizer.eos_token_id, token and tokenizer.convert_tokens_to_ids(token)]
+    return frozenset(one for one in ids if isinstance(one, int) and 0 <= one < vocabulary)
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
@@ -68,8 +46,3 @@ def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
     """Return `tokens` up to and with the first of `ends`."""
     at = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: at + 1]
-
-
-def _ids(tokens: Any, vocabulary: int) -> frozenset[int]:
-    listed = tokens if isinstance(tokens, Sequence) else [tokens]
-    return frozenset(id for id in listed if isinstance(id, int) and 0 <= id < vocabulary)

@@ -152,7 +152,7 @@ class CausalModel:
     def ends(self) -> frozenset[int]:
         """Tokens that end a text: those of generation_config, and `chat_ends`."""
         eos = self.module.generation_config.eos_token_id
-        return end_tokens(eos, self.vocab_size).ids | self.chat_ends
+        return end_tokens(eos, self.vocab_size) | self.chat_ends
 
     def known(self, tokens: Tensor) -> Tensor:
         """`tokens`, those that the model has no embedding for replaced by its padding token."""

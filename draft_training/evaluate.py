@@ -55,15 +55,15 @@ def held_out_report(
         report["roots"] += len(roots)
         marks = [torch.zeros_like(roots, dtype=torch.bool), *ended(trees.levels, target.ends)]
         for level, guess, truth, mark in zip(levels, outputs, labels, marks, strict=True):
-            kept = ~mark.flatten()
-            guess, truth = head.read(guess).flatten(0, 2)[kept], truth.flatten(0, 2)[kept]
-            level.append(node_metrics(guess, truth, readout))
+            guess, truth = head.read(guess).flatten(0, 2), truth.flatten(0, 2)
+            found = node_metrics(guess, truth, readout)
+            level.append(NodeMetrics(*(x.float()[~mark.flatten()] for x in found)))
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
     kl, agree, _ = zip(*(map(torch.cat, zip(*level, strict=True)) for level in levels), strict=True)
-    report["agreement"] = [float(each.sum()) / max(1, len(each)) for each in agree]
-    report["kl"] = [float(each.sum()) / max(1, len(each)) for each in kl]
+    report["agreement"] = [float(each.nanmean().nan_to_num()) for each in agree]
+    report["kl"] = [float(each.nanmean().nan_to_num()) for each in kl]
     report["accepted_length"] = accepted_length(torch.tensor(report["agreement"])).item()
     report["overlap"] = torch.cat(overlap, 1).nanmean(1).nan_to_num().tolist()
     return report

@@ -256,9 +256,9 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     sample = opened(config, target, draft)
     sampled = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
     texts = [up_to_end(text, model.ends) for text in sampled]
-    ended = sum(not model.ends.isdisjoint(text) for text in texts)
-    whole = ended + sum(len(text) == NEW_TOKENS for text in texts if model.ends.isdisjoint(text))
-    if not len(texts) == whole == len(prompts):
+    ended = [bool(model.ends & {*text[-1:]}) for text in texts]
+    lengths = [NEW_TOKENS if end else len(text) for text, end in zip(texts, ended, strict=True)]
+    if lengths != [NEW_TOKENS] * len(prompts):
         raise UserError(
             f"engine={config.engine}: it gave {len(texts)} texts, the shortest of"
             f" {min(map(len, texts), default=0)} tokens; {len(prompts)} of {NEW_TOKENS} were asked"
@@ -268,7 +268,7 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     equal = margins.count(None)
     other = [str(at) for at, margin in enumerate(margins) if margin is not None and margin > EQUAL]
     return not other, (
-        f"greedy texts of up to {NEW_TOKENS} tokens after real text, of which {ended} ended by"
+        f"greedy texts of up to {NEW_TOKENS} tokens after real text, of which {sum(ended)} ended by"
         f" themselves: {equal} of {len(prompts)}"
         f" equal plain decoding's, {len(prompts) - equal - len(other)} differ first where the two"
         f" best logits are equal to {EQUAL:g}"

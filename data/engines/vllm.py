@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.text.templates import text_ends, tokenizer_of
+from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -154,7 +154,7 @@ def stops_of(folder: str) -> list[int]:
         except OSError:  # no generation_config.json
             config = GenerationConfig.from_model_config(model)
         rows = model.get_text_config().vocab_size
-        return sorted(text_ends(tokenizer_of(folder), config.eos_token_id, rows).ids)
+        return sorted(text_ends(folder, config.eos_token_id, rows))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{folder}: no model is there for vLLM ({first_line(error)}). Give a model"

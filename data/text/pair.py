@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
-from nde_talf.data.text.templates import text_ends, tokenizer_of
+from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
@@ -259,21 +259,17 @@ def read_ends(models: list[CausalModel], where: str) -> None:
 
     models: target, and perhaps draft. where: the folder or hub name of the target.
     """
-    target, tokenizer = models[0], tokenizer_of(where)
-    if tokenizer is None:
-        return
-    ends = text_ends(tokenizer, target.module.generation_config.eos_token_id, target.vocab_size)
-    target.chat_ends = ends.ids - ends.config
-
-    def tell(name: str, tokens: frozenset[int], sentence: str) -> None:
-        listed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(tokens))))
-        if tokens:
-            line = f"{name}: {sentence.format(listed)}"
-            console.print(line, style="dim", soft_wrap=True, markup=False)
-
-    tell(target.name, target.chat_ends, "texts end at {} too, which generation_config lacks")
-    for draft in models[1:]:
-        tell(draft.name, draft.ends - ends.ids, "{} ends no text here: the target goes on")
+    target, own = models[0], [model.ends for model in models]
+    eos = target.module.generation_config.eos_token_id
+    target.chat_ends = ends = text_ends(where, eos, target.vocab_size)
+    for model, listed in zip(models, own, strict=True):
+        if listed != ends:
+            console.print(
+                f"{model.name}: generation_config ends texts at {sorted(listed)}; by the target's"
+                f" tokenizer and chat template they end at {sorted(ends)}",
+                style="dim",
+                soft_wrap=True,
+            )
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

@@ -12,7 +12,7 @@ from jinja2 import Environment, TemplateError, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.end_tokens import EndTokens, end_tokens
+from nde_talf.decoding.end_tokens import end_tokens
 from nde_talf.decoding.loading import check_files
 
 SECONDS = 5.0
@@ -66,34 +66,19 @@ def render(
         ) from error
 
 
-def tokenizer_of(where: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer beside a model; None where there is none."""
-    with suppress(UserError):
-        return load_tokenizer(where)
-    return None
+def text_ends(where: str, eos: Any, vocabulary: int) -> frozenset[int]:
+    """Return the tokens that end a model's texts by its tokenizer and chat template, and `eos`.
 
-
-def text_ends(tokenizer: PreTrainedTokenizerBase | None, eos: Any, vocabulary: int) -> EndTokens:
-    """Return the tokens that end the text of a model: see `nde_talf.decoding.end_tokens`.
-
-    eos: of its generation_config. A chat template that is not there, fails or does not show a plain
-    answer adds none.
+    Only `eos`, that of its generation_config, counts without a tokenizer in the folder or hub name
+    `where`. A template that is not there, fails or does not show an answer adds none.
     """
-    if tokenizer is None:
-        return end_tokens(eos, vocabulary)
-    return end_tokens(eos, vocabulary, tokenizer, _after_answer(tokenizer))
-
-
-def _after_answer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the chat template puts after the last answer of a conversation; "" without."""
-    for content in (PROBE, [{"type": "text", "text": PROBE}]):
-        asked, answered = {"role": "user", "content": "Hi"}, {"role": "assistant"}
-        with suppress(UserError):
-            messages: Any = [asked, answered | {"content": content}]
-            _, shown, closing = render(tokenizer, messages, "").rpartition(PROBE)
-            if shown:
-                return closing
-    return ""
+    tokenizer, tail = None, ""
+    with suppress(UserError):
+        tokenizer = load_tokenizer(where)
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": PROBE}]
+        _, shown, after = render(tokenizer, turns, "").rpartition(PROBE)
+        tail = after if shown else ""
+    return end_tokens(eos, vocabulary, tokenizer, tail)
 
 
 def _check_numbers(template: str) -> None:

@@ -14,68 +14,55 @@ from nde_talf.decoding.end_tokens import end_tokens
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
 PAIR = Path(__file__).parents[1] / "fixtures/pair"
-TURN = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}END{% endfor %}"
+SHOWN = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}"
 
 
-@pytest.mark.parametrize(
-    "eos, expected",
-    [(None, ()), (3, (3,)), ([0, 5], (0, 5)), ((-1, 2), (2,)), ([7, 8, -100], (7,)), ([], ())],
-)
-def test_ids_of_a_generation_config(eos, expected):
-    assert end_tokens(eos, 8).ids == {*expected}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    made = train_tokenizer(["ab"] * 9, 260)
-    made.add_tokens(["<s>", "<end>", "<|end|>"], special_tokens=True)
-    return made
+def test_ids_of_a_generation_config():
+    for eos, ids in ((None, ()), (3, (3,)), ([0, 5], (0, 5)), ([7, 8, -100, None], (7,)), ([], ())):
+        assert end_tokens(eos, 8) == {*ids}
 
 
 @pytest.mark.parametrize(
     "template, token",
     [
         (None, None),
-        (TURN.replace("END", "<end>"), "<end>"),
-        (TURN.replace("END", "\n<|end|>\n<end>"), "<|end|>"),  # two, as Phi-3 has them
-        (TURN.replace("END", "\n"), None),
-        (TURN.replace("END", " </turn> <end>"), None),  # words come first
+        (SHOWN + "<end>{% endfor %}", "<end>"),
+        (SHOWN + "\n<|end|>\n<end>{% endfor %}", "<|end|>"),  # two, as Phi-3 has them
+        (SHOWN + "\n{% endfor %}", None),
+        (SHOWN + " </turn> <end>{% endfor %}", None),  # words come first
         ("{{ raise_exception('no') }}", None),
         ("{{ messages[0].content }}<end>", None),  # answers are dropped
-        (TURN.replace("m.content", "m.content[0].text").replace("END", "<end>"), "<end>"),
-        (TURN.replace("m.content", "m.content | upper").replace("END", "<end>"), None),
     ],
 )
-def test_the_token_after_an_answer(tokenizer, template, token):
+def test_the_token_after_an_answer(tmp_path, template, token):
+    tokenizer = train_tokenizer(["ab"] * 9, 260)
+    tokenizer.add_tokens(["<s>", "<end>", "<|end|>"], special_tokens=True)
     tokenizer.chat_template = template
-    ends = text_ends(tokenizer, -1, len(tokenizer))
-    assert ends.config == set() and ends.tokenizer == {tokenizer.eos_token_id}
-    assert ends.template == ({tokenizer.convert_tokens_to_ids(token)} if token else set())
-    few = text_ends(tokenizer, -1, 1 + tokenizer.eos_token_id)  # no rows for the tokens added
-    assert few.ids == {tokenizer.eos_token_id}
+    tokenizer.save_pretrained(tmp_path)
+    own = {tokenizer.eos_token_id}
+    added = {tokenizer.convert_tokens_to_ids(token)} if token else set()
+    assert text_ends(str(tmp_path), [-1], len(tokenizer)) == own | added
+    assert text_ends(str(tmp_path), None, 1 + tokenizer.eos_token_id) == own  # no further rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_chat_families(family):
+def test_chat_families(family, tmp_path):
     made = family_tokenizer(family, ["Hi, you."])
-    end = made.convert_tokens_to_ids(END_OF_TURN[family])
     made.eos_token = made.bos_token  # as tokenizers of base models name it
-    assert text_ends(made, [1, 2], len(made)).ids == {1, 2, end, made.eos_token_id}
+    made.save_pretrained(tmp_path)
+    end = made.convert_tokens_to_ids(END_OF_TURN[family])
+    assert text_ends(str(tmp_path), [1, 2], len(made)) == {1, 2, end, made.eos_token_id}
 
 
 def test_models_are_loaded_with_the_ends_of_the_target_and_what_differs_is_told(tmp_path):
     train_tokenizer(["ab"], 260).save_pretrained(tmp_path / "target")
-    for role, eos in (("target", [-1, 7]), ("draft", [7, 9])):
-        shutil.copytree(PAIR / role, tmp_path / role, dirs_exist_ok=True)
-        (tmp_path / role / "checksums.json").unlink(missing_ok=True)
-        config = tmp_path / role / "generation_config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": eos}))
     where = [str(tmp_path / role) for role in ("target", "draft")]
+    for folder, eos in zip(where, ([-1, 7], [7, 9]), strict=True):
+        shutil.copytree(PAIR / Path(folder).name, folder, dirs_exist_ok=True)
+        Path(folder, "checksums.json").unlink()
+        Path(folder, "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     with console.capture() as said:
         target, draft = load_models(where, "cpu", "float32")
     assert target.ends == {0, 7} and draft.ends == {7, 9}
-    lines = [line for line in said.get().splitlines() if "end" in line]
-    assert len(lines) == 2 and "target" in lines[0] and "draft" in lines[1]
-    for file in (tmp_path / "target").glob("tokenizer*"):
-        file.unlink()
-    assert load_models(where[:1], "cpu", "float32")[0].ends == {7}
+    lines = [line for line in said.get().splitlines() if "[0, 7]" in line]
+    assert len(lines) == 2 and "[7];" in lines[0] and "[7, 9];" in lines[1]

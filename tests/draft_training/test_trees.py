@@ -8,9 +8,8 @@ import torch
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training import target_trees, tree_attention
-from nde_talf.draft_training.evaluate import ended, held_out_report
+from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.target_trees import target_beam
-from nde_talf.draft_training.tree_attention import TreeLevel
 from tests.draft_training.heads import random_head, tiny_target
 
 
@@ -58,10 +57,6 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows, monkeypatch):
 
 
 def test_nodes_at_and_below_an_end_of_the_text_are_not_evaluated():
-    nodes = [[5, 7, 5], [1, 9, 1], [2, 2, 2]], [[0, 0, 0], [1, 0, 0], [0, 1, 2]]
-    levels = [TreeLevel(*torch.tensor(level)[:, None, None]) for level in zip(*nodes, strict=True)]
-    marks = [mark.flatten().tolist() for mark in ended(levels, {7, 9})]
-    assert marks == [[False, True, False], [True, True, False], [True, True, False]]
     model = tiny_target(vocabulary=11)
     rows = TokenRows.plain(torch.arange(64).view(2, 32) % 11)
     whole = held_out_report(head := random_head(model), model, rows, k=2)
