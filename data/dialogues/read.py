@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.corpus import load_table, short_hash
 from nde_talf.data.text.recognise import DIALOGUES
@@ -67,11 +69,11 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
     turns_of = _turns_of(config, rows.column_names)
     dialogues: dict[str, Dialogue] = {}
     skipped: Counter[str] = Counter()
-    for row in rows.shuffle(seed=seed):
+    for index in np.random.default_rng(seed).permutation(len(rows)):
         if len(dialogues) == config.count:
             break
         try:
-            messages = in_order(turns_of(row))
+            messages = in_order(turns_of(rows[int(index)]))
             answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
             if config.regenerate:
                 messages = [message for message in messages if message["role"] != ASSISTANT]
