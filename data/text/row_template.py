@@ -15,7 +15,7 @@ WIDEST = 1000
 class RowTemplate:
     """A format string over the columns of a dataset's rows.
 
-    Examples: "{question}", "{translation[en]}". A list of turns gives its first human turn,
+    Examples: "{question}", "{translation[en]}". As a text, a list of turns is its first human turn,
     "{turns[1]}" the second.
 
     Attributes:
@@ -27,6 +27,22 @@ class RowTemplate:
     template: str
     source: str
     key: str
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it asks for."""
+        return [name.split("[")[0] for _, name, *_ in Formatter().parse(self.template) if name]
+
+    @property
+    def column(self) -> str | None:
+        """The column that it shows without a word more, as {messages} does."""
+        return next((name for name in self.columns if self.template == f"{{{name}}}"), None)
+
+    def bare(self, text: str) -> str:
+        """Return a rendered text, stripped, without the words that the template puts around it."""
+        parts = [*Formatter().parse(self.template)]
+        after = parts[-1][0] if parts[-1][1] is None else ""
+        return text.removeprefix(parts[0][0].lstrip()).removesuffix(after.rstrip())
 
     def check(self, columns: list[str] | None = None) -> None:
         """Raise UserError for a template that does not fit `columns` (None: not known yet).

@@ -26,7 +26,12 @@ library.
 """
 ANSWERS = "answers"
 """The `source` of text that the target writes after the prompts."""
-BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
+BUILT_IN = {
+    STANDARD_LIBRARY: "Python code",
+    "pydoc": "Python's manual",
+    "arithmetic": "made-up sums",
+    "tables": "made-up tables",
+}
 """Sources that every machine has: the standard library; the manual's topics, as `help()` shows
 them; text that `nde_talf.data.text.generated` makes.
 """
