@@ -94,13 +94,16 @@ class PromptSet:
     split: Text = "train"
     """Split of a hub dataset."""
     template: LongText | None = "{text}"
-    """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives
-    its first human turn. null: recognised by the columns' names.
+    """Format string over a row's columns ("{question}", "{translation[en]}"). A column of turns
+    alone ("{messages}") gives the conversation up to its last question, and of questions without
+    answers the first. null: recognised by the columns' names.
     """
     kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool | None = False
-    """Put the prompt into the tokenizer's chat template, as one user turn. null: if it has one."""
+    """Put the prompt into the tokenizer's chat template, with system turn and tools of the row.
+    null: if it has one.
+    """
     cut: Count | None = None
     """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
     max_tokens: Count = 1024

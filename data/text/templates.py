@@ -54,29 +54,6 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
         ) from error
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], key: str, /, **how: Any
-) -> str:
-    """Render a conversation by a chat template, as text.
-
-    Raises UserError, naming `key`, for a template that fails, takes too long or gives no text.
-    """
-    try:
-        template = tokenizer.get_chat_template(how.get("chat_template"))
-        _check_numbers(template)
-        with in_time():
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
-        if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
-            raise ValueError(f"it gives no text of 1 to {LONGEST} characters")
-        return text
-    except Exception as error:  # a template is a program
-        raise UserError(
-            f"{key}: the chat template of {tokenizer.name_or_path} cannot render a conversation"
-            f" ({type(error).__name__}: {first_line(error)}). Mend it, or take a tokenizer with"
-            " another one."
-        ) from error
-
-
 class ChatTemplate:
     """A chat template, tried on a question and an answer before it is trusted.
 
@@ -100,26 +77,28 @@ class ChatTemplate:
         options: dict[str, Any] | None = None,
     ):
         self._tokenizer, self._how = tokenizer, {"chat_template": template, **(options or {})}
-        self._system, fault = True, None
+        self._system, fault = True, ""
         probe = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
         for self._parts in (False, True):
             try:
-                text = _squeezed(render(tokenizer, self._given(probe), key, **self._how))
-                printed = self._parts and "'type':" in text  # the list itself
-                if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
-                    break
-            except UserError as error:
-                fault = fault or error
+                _check_numbers(tokenizer.get_chat_template(self._how["chat_template"]))
+                text = _squeezed(self.render(probe))
+            except Exception as error:  # a template is a program
+                why = first_line(error.__cause__ or error)
+                fault = fault or f"cannot render a conversation ({why})"
+                continue
+            printed = self._parts and "'type':" in text  # the list itself
+            if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
+                break
         else:
-            raise fault or UserError(
-                f"{key}: the chat template of {tokenizer.name_or_path} does not show a question and"
-                " its answer as they are, neither as texts nor as lists of parts, so that none"
-                " could be used. Mend it, or take a tokenizer with another one."
+            fault = fault or "does not show a question and its answer, so that none could be used"
+            raise UserError(
+                f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or take a"
+                " tokenizer with another one."
             )
         try:
-            system = [{"role": SYSTEM, "content": ASKED}, *probe]
-            render(tokenizer, self._given(system), key, **self._how)
-        except UserError:
+            self.render([{"role": SYSTEM, "content": ASKED}, *probe])
+        except UnsuitedError:
             self._system = False
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None, **how) -> str:
@@ -173,13 +152,9 @@ def text_ends(tokenizer: PreTrainedTokenizerBase, eos: Any, vocabulary: int) -> 
 
 def _after_answer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return what the chat template puts after the last answer of a conversation; "" without."""
-    for content in (PROBE, [{"type": "text", "text": PROBE}]):
-        asked, answered = {"role": "user", "content": "Hi"}, {"role": "assistant"}
-        with suppress(UserError):
-            messages: Any = [asked, answered | {"content": content}]
-            _, shown, closing = render(tokenizer, messages, "").rpartition(PROBE)
-            if shown:
-                return closing
+    with suppress(UserError):
+        said = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
+        return ChatTemplate(tokenizer, "").render(said).rpartition(PROBE)[2]
     return ""
 
 
