@@ -36,9 +36,6 @@ from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
 
-FAULTS = 20
-"""Rows of a file, at most, that are told to be faulty."""
-
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
@@ -221,9 +218,8 @@ def _bad_rows(config: Config) -> Iterator[str]:
     for key, source, _ in sources(config):
         path = Path(os.path.expanduser(source or ""))
         is_json = FILE_FORMATS.get(path.suffix) == "json" and path.is_file()
-        if config.data.strict and is_json and (faults := json_rows(path).faults):
-            told = "; ".join(faults[:FAULTS])
-            yield f"{key}.source={source}: {told}. Mend it, or leave out data.strict."
+        if config.data.strict and is_json and (fault := json_rows(path).fault):
+            yield f"{key}.source={source}: {fault}. Mend it, or leave out data.strict."
 
 
 def _ignored(config: Config) -> Iterator[str]:

@@ -111,7 +111,6 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     rows = load_table(source, split)
     template = template or question_template(rows, source, key)
     rendered = RowTemplate(template, source, key)
-    rendered.check(rows.column_names)
     texts, notes = distinct(rows, rendered)
     _show(
         f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",

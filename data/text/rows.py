@@ -66,6 +66,12 @@ class JsonRows(Sequence[dict[str, Any]]):
                 break
         self.column_names = [*names]
 
+    @property
+    def fault(self) -> str:
+        """The first three faults and the number of others; "" without any."""
+        others = len(self.faults[3:])
+        return "; ".join([*self.faults[:3], *[f"{others} more"] * bool(others)])
+
     def __len__(self) -> int:
         return len(self._places)
 
@@ -100,13 +106,10 @@ def _read(path: Path, first: int | None, *_: int) -> JsonRows:
         rows = JsonRows(path, first)
     except (ValueError, RecursionError) as error:
         raise no_rows(path, fault_of(error).strip(",: ")) from None
-    told = "; ".join(rows.faults[:3])
-    if more := len(rows.faults[3:]):
-        told += f" and {more} more"
     if not rows:
-        raise no_rows(path, told or "it holds no rows")
-    if told:
-        console.print(f"! {path}: left out {told} (data.strict=true refuses such files)")
+        raise no_rows(path, rows.fault or "it holds no rows")
+    if rows.fault:
+        console.print(f"! {path}: left out {rows.fault} (data.strict=true refuses such files)")
     return rows
 
 

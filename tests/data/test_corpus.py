@@ -14,6 +14,7 @@ from nde_talf.data.text.corpus import (
     source_digest,
     split_documents,
 )
+from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import Corpus
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
@@ -103,13 +104,17 @@ def test_lines_that_cannot_be_read_are_told_once_with_their_numbers_and_the_othe
     for _ in range(2):
         assert [row["text"] for row in load_table(source)] == ["x", "y"]
         told.append(" ".join(capsys.readouterr().out.split()))
-    for part in ("line 2, column 9", "line 3: it is no object", "line 4, byte 1", "and 2 more"):
+    for part in ("line 2, column 9", "line 3: it is no object", "line 4, byte 1", "; 2 more"):
         assert part in told[0] and not told[1]
     config = replace(Config().data, source=source)
     assert not [*_bad_rows(Config(data=config))]
     (fault,) = _bad_rows(Config(data=replace(config, strict=True)))
-    for part in ("data.source=", "line 5: it holds half", "line 6: it is nested too deeply"):
-        assert part in fault
+    assert fault.startswith("data.source=") and "line 2, column 9" in fault
+    *_, half, deep = json_rows(tmp_path / "a.jsonl").faults
+    assert (half, deep) == (
+        "line 5: it holds half of a surrogate pair",
+        "line 6: it is nested too deeply",
+    )
     for broken in (*BROKEN, b"\n \n", b'[{"text": "x"}, {"te'):
         (tmp_path / "a.json").write_bytes(broken)
         with pytest.raises(UserError, match=r"a\.json' cannot be read: "):
