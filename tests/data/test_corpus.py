@@ -54,42 +54,32 @@ def test_texts_of_a_column_become_documents(tmp_path):
     assert load_documents(str(tmp_path / "a.jsonl"), "story")["text"][:] == ["one", "two"]
 
 
-def lines(*rows: str) -> bytes:
-    return "".join(f"{row}\n" for row in rows).encode()
+AS_WRITTEN = '"2024-01-01" 1.10 12345678901234567890 null "日" "\\ud83d\\ude00\u2028" NaN 1e3'
+LINES = "".join(
+    f'{{"{i}": 0, "text": {each}}}\r\n\r\n' for i, each in enumerate(AS_WRITTEN.split(" "))
+)
 
 
 @pytest.mark.parametrize(
     "name,content,shown",
     [
-        ("a.jsonl", lines('{"text": "2024-01-01"}', '{"n": 1, "text": 1.10}'), "2024-01-01 1.10"),
-        ("a.jsonl", lines('{"text": null}', '{"late": 1}', '{"text": true}'), "None None True"),
         (
             "a.jsonl",
-            lines('{"text": "x"}', '{"text": [1e3, {"a": "b"}]}'),
-            "x [1000.0, {'a': 'b'}]",
+            "\ufeff" + LINES,
+            "2024-01-01 1.10 12345678901234567890 None 日 😀\u2028 None 1e3",
         ),
-        (
-            "a.jsonl",
-            lines('{"text": 12345678901234567890}', '{"text": NaN}'),
-            "12345678901234567890 None",
-        ),
-        ("a.jsonl", b"\xef\xbb\xbf" + b'{"text": "x"}\r\n\r\n{"text": "\xe6\x97\xa5"}', "x 日"),
-        ("a.jsonl", b'{"text": "\\ud83d\\ude00 \xe2\x80\xa8"}', "😀 \u2028"),
-        ("a.jsonl", b'[{"text": "x"},\n{"text": 1.50}]', "x 1.50"),
-        ("a.json", b'[\n{"text": "x"}, "y"\n]\n', "x y"),
-        ("a.json", lines('{"text": "x"}', '{"text": "y"}'), "x y"),
-        ("a.json", b'{\n"text": "x"\n}', "x"),
-        ("a.csv", b"id;text\n007;NA\n8;2024-01-01\n9;1.10\n", "NA 2024-01-01 1.10"),
+        ("a.jsonl", '[{"text": "x"},\n{"text": 1.50, "n": 1}]', "x 1.50"),
+        ("a.json", '[\n{"text": "x"}, "y"\n]\n', "x y"),
+        ("a.json", '{"text": "x"}\n{"text": "y"}', "x y"),
+        ("a.json", '{\n"text": "x"\n}', "x"),
+        ("a.csv", "id;text\n007;NA\n8;2024-01-01\n9;1.10\n", "NA 2024-01-01 1.10"),
     ],
 )
 def test_a_text_arrives_as_it_is_written(name, content, shown, tmp_path):
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content.encode())
     table = load_table(str(tmp_path / name))
     assert " ".join("{text}".format(**row) for row in table) == shown
-    assert (
-        table[len(table) - 1] == [*table][-1]
-        and len(load_table(str(tmp_path / name), first=1)) == 1
-    )
+    assert len(load_table(str(tmp_path / name), first=1)) == 1
 
 
 BROKEN = [b'{"text": ', b"[1]", b"\xff", b'"\\ud800"', b'{"a": ' + b"[" * 9999]
@@ -111,10 +101,7 @@ def test_lines_that_cannot_be_read_are_told_once_with_their_numbers_and_the_othe
     (fault,) = _bad_rows(Config(data=replace(config, strict=True)))
     assert fault.startswith("data.source=") and "line 2, column 9" in fault
     *_, half, deep = json_rows(tmp_path / "a.jsonl").faults
-    assert (half, deep) == (
-        "line 5: it holds half of a surrogate pair",
-        "line 6: it is nested too deeply",
-    )
+    assert "line 5: it holds half" in half and "line 6: it is nested" in deep
     for broken in (*BROKEN, b"\n \n", b'[{"text": "x"}, {"te'):
         (tmp_path / "a.json").write_bytes(broken)
         with pytest.raises(UserError, match=r"a\.json' cannot be read: "):
