@@ -57,50 +57,36 @@ class Conversation:
         return "\n".join(f"{m['role']}: {m['content']}" for m in self.messages)
 
 
-def messages_of(turns: Any) -> list[Message]:
-    """Turn a data set's turns into messages.
-
-    Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the user's. A
-    content may be a list of parts of type "text"; images have no text. Surrounding blanks are
-    dropped, as most chat templates do. Raises UnsuitedError for unknown roles and turns without
-    text, unless they call a tool.
-    """
-    if not isinstance(turns, list) or not turns:
-        raise UnsuitedError("without turns")
-    return [_message({"role": USER, "content": t} if isinstance(t, str) else t) for t in turns]
-
-
 def in_order(turns: Any) -> list[Message]:
     """Turn a data set's turns into messages of user and assistant in turn.
 
-    The user is first, perhaps after one system message. Texts alone are all the user's. Raises
-    UnsuitedError for anything else.
+    The user is first, perhaps after one system message; tools speak between two turns of the
+    assistant. Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the
+    user's. A content may be a list of parts of type "text"; images have no text. Surrounding blanks
+    are dropped, as most chat templates do. Raises UnsuitedError for anything else.
     """
-    messages = messages_of(turns)
-    if not all(isinstance(turn, str) for turn in turns):
-        check_order(messages)
-    return messages
-
-
-def check_order(messages: Sequence[Message]) -> None:
-    """Raise UnsuitedError unless the user begins, perhaps after the system, and all answer."""
-    roles = [message["role"] for message in messages]
+    if not isinstance(turns, list) or not turns:
+        raise UnsuitedError("without turns")
+    if all(isinstance(turn, str) for turn in turns):
+        return [_message({"role": USER, "content": turn}) for turn in turns]
+    roles = [_role(turn) for turn in turns]
     if USER not in roles:
         raise UnsuitedError("without a user's turn")
     if roles[0] not in (SYSTEM, USER) or any(b not in AFTER[a] for a, b in pairwise(roles)):
         raise UnsuitedError("with roles out of order")
+    return [_message(turn) for turn in turns]
 
 
 def with_columns(
     messages: list[Message], row: dict[str, Any], read: Iterable[str], unused: tuple[str, ...] = ()
 ) -> Conversation:
     """Add the system turn and the tools that stand in columns beside those that are `read`."""
-    columns = (name for name in SYSTEM_COLUMNS if name not in read and row.get(name))
-    for name in columns:
-        if messages[0]["role"] == SYSTEM:
+    for name in (each for each in SYSTEM_COLUMNS if each not in read):
+        text = str(row.get(name) or "").strip()
+        if text and messages[0]["role"] == SYSTEM:
             unused += (f"column {name}",)
-        else:
-            messages = [{"role": SYSTEM, "content": str(row[name]).strip()}, *messages]
+        elif text:
+            messages = [{"role": SYSTEM, "content": text}, *messages]
     tools = _parsed(row.get(TOOL_COLUMN)) or None
     if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         tools, unused = None, (*unused, f"column {TOOL_COLUMN}")
@@ -115,12 +101,10 @@ def question(row: dict[str, Any], template: RowTemplate) -> Conversation:
     """
     turns, later = row.get(template.column or ""), ("later questions",)
     if isinstance(turns, list) and turns and isinstance(turns[0], dict):
-        messages = messages_of(turns)
-        asked = [at for at, message in enumerate(messages) if message["role"] == USER]
+        asked = [at for at, turn in enumerate(turns) if _role(turn) == USER]
         twice = [at for at in asked if at + 1 in asked]
-        last = [*twice, *asked[-1:], len(messages)][0]
-        messages = messages[: last + 1]
-        check_order(messages)
+        last = [*twice, *asked[-1:], len(turns)][0]
+        messages = in_order(turns[: last + 1])
         return with_columns(messages, row, template.columns, later if twice else ())
     text = template.render(row).strip()
     if not text:
@@ -159,17 +143,22 @@ def _digest(texts: list[str]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
-def _message(turn: Any) -> Message:
-    role = isinstance(turn, dict) and ROLES.get(str(turn.get("from", turn.get("role"))))
+def _role(turn: Any) -> str:
+    role = isinstance(turn, dict) and ROLES.get(str(turn.get("from") or turn.get("role")))
     if not role:
         raise UnsuitedError("with an unknown role")
+    return role
+
+
+def _message(turn: dict[str, Any]) -> Message:
     others = {name: value for name, value in turn.items() if name not in TURN and value}
-    if calls := _parsed(others.get("tool_calls")):
+    calls = _parsed(others.get("tool_calls"))
+    if isinstance(calls, list):
         others["tool_calls"] = [_call(each) for each in calls]
     text = text_of(turn).strip()
     if not text and not calls:
         raise UnsuitedError("with a turn that has no text")
-    return {"role": role, "content": text} | others
+    return {"role": _role(turn), "content": text} | others
 
 
 def _call(call: Any) -> Any:

@@ -100,7 +100,9 @@ def _value(value: Any) -> Any:
     if not isinstance(value, list):
         return "" if value is None else value
     if value and isinstance(value[0], dict):  # a conversation
-        value = [turn for turn in value if turn.get("from", turn.get("role")) in ("human", "user")]
+        value = [
+            turn for turn in value if (turn.get("from") or turn.get("role")) in ("human", "user")
+        ]
     texts = [text_of(turn) for turn in value]
     shown = _Turns(texts[0] if texts else "")
     shown.turns = texts
@@ -110,7 +112,7 @@ def _value(value: Any) -> Any:
 def text_of(turn: Any) -> str:
     """Return what a turn says, which may be in parts; "" where one is no text, as an image is."""
     if isinstance(turn, dict):
-        turn = turn.get("value", turn.get("content"))
+        turn = turn.get("content") if turn.get("value") is None else turn["value"]
     if isinstance(turn, list):
         texts: list[Any] = [isinstance(part, dict) and part.get("text") for part in turn]
         turn = "".join(texts) if all(isinstance(text, str) for text in texts) else ""

@@ -27,7 +27,7 @@ ONE = chat("system: Be kind.", "user: One?", "assistant: 1", "user: Two?")
 @pytest.mark.parametrize(
     "row,shown,unused",
     [
-        ({"messages": [*ONE, *chat("assistant: 2")]}, ONE, ()),
+        ({"messages": [*ONE, *chat("assistant: ")]}, ONE, ()),
         ({"messages": ONE[1:2], "system": "Be kind."}, ONE[:2], ()),
         ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2], ("column system_prompt",)),
         ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:], ("later questions",)),
