@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from omegaconf import OmegaConf
 
 from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import (
     ANSWERS,
     BUILT_IN,
@@ -39,7 +40,17 @@ from nde_talf.pipelines.finished import finished, meant
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
     validated(asdict(config), Config)  # it may have been changed since it was made
-    parts = (_lengths, _stages, _missing_sources, _ignored, _installed, _folders, _counts, _texts)
+    parts = (
+        _lengths,
+        _stages,
+        _missing_sources,
+        _ignored,
+        _installed,
+        _folders,
+        _counts,
+        _texts,
+        _bad_rows,
+    )
     if faults := [*others, *(fault for part in parts for fault in part(config))]:
         raise UserError("\n".join(faults))
 
@@ -200,6 +211,15 @@ def _missing_sources(config: Config) -> Iterator[str]:
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
+
+
+def _bad_rows(config: Config) -> Iterator[str]:
+    """Find JSON files with rows that cannot be read, where they are not to be left out."""
+    for key, source, _ in sources(config):
+        path = Path(os.path.expanduser(source or ""))
+        is_json = FILE_FORMATS.get(path.suffix) == "json" and path.is_file()
+        if config.data.strict and is_json and (fault := json_rows(path).fault):
+            yield f"{key}.source={source}: {fault}. Mend it, or leave out data.strict."
 
 
 def _ignored(config: Config) -> Iterator[str]:

@@ -15,12 +15,13 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from nde_talf.data.dialogues.read import USER, Dialogue, read_dialogues
+from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.data.text.conversation import UNUSED, question_keys, told
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
@@ -51,8 +52,9 @@ def dialogue_rows(
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
     dialogues, skipped = read_dialogues(settings, config.seed)
-    tests = "\n".join(p.text for p in Pair(folders["pair"]).every_prompt() if p.split == "test")
-    kept = [one for one in dialogues if _question(one) not in tests]
+    prompts = Pair(folders["pair"]).every_prompt()
+    tests = {prompt.question for prompt in prompts if prompt.split == "test"}
+    kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)
     console.print(f"{settings.source}: {len(kept)} dialogues" + _and_skipped(+skipped))
     named = Dataset.from_dict({"name": [one.name for one in kept]})
@@ -61,7 +63,7 @@ def dialogue_rows(
         kept = _regenerated(replace(config, dialogues=settings), folders, encoder, kept)
     ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(token for token in ends if token is not None)
-    packed: list[TokenRows] = []
+    encoded = []
     for title, side in zip(("train", "held out"), sides, strict=True):
         names = {*side["name"]}
         documents, skipped = encode_dialogues(encoder, (one for one in kept if one.name in names))
@@ -70,8 +72,14 @@ def dialogue_rows(
                 f"{KEY}.source={settings.source}: no dialogue to {title} can be"
                 f" used{_and_skipped(skipped)}."
             )
-        if not packed:
-            framed("first dialogue: what counts stands in ⟦ ⟧", _marked(encoder, documents[0]))
+        encoded.append((title, documents, skipped))
+    text = _marked(encoder, encoded[0][1][0])
+    if encoder.unused:
+        lines = told(Counter({(UNUSED, name): number for name, number in encoder.unused.items()}))
+        text.append("\n─\n" + "\n".join(lines))
+    framed("first dialogue: what counts stands in ⟦ ⟧", text)
+    packed: list[TokenRows] = []
+    for title, documents, skipped in encoded:
         rows = pack_documents(documents, settings.length, pad)
         packed.append(rows)
         console.print(
@@ -137,11 +145,6 @@ def _marked(encoder: ChatEncoder, document: Document) -> Text:
         marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
         text.append(marked, style)
     return text
-
-
-def _question(dialogue: Dialogue) -> str:
-    """Return what the user says first."""
-    return next(each["content"] for each in dialogue.messages if each["role"] == USER)
 
 
 def _and_skipped(skipped: Counter[str]) -> str:

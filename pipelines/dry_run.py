@@ -14,6 +14,8 @@ import torch
 from rich.filesize import decimal
 from rich.table import Table
 
+from nde_talf.data.text.settings import BUILT_IN
+from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
@@ -21,7 +23,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture
-from nde_talf.pipelines.checks import check_config, faults_of
+from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
 from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
@@ -119,6 +121,12 @@ def _print_data(config: Config, whole: bool) -> None:
         shared_tokenizer,
     )
 
+    given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
+    if not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
+        console.print(
+            f"text and prompts: {', '.join(BUILT_IN[source] for source in given)}, which every"
+            " machine has. For yours give data=prompts.jsonl"
+        )
     if not config.model.target:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return

@@ -7,6 +7,7 @@ and three rows are shown. Imports no torch.
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from omegaconf import OmegaConf
 from rich.panel import Panel
 from rich.text import Text
 
+from nde_talf.data.text.conversation import (
+    LEFT_OUT,
+    UNUSED,
+    Conversation,
+    told,
+    unused_columns,
+)
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
@@ -102,9 +110,14 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
 
     rows = load_table(source, split)
     template = template or question_template(rows, source, key)
-    texts = distinct(rows, RowTemplate(template, source, key))
-    without = f" of {len(rows)} rows; others are blank or repeated" * (len(texts) < len(rows))
-    _show(f"{source}: {len(texts)} prompts by {template!r}{without}", texts[:3])
+    rendered = RowTemplate(template, source, key)
+    texts, notes = distinct(rows, rendered)
+    _show(
+        f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",
+        texts[:3],
+        notes,
+        unused_columns(rows.column_names, rendered.columns),
+    )
     if len(texts) < FEWEST:
         raise UserError(
             f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
@@ -113,9 +126,14 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     return len(texts), template
 
 
-def _show(title: str, texts: Sequence[str]) -> None:
-    console.print(title)
-    framed("the first", Text("\n─\n".join(map(shortened, texts))))
+def _show(
+    title: str, texts: Sequence[str], notes: Counter[tuple[str, str]], columns: Sequence[str]
+) -> None:
+    """Print the first texts in a frame, with what is left out or not used of all, `columns` too."""
+    console.print(title, soft_wrap=True)
+    lines = [*told(notes), *[f"columns not used: {', '.join(columns)}"] * bool(columns)]
+    parts = [*map(shortened, texts), *["\n".join(lines)] * bool(lines)]
+    framed("the first", Text("\n─\n".join(parts)))
 
 
 def framed(title: str, text: Text) -> None:
@@ -179,16 +197,20 @@ def _fit_dialogues(config: Config) -> None:
     local = Path(os.path.expanduser(str(own.source))).exists()
     if not local and (own.column or own.user):  # a preset, which says where the turns are
         return
-    from nde_talf.data.dialogues.read import read_dialogues
+    from nde_talf.data.dialogues.read import read_dialogues, turns_in
     from nde_talf.data.text.corpus import load_table
 
-    _recognise(config, load_table(str(own.source), own.split))
+    rows = load_table(str(own.source), own.split)
+    _recognise(config, rows)
     dialogues, skipped = read_dialogues(own, config.seed)
-    title = f"{own.source}: {len(dialogues)} dialogues, {sum(skipped.values())} rows skipped"
-    first = (
-        "\n".join(f"{m['role']}: {m['content']}" for m in one.messages) for one in dialogues[:3]
+    notes = Counter({(LEFT_OUT, reason): number for reason, number in skipped.items()})
+    notes.update((UNUSED, name) for one in dialogues for name in one.unused)
+    _show(
+        f"{own.source}: {len(dialogues)} dialogues",
+        [str(Conversation(one.messages)) for one in dialogues[:3]],
+        notes,
+        unused_columns(rows.column_names, turns_in(own, rows.column_names)[1]),
     )
-    _show(title, list(first))
     if own.regenerate:
         console.print("The target gives the answers (dialogues.regenerate=true).")
     own.held_out = max(own.held_out, min(0.5, 8 / len(dialogues)))

@@ -34,7 +34,7 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
 from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
-from nde_talf.data.text.templates import load_tokenizer
+from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
@@ -315,10 +315,16 @@ def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def check_template(config: Config) -> None:
-    """Raise UserError before any work for dialogues and a target without a chat template."""
-    own = config.dialogues
-    if own.source and config.model.target and config.stage in ("all", "draft"):
-        ChatEncoder(shared_tokenizer(config.model), own.chat_template, own.template_options)
+    """Raise UserError before any work for a chat template that is missing or does not work."""
+    own, sets = config.dialogues, config.data.sets.items()
+    chats = [f"data.sets.{name}.chat" for name, one in sets if one.chat is not False]
+    own_text = own.source and config.stage in ("all", "draft")
+    if config.model.target and (own_text or chats):
+        tokenizer = shared_tokenizer(config.model)
+        for key in chats if tokenizer.chat_template else ():
+            ChatTemplate(tokenizer, key)
+        if own_text:
+            ChatEncoder(tokenizer, own.chat_template, own.template_options)
 
 
 def _train(

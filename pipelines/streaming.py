@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.pair import ROLES
 from nde_talf.data.text.shipped import SMALL
-from nde_talf.data.text.templates import load_tokenizer, render
+from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, user_cache
@@ -123,7 +123,7 @@ def prompt_of(
         return one.text, one.tokens
     if config.chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
-        chat = render(tokenizer, turn, "prompt", add_generation_prompt=True)
+        chat = ChatTemplate(tokenizer, "prompt").render(turn, add_generation_prompt=True)
         return text, tokenizer(chat, add_special_tokens=False)["input_ids"]
     return text, tokenizer(text)["input_ids"]
 

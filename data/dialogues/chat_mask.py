@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message, UnsuitedError
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
 from nde_talf.data.text.prompts import ids_of
-from nde_talf.data.text.templates import PROBE, in_time, render
+from nde_talf.data.text.templates import PROBE, ChatTemplate
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.end_tokens import closing_token, special_tokens
 
@@ -31,6 +30,9 @@ class ChatEncoder:
         tokenizer: of the target.
         template: Jinja text in place of the tokenizer's own chat template.
         options: passed to the template, such as {"enable_thinking": False}.
+
+    Attributes:
+        unused: how many of the dialogues hold something that is not used, by its name.
 
     Raises:
         UserError: there is no chat template, or no dialogue can be used with it.
@@ -47,11 +49,9 @@ class ChatEncoder:
                 f"{KEY}: the tokenizer has no chat template. For a plain one give"
                 f" '{KEY}=[plain,file]' {KEY}.source=FILE; or set {KEY}.chat_template to its Jinja."
             )
-        self.tokenizer, self.options = tokenizer, options or {}
-        self.template = template or tokenizer.get_chat_template()
+        self.tokenizer, self.unused = tokenizer, Counter[str]()
+        self.chat = ChatTemplate(tokenizer, f"{KEY}.chat_template", template, options)
         probe = [{"role": USER, "content": PROBE}]
-        how = {"chat_template": template} | self.options
-        render(tokenizer, probe, f"{KEY}.chat_template", **how)
         self._special = special_tokens(tokenizer)
         try:
             self._answer([*probe, {"role": ASSISTANT, "content": PROBE}])
@@ -63,7 +63,7 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encode `messages` and what the template puts before the next answer."""
-        return ids_of(self._render(messages, add_generation_prompt=True), self.tokenizer)
+        return ids_of(self.chat.render(messages, add_generation_prompt=True), self.tokenizer)
 
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
@@ -77,16 +77,20 @@ class ChatEncoder:
                 faithfully.
             UserError: the template ends no turn with a special token.
         """
-        messages, cut = dialogue.messages, dialogue.cut
-        whole = self._render(messages)
+        messages, cut, tools = dialogue.messages, dialogue.cut, dialogue.tools
+        whole = self.chat.render(messages, tools)
+        self.unused.update([*dialogue.unused, *self.chat.left_out(messages, tools)])
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         finished = ends[:-1] if cut else ends
-        texts = {self._render(messages[:end]): self._answer(messages[:end]) for end in finished}
+        texts = {
+            self.chat.render(messages[:end], tools): self._answer(messages[:end], tools)
+            for end in finished
+        }
         if cut:  # perhaps inside its thoughts, where the template would put their end before it
-            prompt = self._render(messages[:-1], add_generation_prompt=True)
+            prompt = self.chat.render(messages[:-1], tools, add_generation_prompt=True)
             answer = messages[-1]["content"]
             whole = prompt + answer
-            texts[whole] = len(prompt), answer
+            texts[whole] = len(prompt), answer, True
         if all(whole.startswith(text) for text in texts):
             return [self._document(whole, list(texts.values()), cut)]
         return [
@@ -100,23 +104,32 @@ class ChatEncoder:
         )
         return str(text)
 
-    def _answer(self, messages: Sequence[Message]) -> tuple[int, str]:
-        """Find the last answer: the character where it begins, and it with its end of turn."""
-        text = self._render(messages)
-        prompt = self._render(messages[:-1], add_generation_prompt=True)
+    def _answer(
+        self, messages: Sequence[Message], tools: list[Any] | None = None
+    ) -> tuple[int, str, bool]:
+        """Find the last answer: the character where it begins, and it with its end of turn.
+
+        Also tell whether the end is learnt: not where a tool is called that the template leaves
+        out, as the model would go on with the call.
+        """
+        *before, last = messages
+        text = self.chat.render(messages, tools)
+        prompt = self.chat.render(before, tools, add_generation_prompt=True)
         probe: Message = {"role": ASSISTANT, "content": PROBE}
-        head, shown, tail = self._render([*messages[:-1], probe]).rpartition(PROBE)
+        head, shown, tail = self.chat.render([*before, probe], tools).rpartition(PROBE)
         ends = shown and text.endswith(tail)
         if ends and not head.startswith(prompt):
             raise UnsuitedError(
                 "whose answers the template renders otherwise than it prompts for them"
             )
-        words = messages[-1]["content"].split()
         # The head may end with what stands before every answer, such as an empty block of thoughts.
         for start in (prompt, head):
             answer = text[len(start) : len(text) - len(tail)]
-            if ends and text.startswith(start) and answer.split() == words:
-                return len(start), answer + self._end_of_turn(tail)
+            if ends and text.startswith(start):
+                alone = answer.split() == last["content"].split()
+                if alone or (len(last) > 2 and last["content"] in answer):  # thoughts, calls
+                    learnt = not (alone and "tool_calls" in last)
+                    return len(start), answer + self._end_of_turn(tail), learnt
         raise UnsuitedError("whose answers the template does not show as they are")
 
     def _end_of_turn(self, tail: str) -> str:
@@ -131,21 +144,21 @@ class ChatEncoder:
             )
         return tail[: len(tail) - len(bare)] + special
 
-    def _document(self, text: str, answers: list[tuple[int, str]], cut: bool) -> Document:
-        """Encode `text`, of which `answers`, (first character, text with its end), count.
+    def _document(self, text: str, answers: list[tuple[int, str, bool]], cut: bool) -> Document:
+        """Encode `text`, of which `answers` count: first character, text with its end, end learnt.
 
         cut: the last of them has no end.
         """
         tokens = ids_of(text, self.tokenizer)
         loss = [False] * len(tokens)
         characters = known = 0  # where the answer before ends, in characters and in tokens
-        for start, answer in answers:
+        for start, answer, learnt in answers:
             first = known + self._agreeing(tokens[known:], text[characters:start])
             if first == known:  # a tokenizer that sees further back than to the last end of turn
                 first = self._agreeing(tokens, text[:start])
             if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
-            if cut and (start, answer) == answers[-1]:
+            if cut and (start, answer, learnt) == answers[-1]:
                 known = len(tokens)
             else:
                 closing = next(s for s in self._special if answer.endswith(s))
@@ -155,20 +168,14 @@ class ChatEncoder:
                 raise UnsuitedError("that the tokenizer does not give back")
             characters = start + len(answer)
             loss[first:known] = [True] * (known - first)
+            if not learnt:
+                loss[known - 1] = False
         return Document(tokens, loss)
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:
         """Count the ids of `text` if `tokens` begin with them; else 0."""
         ids = ids_of(text, self.tokenizer)
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
-
-    def _render(self, messages: Sequence[Message], **how) -> Any:
-        how |= {"chat_template": self.template, "tokenize": False, **self.options}
-        try:
-            with in_time():
-                return self.tokenizer.apply_chat_template(list(messages), **how)
-        except (TemplateError, TimeoutError) as error:
-            raise UnsuitedError(f"that the template refuses ({error})") from error
 
 
 def encode_dialogues(

@@ -7,24 +7,27 @@ chat templates or models.
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
+from nde_talf.data.text.conversation import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    USER,
+    Message,
+    UnsuitedError,
+    in_order,
+    with_columns,
+)
 from nde_talf.data.text.corpus import load_table, short_hash
 from nde_talf.data.text.recognise import DIALOGUES
-from nde_talf.data.text.row_template import RowTemplate, text_of
+from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
-
-SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-ROLES = {"human": USER, "user": USER, "system": SYSTEM} | dict.fromkeys(
-    ("gpt", "chatgpt", "model", "assistant"), ASSISTANT
-)
-"""Names of speakers in data sets -> their names in chat templates."""
-
-Message = dict[str, str]
-"""One turn: {"role": "system", "user" or "assistant", "content": text}."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,17 @@ class Dialogue:
     Attributes:
         name: hash of the messages.
         messages: perhaps one of the system, then the user and the assistant in turn, the user
-            first.
+            first; tools may speak between two turns of the assistant.
         cut: the last answer is unfinished, so that nothing is learnt about its end.
+        tools: that the assistant may call.
+        unused: names of what of its row is not used.
     """
 
     name: str
     messages: list[Message]
     cut: bool = False
-
-
-class UnsuitedError(ValueError):
-    """A dialogue that cannot be used.
-
-    The message says why, to be put after a count: "3 without turns".
-    """
+    tools: list[Any] | None = None
+    unused: Sequence[str] = ()
 
 
 def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], Counter[str]]:
@@ -64,17 +64,21 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             turn.
     """
     rows = load_table(str(config.source), config.split)
-    turns_of = _turns_of(config, rows.column_names)
+    turns_of, read = turns_in(config, rows.column_names)
     dialogues: dict[str, Dialogue] = {}
     skipped: Counter[str] = Counter()
-    for row in rows.shuffle(seed=seed):
+    for index in np.random.default_rng(seed).permutation(len(rows)):
         if len(dialogues) == config.count:
             break
+        row = rows[int(index)]
         try:
-            messages = in_order(turns_of(row))
+            said = with_columns(in_order(turns_of(row)), row, read)
+            messages, tools, unused = said.messages, said.tools, said.unused
             answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
             if config.regenerate:
-                messages = [message for message in messages if message["role"] != ASSISTANT]
+                unused += ("tools",) * any(tools or m["role"] == TOOL for m in messages)
+                messages = [message for message in messages if message["role"] in (SYSTEM, USER)]
+                tools = None
             elif not answers:
                 raise UnsuitedError("without an assistant's turn")
             else:
@@ -82,9 +86,9 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        name = short_hash(json.dumps(messages))
+        name = short_hash(json.dumps(messages, default=str))
         skipped["said before"] += name in dialogues
-        dialogues.setdefault(name, Dialogue(name, messages))
+        dialogues.setdefault(name, Dialogue(name, messages, tools=tools, unused=unused))
     if not dialogues:
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
@@ -96,39 +100,13 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
     return list(dialogues.values()), +skipped
 
 
-def in_order(turns: Any) -> list[Message]:
-    """Turn a data set's turns into messages.
+def turns_in(
+    config: DialogueConfig, columns: list[str]
+) -> tuple[Callable[[dict[str, Any]], Any], list[str]]:
+    """Return what gives a row's turns, and the columns that it reads.
 
-    Turns are {"from", "value"} or {"role", "content"} each, or texts, which are all the user's. A
-    content may be a list of parts of type "text"; images and tool calls have no text.
-    Surrounding blanks are dropped, as most chat templates do. Raises UnsuitedError for unknown
-    roles, turns without text, and anything but user and assistant in turn after at most one system
-    message.
+    It is a column of turns, or templates of question and answer.
     """
-    if not isinstance(turns, list) or not turns:
-        raise UnsuitedError("without turns")
-    if all(isinstance(turn, str) for turn in turns):
-        return [_message({"role": USER, "content": text}) for text in turns]
-    messages = [_message(turn) for turn in turns]
-    roles = [message["role"] for message in messages]
-    roles = roles[1:] if roles[0] == SYSTEM else roles
-    if not roles or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(roles)):
-        raise UnsuitedError("with roles out of order")
-    return messages
-
-
-def _message(turn: Any) -> Message:
-    role = isinstance(turn, dict) and ROLES.get(str(turn.get("from", turn.get("role"))))
-    if not role:
-        raise UnsuitedError("with an unknown role")
-    text = text_of(turn).strip()
-    if not text:
-        raise UnsuitedError("with a turn that has no text")
-    return {"role": role, "content": text}
-
-
-def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], Any]:
-    """Return what gives a row's turns: its column of turns, or templates of question and answer."""
     if config.user:
         if not config.assistant and not config.regenerate:
             raise UserError(
@@ -143,9 +121,10 @@ def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], An
         }
         for template in templates.values():
             template.check(columns)
+        read = [name for template in templates.values() for name in template.columns]
         return lambda row: [
             {"role": role, "content": template.render(row)} for role, template in templates.items()
-        ]
+        ], read
     asked = [config.column] if config.column else DIALOGUES
     column = next((name for name in asked if name in columns), None)
     if column is None:
@@ -154,4 +133,4 @@ def _turns_of(config: DialogueConfig, columns: list[str]) -> Callable[[dict], An
             f" {', '.join(columns)}. Set {KEY}.column to the list of turns, or {KEY}.user and"
             f" {KEY}.assistant to templates such as '{{question}}'."
         )
-    return lambda row: row[column]
+    return lambda row: row[column], [column]

@@ -4,20 +4,22 @@ Text comes from Python's standard library, local files and Hugging Face datasets
 can be one. Documents are held out by name. Tokenizers, models and prompts are unknown here.
 """
 
+import csv
 import glob
 import hashlib
-import json
 import math
 import os
 import re
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import datasets
 
 from nde_talf.data.text.generated import documents as generated
 from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.rows import Rows, fault_of, json_rows, no_rows
 from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
@@ -26,7 +28,7 @@ from nde_talf.data.text.settings import (
     is_hub_name,
 )
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, memory_is_short, unreadable
 
 SKIPPED_FOLDERS = {
@@ -52,13 +54,10 @@ COLUMNS = {"name": datasets.Value("string"), "text": datasets.Value("large_strin
 """Columns of documents; a plain string column ends at 2 GiB of text."""
 NO_ROWS = re.compile("corresponds to no data|BatchSize must be greater than 0")
 """What `datasets` says of a file without rows."""
-BESIDE_ROWS = ("dataset_info.json", "dataset_dict.json", "state.json")
-"""Files of `Dataset.save_to_disk` that hold no rows."""
-SUSPICIOUS = 200
-"""Brackets in a piece of JSON from which its nesting is looked at.
-
-The libraries that read JSON recurse, and end the process somewhere beyond 10,000 levels.
-"""
+BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""Files of `datasets` that hold no rows."""
+ABOUT = ("readme", "license", "licence", "notice", "citation", "changelog")
+"""Names of text files that describe a folder's data."""
 
 
 def load_documents(source: str, column: str = "text", split: str = "train") -> datasets.Dataset:
@@ -81,7 +80,7 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     elif source in BUILT_IN:
         documents = generated(source)
     elif source.endswith((".txt", ".md")):
-        text = "\n".join(load_table(source)["text"])
+        text = "\n".join(row["text"] for row in load_table(source))
         documents = _blocks(text, Path(source).name)
     else:
         documents = _rows(load_table(source, split), column, source)
@@ -130,8 +129,10 @@ def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
     return [(short_hash(text), text) for text in texts if text.strip()]
 
 
-def load_table(source: str, split: str = "train", first: int | None = None) -> datasets.Dataset:
+def load_table(source: str, split: str = "train", first: int | None = None) -> Rows:
     """Load the rows of a file or of a Hugging Face dataset, with whatever columns they have.
+
+    Large files stay on disk: a row is read when it is asked for.
 
     Args:
         source: a local file, a file of a hub repository (`hf://datasets/...`), or a dataset's name.
@@ -170,12 +171,11 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> d
         ) from error
 
 
-def _load(builder: str, first: int | None, **arguments) -> datasets.Dataset:
+def _load(builder: str, first: int | None, **arguments) -> Rows:
     if first is None:
-        return datasets.load_dataset(builder, **arguments)
-    return datasets.Dataset.from_list(
-        list(datasets.load_dataset(builder, streaming=True, **arguments).take(first))
-    )
+        return Rows([datasets.load_dataset(builder, **arguments)])
+    stream = datasets.load_dataset(builder, streaming=True, **arguments)
+    return Rows([datasets.Dataset.from_list(list(stream.take(first)))])
 
 
 def source_digest(source: str) -> str | None:
@@ -191,103 +191,97 @@ def source_digest(source: str) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a folder that hold rows or text."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.name not in BESIDE_ROWS)
-    return [path for path in paths if path.suffix in FILE_FORMATS and path.is_file()]
+    """List the files of a folder that hold rows or text.
+
+    What describes them, README.md or any .md beside tables, is text only where it is alone.
+    """
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in FILE_FORMATS
+        and path.is_file()
+        and path.name not in BESIDE_ROWS
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    tables = any(FILE_FORMATS[path.suffix] != "text" for path in paths)
+    data = [path for path in paths if not (tables and path.suffix == ".md")]
+    return [path for path in data if path.stem.lower() not in ABOUT] or paths
 
 
-def _load_folder(folder: Path, first: int | None) -> datasets.Dataset:
+def _load_folder(folder: Path, first: int | None) -> Rows:
     """Load the files of a folder as one table; a text file is one row."""
-    rows: list[dict] = []
+    tables = []
     for path in _files(folder):
+        rows = _load_file(str(path), first)
         if FILE_FORMATS[path.suffix] == "text":
-            rows.append({"text": "\n".join(_load_file(str(path), None)["text"])})
-        else:
-            rows.extend(_load_file(str(path), first))
-    if not rows:
+            text = "\n".join(row["text"] for row in rows)
+            rows = Rows([datasets.Dataset.from_dict({"text": [text]})])
+        tables.append(rows)
+    if not tables:
         raise UserError(
             f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
         )
-    columns = dict.fromkeys(name for row in rows for name in row)
-    table = {name: [row.get(name) for row in rows[:first]] for name in columns}
+    return Rows(tables)
+
+
+def _load_file(source: str, first: int | None) -> Rows:
+    path = Path(os.path.expanduser(source))
+    builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
+    advice = "Check its name and the connection" if on_hub else "Mend the file"
     try:
-        return datasets.Dataset.from_dict(table)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        if not on_hub:
+            _check_file(path, source)
+            if builder == "json":
+                return Rows([json_rows(path, first)])
+        # A name with brackets or stars is a name.
+        file = source if on_hub else glob.escape(str(path))
+        how = _as_written(path) if builder == "csv" and not on_hub else {}
+        return _load(builder, first, data_files=file, split="train", **how)
+    except UserError:
+        raise
+    except Exception as error:
+        if memory_is_short(error):
+            raise unreadable(source, error, "") from error
+        cause: BaseException = error
+        while deeper := cause.__cause__ or cause.__context__:
+            cause = deeper
+        fault = str(cause).strip().rstrip(".")
+        fault = "it holds no rows" if NO_ROWS.search(fault) else fault
+        if not on_hub and isinstance(cause, OSError) and cause.errno:  # the file can be read
+            advice = "Set HF_HOME to a folder with space that can be written to"
         raise UserError(
-            f"{str(folder)!r}: its files are no single table ({first_line(error)}): a column holds"
-            " values of one type. Give one of the files, or make them alike."
+            f"{source!r} cannot be read as {builder}: {fault}. {advice}, or give another."
         ) from error
 
 
-def _load_file(source: str, first: int | None) -> datasets.Dataset:
-    path = Path(os.path.expanduser(source))
-    builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
-    fault = None if on_hub else _file_fault(path, source, parsed=False)
-    advice = "Check its name and the connection" if on_hub else "Mend the file"
-    advice += ", or give another"
-    if fault is None:
-        # A name with brackets or stars is a name.
-        file = source if on_hub else glob.escape(str(path))
-        how = {"sep": _separator(path)} if builder == "csv" and not on_hub else {}
-        try:
-            return _load(builder, first, data_files=file, split="train", **how)
-        except Exception as error:
-            if memory_is_short(error):
-                raise unreadable(source, error, "") from error
-            cause: BaseException = error
-            while deeper := cause.__cause__ or cause.__context__:
-                cause = deeper
-            fault = (not on_hub and _file_fault(path, source, parsed=True)) or str(cause).strip()
-            fault = "it holds no rows" if NO_ROWS.search(fault) else fault
-            if not on_hub and isinstance(cause, OSError) and cause.errno:  # the file can be read
-                advice = "Set HF_HOME to a folder with space that can be written to"
-    raise UserError(f"{source!r} cannot be read as {builder}: {fault.rstrip('.')}. {advice}.")
-
-
-def _separator(path: Path) -> str:
-    """Return what divides the columns of a CSV file: the first of , ; tab in its first line."""
-    with path.open(encoding="utf-8") as file:
+def _as_written(path: Path) -> dict[str, Any]:
+    """Return how a CSV file is read: all values as texts, divided by , ; or tab as line 1 is."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
         names = file.readline()
-    return next((mark for mark in ",;\t" if mark in names), ",")
+        mark = next((mark for mark in ",;\t" if mark in names), ",")
+        file.seek(0)
+        columns = next(csv.reader(file, delimiter=mark))
+    features = datasets.Features({name: datasets.Value("large_string") for name in columns})
+    return {"sep": mark, "features": features, "keep_default_na": False}
 
 
-def _file_fault(path: Path, source: str, parsed: bool) -> str | None:
-    """Say where a file is broken first: empty, not UTF-8, nested too deeply or (parsed) no JSON."""
+def _check_file(path: Path, source: str) -> None:
+    """Raise UserError for a file that is missing or empty, or a text file that is not UTF-8."""
     if not path.is_file():
         raise UserError(
             f"There is no file {source!r}. Correct the path (relative paths start at the working"
             " folder)."
         )
     if path.stat().st_size == 0:
-        return "the file is empty"
-    if path.suffix in (".parquet", ".arrow"):
-        return None
-    with path.open("rb") as file:
-        for number, data in enumerate([file.read()] if path.suffix == ".json" else file, 1):
-            if fault := _fault_of(data, number, path.suffix, parsed):
-                return fault
-    return None
-
-
-def _fault_of(data: bytes, first: int, suffix: str, parsed: bool) -> str | None:
-    """Say how `data`, which begins on line `first` of a file, is broken."""
-    deep = data.count(b"[") + data.count(b"{") > SUSPICIOUS
-    try:
-        text = data.decode()
-        row = json.loads(text.strip() or "{}") if "json" in suffix and (parsed or deep) else {}
-    except UnicodeDecodeError as error:
-        before = data[: error.start].split(b"\n")
-        hint = ": save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        line = first + len(before) - 1
-        return f"line {line}, byte {len(before[-1]) + 1}: it is not UTF-8{hint}"
-    except RecursionError:
-        return f"line {first}: it is nested too deeply"
-    except json.JSONDecodeError as error:
-        line = first + error.lineno - 1
-        return f"line {line}, column {error.colno}: it is no JSON ({error.msg})" if parsed else None
-    if suffix == ".jsonl" and not isinstance(row, dict):
-        return f'line {first}: it is no object such as {{"text": ...}}'
-    return None
+        raise no_rows(path, "the file is empty")
+    if FILE_FORMATS[path.suffix] in ("text", "csv"):
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    fault = f"line {number}{fault_of(error)}: save it as UTF-8"
+                    raise no_rows(path, fault) from None
 
 
 def split_documents(
@@ -344,7 +338,7 @@ def _manual() -> list[tuple[str, str]]:
     return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
 
 
-def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:
+def _rows(table: Rows, column: str, source: str) -> list[tuple[str, str]]:
     """Make a document of each row, named by the column `name` if it tells them apart.
 
     Else it is named by a hash of its text.
@@ -355,10 +349,10 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
             " Set data.column to the one that holds the text."
         )
     documents = []
-    named = table["name"] if "name" in table.column_names else []
-    if len({*map(str, named)}) < len(table):
-        named = [None] * len(table)
-    for number, (name, value) in enumerate(zip(named, table[column], strict=True), 1):
+    named = "name" in table.column_names
+    named = named and len({str(row["name"]) for row in table}) == len(table)
+    for number, row in enumerate(table, 1):
+        value = row[column]
         if isinstance(value, (dict, list)):
             raise UserError(
                 f"{source!r}: row {number} has a {type(value).__name__} in the column {column!r}"
@@ -366,7 +360,7 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
             )
         text = "" if value is None else str(value)
         if text.strip():
-            documents.append((short_hash(text) if name is None else str(name), text))
+            documents.append((str(row["name"]) if named else short_hash(text), text))
     return documents
 
 

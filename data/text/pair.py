@@ -85,9 +85,10 @@ class Pair:
             train: rows of token ids [rows, length].
             held_out: likewise.
         """
+        kept = ("id", "kind", "text", "tokens", "question")
         lines = [
-            {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": p.tokens}
-            for p, split in zip(prompts, test_splits(prompts, test), strict=True)
+            {name: getattr(prompt, name) for name in kept} | {"split": split}
+            for prompt, split in zip(prompts, test_splits(prompts, test), strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))

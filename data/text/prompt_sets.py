@@ -4,17 +4,28 @@ The sets themselves are configs/data/*.yaml.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.text.conversation import (
+    LEFT_OUT,
+    UNUSED,
+    USER,
+    Conversation,
+    Message,
+    UnsuitedError,
+    question,
+    question_keys,
+    told,
+)
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.prompts import Prompt, ids_of, in_turn, make_prompt
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import PromptPart, PromptSet
-from nde_talf.data.text.templates import render
+from nde_talf.data.text.templates import ChatTemplate
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 
@@ -30,8 +41,8 @@ def load_sets(
 ) -> list[Prompt]:
     """Draw `count` prompts in all, in equal parts from the sets and, within a set, from its parts.
 
-    No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a. Prints how many
-    prompts are left out because they are too long.
+    No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a. Prints what is
+    left out, cut to its length, or not used.
 
     Args:
         sets: by name.
@@ -47,24 +58,20 @@ def load_sets(
     seen: set[str] = set()
     for index, (name, prompt_set) in enumerate(sets.items()):
         from_set = count // len(sets) + (index < count % len(sets))
-        if prompt_set.chat is None:
-            prompt_set = replace(prompt_set, chat=bool(tokenizer.chat_template))
+        key, chat = f"data.sets.{name}.chat", None
         if prompt_set.chat and not tokenizer.chat_template:
-            key = f"data.sets.{name}.chat"
             raise UserError(f"{key}=true, but the tokenizer has no chat template: set {key}=false.")
+        if prompt_set.chat is not False and tokenizer.chat_template:
+            chat = ChatTemplate(tokenizer, key)
         template = prompt_set.template or "{text}"
         parts = prompt_set.parts or [PromptPart(prompt_set.source or "", template)]
         by_part = []
         for i, part in enumerate(parts):
             from_part = from_set // len(parts) + (i < from_set % len(parts))
-            prompts, long = _draw(name, prompt_set, part, from_part, seed, tokenizer, seen)
+            prompts, notes = _draw(name, prompt_set, part, from_part, seed, tokenizer, chat, seen)
             by_part.append(prompts)
-            if long:
-                fate = "cut to it" if prompt_set.shorten else "left out"
-                console.print(
-                    f"{part.source}: {long} prompts of more than data.sets.{name}.max_tokens="
-                    f"{prompt_set.max_tokens} tokens are {fate}"
-                )
+            for line in told(notes):
+                console.print(f"{part.source}: {line}", soft_wrap=True)
         by_set.append(in_turn(by_part))
     return in_turn(by_set)
 
@@ -84,9 +91,13 @@ def _draw(
     count: int,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,
+    chat: ChatTemplate | None,
     seen: set[str],
-) -> tuple[list[Prompt], int]:
-    """Draw `count` prompts of one source, none of them in `seen`, and count those too long."""
+) -> tuple[list[Prompt], Counter[tuple[str, str]]]:
+    """Draw `count` prompts of one source, none of them in `seen`.
+
+    Counts what is left out, cut or not used, see `told`.
+    """
     key = f"data.sets.{name}"
     template = RowTemplate(part.template, part.source, f"{key}.template")
     first = 20 * max(1, count)  # a set without its share of few prompts is checked too
@@ -95,53 +106,99 @@ def _draw(
     # The template counts too: a sentence to translate in both directions should not come twice.
     key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
     prompts: list[Prompt] = []
-    long = repeated = 0
+    longer = f"longer than {key}.max_tokens={prompt_set.max_tokens}"
+    notes: Counter[tuple[str, str]] = Counter()
     # In random order; of a stream the first rows.
     for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
         if len(prompts) == count:
             break
-        text = template.render(rows[int(index)])
-        if prompt_set.cut:
-            text = _first_tokens(text.strip(), prompt_set.cut, tokenizer)
-        if not text.strip():
+        row = rows[int(index)]
+        try:
+            asked = question(row, template)
+            text, too_long, unused = _text_of(
+                asked, template.render(row), prompt_set, tokenizer, chat
+            )
+        except UnsuitedError as error:
+            notes[LEFT_OUT, str(error)] += 1
             continue
-        text, too_long = _fitting(text, prompt_set, tokenizer)
-        prompt = make_prompt(prompt_set.kind or name, text, bool(prompt_set.chat))
-        long += too_long
-        repeated += prompt.id in seen
-        if text and prompt.id not in seen:
+        bare = [m | {"content": template.bare(m["content"])} for m in asked.messages]
+        prompt = make_prompt(prompt_set.kind or name, text, bool(chat), question_keys(bare)[-1])
+        notes["prompts cut" if text else LEFT_OUT, longer] += too_long
+        repeated = prompt.id in seen
+        notes[LEFT_OUT, "that occurred before"] += bool(text) and repeated
+        if text and not repeated:
             prompts.append(prompt)
             seen.add(prompt.id)
+            notes.update((UNUSED, each) for each in unused)
     if len(prompts) < count:
-        others = f" and {long} longer than {key}.max_tokens" if long else ""
-        others += f" and {repeated} that occurred before" if repeated else ""
+        others = "".join(f"; {line}" for line in told(+notes))
         raise UserError(
             f"{key}: {count} prompts are asked of {part.source!r} (data.prompt_count, in equal"
             f" parts), which has {len(prompts)}{others}. Lower data.prompt_count, or choose another"
             " split."
         )
-    return prompts, long
+    return prompts, +notes
 
 
-def _fitting(
-    text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, bool]:
-    """Return a row as a prompt, and whether it was too long: then it is cut, or is ""."""
-    prompt = _as_prompt(text, prompt_set, tokenizer)
-    excess = len(ids_of(prompt, tokenizer)) - prompt_set.max_tokens
+def _text_of(
+    asked: Conversation,
+    plain: str,
+    prompt_set: PromptSet,
+    tokenizer: PreTrainedTokenizerBase,
+    chat: ChatTemplate | None,
+) -> tuple[str, bool, list[str]]:
+    """Return a row as a prompt, whether it was too long, and the names of what is not used.
+
+    A prompt that is too long is cut, or is "". plain: the text of a prompt without a chat template.
+    """
+    messages, unused = asked.messages, [*asked.unused]
+    if prompt_set.cut:
+        plain = _first_tokens(plain.strip(), prompt_set.cut, tokenizer)
+        messages = [{"role": USER, "content": plain}]
+    if not plain.strip():
+        return "", False, []
+    if chat:
+        unused += chat.left_out(messages, asked.tools)
+    else:
+        unused += ["turns but the first question"] * (len(messages) > 1)
+        messages = [{"role": USER, "content": plain}]
+
+    def shown(messages: list[Message]) -> tuple[str, int]:
+        text = messages[-1]["content"]
+        if chat:
+            text = chat.render(messages, asked.tools, add_generation_prompt=True)
+        return text, len(ids_of(text, tokenizer)) - prompt_set.max_tokens
+
+    text, excess = shown(messages)
     if excess > 0:
-        room = max(1, len(ids_of(text, tokenizer)) - excess) if prompt_set.shorten else 0
-        start = _first_tokens(text, room, tokenizer) or text[:room]  # a letter is a token or less
-        prompt = _as_prompt(start, prompt_set, tokenizer)
-    return prompt, excess > 0
+        text = _shortened(messages, shown, tokenizer) if prompt_set.shorten else ""
+    return text, excess > 0, unused
 
 
-def _as_prompt(text: str, prompt_set: PromptSet, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Put a rendered row into the chat template if that is asked for."""
-    if not (prompt_set.chat and text.strip()):
-        return text
-    turn = [{"role": "user", "content": text.strip()}]
-    return render(tokenizer, turn, "data.sets", add_generation_prompt=True)
+def _shortened(
+    messages: list[Message],
+    shown: Callable[[list[Message]], tuple[str, int]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    """Leave out first turns, and then the end of the last question, until the rest fits.
+
+    shown: gives a prompt's text, and by how many tokens it is too long.
+    """
+    text, excess = shown(messages)
+    while excess > 0:
+        *before, last = messages
+        asked = [at for at, message in enumerate(before) if message["role"] == USER]
+        if asked:
+            rest = (asked[1:] or [len(before)])[0]
+            messages = [*before[: asked[0]], *before[rest:], last]
+            text, excess = shown(messages)
+            continue
+        room = max(1, len(ids_of(last["content"], tokenizer)) - excess)
+        # A letter is a token or less.
+        start = _first_tokens(last["content"], room, tokenizer) or last["content"][:room]
+        text, excess = shown([*before, last | {"content": start}])
+        return text if excess <= 0 else ""
+    return text
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

@@ -55,6 +55,8 @@ class Prompt:
         split: "train" or "validation" (its roots are traced) or "test" (only the evaluation decodes
             it). `Pair` files the two traced splits as "trace".
         chat: whether a chat template has put the special tokens in already.
+        question: hash of all that the user asks in it (`question_keys`), however it is shortened;
+            "" where nobody asks.
     """
 
     id: str
@@ -63,6 +65,7 @@ class Prompt:
     tokens: list[int] = field(default_factory=list)
     split: str = ""
     chat: bool = False
+    question: str = ""
 
 
 def prompts_from_documents(
@@ -153,9 +156,10 @@ def one_id_a_group(prompts: list[Prompt]) -> list[Prompt]:
     return [replace(prompt, id=first.setdefault(group, prompt.id)) for group, prompt in grouped]
 
 
-def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
+def make_prompt(kind: str, text: str, chat: bool = False, question: str = "") -> Prompt:
     """Make a prompt with the hash of its text as id."""
-    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Prompt(digest, kind, text, chat=chat, question=question)
 
 
 def encode_prompts(

@@ -1,9 +1,17 @@
 """Recognise what the columns of somebody's own file hold, by their names and first rows."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+from nde_talf.data.text.conversation import (
+    LEFT_OUT,
+    SYSTEM_COLUMNS,
+    UNUSED,
+    UnsuitedError,
+    question,
+)
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.errors import UserError
 
@@ -54,10 +62,22 @@ def answer_template(rows: Sequence[Any]) -> str | None:
     return f"{{{named[0]}}}" if len(named) == 1 else None
 
 
-def distinct(rows: Sequence[Any], template: RowTemplate) -> list[str]:
-    """Render the rows; texts that are blank or that occurred before are left out."""
-    rendered = (template.render(row).strip() for row in rows)
-    return [text for text in dict.fromkeys(rendered) if text]
+def distinct(
+    rows: Sequence[Any], template: RowTemplate
+) -> tuple[list[str], Counter[tuple[str, str]]]:
+    """Return the prompts of rows, each once, and count what is left out or not used, see `told`."""
+    texts: dict[str, None] = {}
+    notes: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        try:
+            asked = question(row, template)
+        except UnsuitedError as error:
+            notes[LEFT_OUT, str(error)] += 1
+            continue
+        notes[LEFT_OUT, "that occurred before"] += str(asked) in texts
+        notes.update((UNUSED, each) for each in asked.unused)
+        texts[str(asked)] = None
+    return [*texts], +notes
 
 
 def _columns(rows: Sequence[Any], kind: type) -> list[str]:
@@ -68,7 +88,8 @@ def _columns(rows: Sequence[Any], kind: type) -> list[str]:
     return [
         name
         for name, values in given.items()
-        if values and all(isinstance(value, kind) for value in values)
+        if any(isinstance(value, kind) for value in values)
+        and all(isinstance(value, (kind, int, float) if kind is str else kind) for value in values)
     ]
 
 
@@ -77,7 +98,7 @@ def _of_words(rows: Sequence[Any], texts: list[str], nested: bool) -> list[str]:
 
     nested: more text lies inside other columns, so columns of single words are taken for ids.
     """
-    asked = [name for name in texts if name not in ANSWERS]
+    asked = [name for name in texts if name not in (*ANSWERS, *SYSTEM_COLUMNS)]
     several = [name for name in asked if " " in str(rows[0].get(name)).strip()]
     return several or ([] if nested else asked)
 

@@ -15,7 +15,7 @@ WIDEST = 1000
 class RowTemplate:
     """A format string over the columns of a dataset's rows.
 
-    Examples: "{question}", "{translation[en]}". A list of turns gives its first human turn,
+    Examples: "{question}", "{translation[en]}". As a text, a list of turns is its first human turn,
     "{turns[1]}" the second.
 
     Attributes:
@@ -27,6 +27,22 @@ class RowTemplate:
     template: str
     source: str
     key: str
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it asks for."""
+        return [name.split("[")[0] for _, name, *_ in Formatter().parse(self.template) if name]
+
+    @property
+    def column(self) -> str | None:
+        """The column that it shows without a word more, as {messages} does."""
+        return next((name for name in self.columns if self.template == f"{{{name}}}"), None)
+
+    def bare(self, text: str) -> str:
+        """Return a rendered text, stripped, without the words that the template puts around it."""
+        parts = [*Formatter().parse(self.template)]
+        after = parts[-1][0] if parts[-1][1] is None else ""
+        return text.removeprefix(parts[0][0].lstrip()).removesuffix(after.rstrip())
 
     def check(self, columns: list[str] | None = None) -> None:
         """Raise UserError for a template that does not fit `columns` (None: not known yet).
@@ -84,7 +100,9 @@ def _value(value: Any) -> Any:
     if not isinstance(value, list):
         return "" if value is None else value
     if value and isinstance(value[0], dict):  # a conversation
-        value = [turn for turn in value if turn.get("from", turn.get("role")) in ("human", "user")]
+        value = [
+            turn for turn in value if (turn.get("from") or turn.get("role")) in ("human", "user")
+        ]
     texts = [text_of(turn) for turn in value]
     shown = _Turns(texts[0] if texts else "")
     shown.turns = texts
@@ -94,7 +112,7 @@ def _value(value: Any) -> Any:
 def text_of(turn: Any) -> str:
     """Return what a turn says, which may be in parts; "" where one is no text, as an image is."""
     if isinstance(turn, dict):
-        turn = turn.get("value", turn.get("content"))
+        turn = turn.get("content") if turn.get("value") is None else turn["value"]
     if isinstance(turn, list):
         texts: list[Any] = [isinstance(part, dict) and part.get("text") for part in turn]
         turn = "".join(texts) if all(isinstance(text, str) for text in texts) else ""

@@ -26,7 +26,12 @@ library.
 """
 ANSWERS = "answers"
 """The `source` of text that the target writes after the prompts."""
-BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
+BUILT_IN = {
+    STANDARD_LIBRARY: "Python code",
+    "pydoc": "Python's manual",
+    "arithmetic": "made-up sums",
+    "tables": "made-up tables",
+}
 """Sources that every machine has: the standard library; the manual's topics, as `help()` shows
 them; text that `nde_talf.data.text.generated` makes.
 """
@@ -89,13 +94,16 @@ class PromptSet:
     split: Text = "train"
     """Split of a hub dataset."""
     template: LongText | None = "{text}"
-    """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives
-    its first human turn. null: recognised by the columns' names.
+    """Format string over a row's columns ("{question}", "{translation[en]}"). A column of turns
+    alone ("{messages}") gives the conversation up to its last question, and of questions without
+    answers the first. null: recognised by the columns' names.
     """
     kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool | None = False
-    """Put the prompt into the tokenizer's chat template, as one user turn. null: if it has one."""
+    """Put the prompt into the tokenizer's chat template, with system turn and tools of the row.
+    null: if it has one.
+    """
     cut: Count | None = None
     """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
     max_tokens: Count = 1024
@@ -135,6 +143,9 @@ class DataConfig:
         default_factory=lambda: [32, 96]
     )
     """Shortest and longest prompt that is cut from a document, in tokens."""
+
+    strict: bool = False
+    """Refuse JSON files, dialogues too, in which a row cannot be read; else it is left out."""
 
     def __post_init__(self) -> None:
         if self.prompt_tokens[0] > self.prompt_tokens[1]:

@@ -11,6 +11,14 @@ from typing import Any
 from jinja2 import Environment, TemplateError, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from nde_talf.data.text.conversation import (
+    ASSISTANT,
+    SYSTEM,
+    TOOL,
+    USER,
+    Message,
+    UnsuitedError,
+)
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.end_tokens import end_tokens
 from nde_talf.decoding.loading import check_files
@@ -19,6 +27,8 @@ SECONDS = 5.0
 """Time that rendering one conversation may take."""
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""
+ASKED = "a question of plain words"
+"""What the user says before it."""
 LONGEST = 10_000_000
 """Characters of a rendered conversation, and the largest number in a template."""
 
@@ -44,26 +54,91 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
         ) from error
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], key: str, /, **how: Any
-) -> str:
-    """Render a conversation by a chat template, as text.
+class ChatTemplate:
+    """A chat template, tried on a question and an answer before it is trusted.
 
-    Raises UserError, naming `key`, for a template that fails, takes too long or gives no text.
+    A template over lists of parts gets such lists, and one that refuses system turns gets none.
+
+    Args:
+        tokenizer: gives the template, if there is no other.
+        key: the setting that asks for it, for messages.
+        template: Jinja text in place of the tokenizer's own.
+        options: passed to the template, such as {"enable_thinking": False}.
+
+    Raises:
+        UserError: it fails, takes too long, or does not show the question or the answer.
     """
-    try:
-        template = tokenizer.get_chat_template(how.get("chat_template"))
-        _check_numbers(template)
-        with in_time():
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
-        if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
-            raise ValueError(f"it gives no text of 1 to {LONGEST} characters")
-        return text
-    except Exception as error:  # a template is a program
-        raise UserError(
-            f"{key}: the chat template cannot render a conversation ({type(error).__name__}:"
-            f" {first_line(error)}). Mend it, or take a tokenizer with another one."
-        ) from error
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        key: str,
+        template: str | None = None,
+        options: dict[str, Any] | None = None,
+    ):
+        self._tokenizer, self._how = tokenizer, {"chat_template": template, **(options or {})}
+        self._system, fault = True, ""
+        probe = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
+        for self._parts in (False, True):
+            try:
+                _check_numbers(tokenizer.get_chat_template(self._how["chat_template"]))
+                text = _squeezed(self.render(probe))
+            except Exception as error:  # a template is a program
+                why = first_line(error.__cause__ or error)
+                fault = fault or f"cannot render a conversation ({why})"
+                continue
+            printed = self._parts and "'type':" in text  # the list itself
+            if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
+                break
+        else:
+            fault = fault or "does not show a question and its answer, so that none could be used"
+            raise UserError(
+                f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or take a"
+                " tokenizer with another one."
+            )
+        try:
+            self.render([{"role": SYSTEM, "content": ASKED}, *probe])
+        except UnsuitedError:
+            self._system = False
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None = None, **how) -> str:
+        """Render a conversation. Raises UnsuitedError where the template refuses it."""
+        how = {"tools": tools, "tokenize": False} | self._how | how
+        try:
+            with in_time():
+                return str(self._tokenizer.apply_chat_template(self._given(messages), **how))
+        except Exception as error:  # a template is a program
+            raise UnsuitedError(f"that the template refuses ({first_line(error)})") from error
+
+    def left_out(self, messages: Sequence[Message], tools: list[Any] | None = None) -> list[str]:
+        """Name the roles and fields of a conversation that change nothing in what is rendered."""
+        fields = dict.fromkeys(name for message in messages for name in message)
+        without: dict[str, Any] = {
+            name: ([{k: v for k, v in m.items() if k != name} for m in messages], tools)
+            for name in fields
+            if name not in ("role", "content")
+        }
+        for role in {m["role"] for m in messages} & {SYSTEM, TOOL}:
+            without[f"{role} turns"] = [m for m in messages if m["role"] != role], tools
+        if tools:
+            without["tools"] = messages, None
+        whole, names = self.render(messages, tools), []
+        for name, rest in without.items():
+            with suppress(UnsuitedError):
+                if self.render(*rest) == whole:
+                    names.append(name)
+        return names
+
+    def _given(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages as the template takes them."""
+        given = [m for m in messages if self._system or m["role"] != SYSTEM]
+        if not self._parts:
+            return given
+        return [m | {"content": [{"type": "text", "text": m["content"]}]} for m in given]
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def text_ends(where: str, eos: Any, vocabulary: int) -> frozenset[int]:
@@ -75,8 +150,8 @@ def text_ends(where: str, eos: Any, vocabulary: int) -> frozenset[int]:
     tokenizer, tail = None, ""
     with suppress(UserError):
         tokenizer = load_tokenizer(where)
-        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": PROBE}]
-        _, shown, after = render(tokenizer, turns, "").rpartition(PROBE)
+        said = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
+        _, shown, after = ChatTemplate(tokenizer, "").render(said).rpartition(PROBE)
         tail = after if shown else ""
     return end_tokens(eos, vocabulary, tokenizer, tail)
 

@@ -4,10 +4,11 @@ document is what it saw.
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, in_order
+from nde_talf.data.text.templates import ChatTemplate
 from nde_talf.decoding.common.errors import UserError
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
@@ -115,6 +116,61 @@ def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)
+
+
+THINKING = "{{ '<think>' ~ turn.reasoning_content ~ '</think>' if turn.reasoning_content }}"
+CALLING = "{% for call in turn.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}"
+CALL = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize(
+    "answer,turn,taught,unused",
+    [
+        (THINKING, {"reasoning_content": "Two."}, "<think>Two.</think>4<|im_end|>", {}),
+        ("", {"reasoning_content": "Two."}, "4<|im_end|>", {"reasoning_content"}),
+        ("", {"tool_calls": [CALL]}, "4", {"tool_calls"}),
+        ("CALL", {"tool_calls": [CALL]}, '4<call>{"name": "clock"}<|im_end|>', {}),
+        ("CALL", {"tool_calls": [CALL], "content": ""}, '<call>{"name": "clock"}<|im_end|>', {}),
+    ],
+)
+def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, turn, taught, unused):
+    tokenizer = family_tokenizer("qwen2", ["a few words", '<think>Two.</think><call>{"name":'])
+    before, after = (answer, "") if answer != "CALL" else ("", CALLING)
+    encoder = ChatEncoder(
+        tokenizer, showing(before + "{{ turn.content }}" + after + "<|im_end|>\n")
+    )
+    asked = {"role": "user", "content": "2 + 2?"}
+    row = in_order([asked, {"role": "assistant", "content": "4", **turn}])
+    (document,) = encoder.documents(Dialogue("one", row, tools=[{"name": "clock"}]))
+    assert counted(encoder, document)[0][1] == taught
+    assert {*encoder.unused} == {*unused, "tools"}
+
+
+def test_a_template_is_tried_before_it_is_trusted(tmp_path):
+    tokenizer = family_tokenizer("qwen2", ["a few words"])
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    says = "{{ m.role }} {{ m.content }}<|im_end|>"
+    parts = "{{ m.role }} {% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>"
+    odd = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    said = [{"role": who, "content": f"by {who}"} for who in ("system", "user", "assistant")]
+    whole = "".join(f"{m['role']} {m['content']}<|im_end|>" for m in said)
+    for template, shown, left_out in (
+        (says, whole, []),
+        (parts, whole, []),
+        (odd + says, whole.partition("<|im_end|>")[2], ["system turns"]),
+        (says.replace("m.role", "m.role if m.role != 'system'"), None, []),
+        ("{% if m.role != 'system' %}" + says + "{% endif %}", None, ["system turns"]),
+    ):
+        chat = ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
+        assert shown in (None, chat.render(said)) and chat.left_out(said) == left_out
+    for template in (
+        "{{ m.role }}",
+        "{{ m.content[:5] }}",
+        "{% if m.role == 'user' %}" + says + "{% endif %}",
+    ):
+        with pytest.raises(UserError, match=f"key: the chat template of {tmp_path}"):
+            ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
 
 
 @pytest.mark.parametrize("scheme", ["first", "always"])

@@ -1,5 +1,7 @@
 """Documents from every kind of source, their split, the tokenizer, and rows packed of them."""
 
+from dataclasses import replace
+
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -12,9 +14,12 @@ from nde_talf.data.text.corpus import (
     source_digest,
     split_documents,
 )
+from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import Corpus
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.pipelines.checks import _bad_rows
+from nde_talf.pipelines.config import Config
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +54,74 @@ def test_texts_of_a_column_become_documents(tmp_path):
     assert load_documents(str(tmp_path / "a.jsonl"), "story")["text"][:] == ["one", "two"]
 
 
+AS_WRITTEN = '"2024-01-01" 1.10 12345678901234567890 null "日" "\\ud83d\\ude00\u2028" NaN 1e3'
+LINES = "".join(
+    f'{{"{i}": 0, "text": {each}}}\r\n\r\n' for i, each in enumerate(AS_WRITTEN.split(" "))
+)
+
+
 @pytest.mark.parametrize(
-    "files,words",
+    "name,content,shown",
     [
-        (["\n \n"], "it holds no rows"),
-        (['{"text": 1}', '{"text": "x"}'], "no single table"),
+        (
+            "a.jsonl",
+            "\ufeff" + LINES,
+            "2024-01-01 1.10 12345678901234567890 None 日 😀\u2028 None 1e3",
+        ),
+        ("a.jsonl", '[{"text": "x"},\n{"text": 1.50, "n": 1}]', "x 1.50"),
+        ("a.json", '[\n{"text": "x"}, "y"\n]\n', "x y"),
+        ("a.json", '{"text": "x"}\n{"text": "y"}', "x y"),
+        ("a.json", '{\n"text": "x"\n}', "x"),
+        ("a.csv", "id;text\n007;NA\n8;2024-01-01\n9;1.10\n", "NA 2024-01-01 1.10"),
     ],
 )
-def test_files_without_rows_and_folders_of_unlike_files_are_refused(files, words, tmp_path):
-    for number, content in enumerate(files):
-        (tmp_path / f"{number}.jsonl").write_text(content)
-    with pytest.raises(UserError, match=words):
-        load_table(str(tmp_path))
+def test_a_text_arrives_as_it_is_written(name, content, shown, tmp_path):
+    (tmp_path / name).write_bytes(content.encode())
+    table = load_table(str(tmp_path / name))
+    assert " ".join("{text}".format(**row) for row in table) == shown
+    assert len(load_table(str(tmp_path / name), first=1)) == 1
 
 
-def test_tables_that_others_save_are_read(tmp_path):
-    (tmp_path / "a.csv").write_text("id;text\n1;one, two\n")
-    assert load_table(str(tmp_path / "a.csv"))["text"][:] == ["one, two"]
+BROKEN = [b'{"text": ', b"[1]", b"\xff", b'"\\ud800"', b'{"a": ' + b"[" * 9999]
+
+
+def test_lines_that_cannot_be_read_are_told_once_with_their_numbers_and_the_others_read(
+    tmp_path, capsys
+):
+    source = str(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([b'"x"', *BROKEN, b'"y"', b""]))
+    told = []
+    for _ in range(2):
+        assert [row["text"] for row in load_table(source)] == ["x", "y"]
+        told.append(" ".join(capsys.readouterr().out.split()))
+    for part in ("line 2, column 9", "line 3: it is no object", "line 4, byte 1", "; 2 more"):
+        assert part in told[0] and not told[1]
+    config = replace(Config().data, source=source)
+    assert not [*_bad_rows(Config(data=config))]
+    (fault,) = _bad_rows(Config(data=replace(config, strict=True)))
+    assert fault.startswith("data.source=") and "line 2, column 9" in fault
+    *_, half, deep = json_rows(tmp_path / "a.jsonl").faults
+    assert "line 5: it holds half" in half and "line 6: it is nested" in deep
+    for broken in (*BROKEN, b"\n \n", b'[{"text": "x"}, {"te'):
+        (tmp_path / "a.json").write_bytes(broken)
+        with pytest.raises(UserError, match=r"a\.json' cannot be read: "):
+            load_table(str(tmp_path / "a.json"))
+
+
+def test_tables_of_a_folder_are_one_and_what_describes_them_is_no_text(tmp_path):
+    (tmp_path / "README.md").write_text("about")
+    assert load_table(str(tmp_path))[0] == {"text": "about"}
     datasets.Dataset.from_dict({"text": ["one"]}).save_to_disk(tmp_path / "saved")
-    (tmp_path / "saved/b.txt").write_text("two\nthree")
-    assert load_table(str(tmp_path / "saved"))["text"][:] == ["two\nthree", "one"]
+    (tmp_path / "b.txt").write_text("two\nthree")
+    (tmp_path / "c.jsonl").write_text('{"text": 4, "n": 1}')
+    (tmp_path / ".hidden.jsonl").write_text("{}")
+    (tmp_path / "LICENSE.txt").write_text("about")
+    (tmp_path / "card.md").write_text("about")
+    table = load_table(str(tmp_path))
+    assert table.column_names == ["text", "n"]
+    assert [*table] == [
+        {"text": text, "n": n} for text, n in (("two\nthree", None), (4, 1), ("one", None))
+    ]
 
 
 def test_rows_are_told_apart_by_their_texts_and_equal_texts_stay_together(tmp_path):

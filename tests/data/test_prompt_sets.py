@@ -125,7 +125,9 @@ def test_windows_of_one_document_are_on_one_side():
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     source = written(tmp_path, "q", {"question": "Question {}", "label": 1})
     prompt_set = PromptSet(source=source, template="{question}", chat=True, max_tokens=50)
-    with pytest.raises(UserError, match=r"has 0 and 30 longer than data\.sets\.q\.max_tokens"):
+    with pytest.raises(
+        UserError, match=r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"
+    ):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))
@@ -152,3 +154,33 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
         for prompt in encode_prompts(prompts, trained, special=special):
             assert prompt.tokens.count(begin) == count == prompt.tokens[:1].count(begin)
             assert trained.decode(prompt.tokens).count("Question") == 1
+
+
+def test_a_conversation_is_a_prompt_and_a_long_one_loses_its_first_turns(
+    tmp_path, tokenizer, capsys
+):
+    turns = [
+        ("system", "Be good."),
+        ("user", "First {}?"),
+        ("assistant", "So."),
+        ("user", "Then {}?"),
+    ]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    source = written(tmp_path, "c", {"chat": messages, "tools": ["x"]})
+    prompt_set = PromptSet(source=source, template="{chat}", chat=None, shorten=True)
+    (whole,) = load_sets({"c": prompt_set}, 1, 0, tokenizer)
+    number = whole.text.partition("First c ")[2].partition("?")[0]
+    shown = "".join(f"<|{role}|>{text.replace('{}', f'c {number}')}<|end|>" for role, text in turns)
+    assert whole.text == shown + "<|assistant|>"
+    assert "not used: column tools (1)" in capsys.readouterr().out
+    text = whole.text
+    for kept in (f"Then c {number}?<", "Then c<"):  # one token less than what was there before
+        most = len(tokenizer(text)["input_ids"]) - 1
+        (cut,) = load_sets({"c": replace(prompt_set, max_tokens=most)}, 1, 0, tokenizer)
+        text = cut.text
+        assert "First" not in text and f"<|user|>{kept}" in text
+        assert text.startswith("<|system|>Be good.") and cut.question == whole.question
+    base = replace(prompt_set, chat=False)
+    (plain,) = load_sets({"c": base}, 1, 0, tokenizer)
+    assert plain.text == f"First c {number}?"
+    assert "turns but the first question (1)" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import Dialogue, in_order
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.dialogues.token_rows import PADDING, TokenRows
+from nde_talf.data.text.conversation import question_keys
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import END_OF_TEXT, train_tokenizer
@@ -37,7 +38,9 @@ def folders(tmp_path, tokenizer):
     target.module.generation_config.eos_token_id = tokenizer.eos_token_id
     target.module.save_pretrained(tmp_path / "pair/target")
     rows = torch.zeros(2, 8, dtype=torch.long)
-    prompts = [Prompt(str(i), "text", "Q: Tested? A:", [i]) for i in range(4)]
+    (key,) = question_keys(in_order(["Tested?"]))
+    text = f"Q: Tes [...] {QUESTIONS[0]} A:"  # shortened, and it holds another's question
+    prompts = [Prompt(str(i), "text", text, [i], question=key) for i in range(4)]
     Pair(tmp_path / "pair").write("target", None, prompts, 2, rows, rows)
     return {"pair": tmp_path / "pair", "draft": tmp_path / "draft"}
 
@@ -72,7 +75,7 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
     again, _ = dialogue_rows(config(folders), folders, tokenizer, 512)
     assert (train.tokens == again.tokens).all() and (train.loss == again.loss).all()
     printed = " ".join(capsys.readouterr().out.split())
-    skipped = "skipped 1 with roles out of order; skipped 1 that a test prompt asks"
+    skipped = "skipped 1 without a user's turn; skipped 1 that a test prompt asks"
     assert f"{COUNT} dialogues; {skipped}" in printed
     assert "% padding" in printed and "first dialogue: what counts" in printed
 

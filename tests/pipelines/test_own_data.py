@@ -136,6 +136,9 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     printed = " ".join(capsys.readouterr().out.split())
     for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "latency: to do"):
         assert part in printed, printed
+    run(composed(Config, "model=tiny3", *in_full(asked[1:])))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "text and prompts: Python code, Python's manual, made-up sums, made-up" in printed
     chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
     faulty = [*asked, "selector.tables=[nowhere]", "traces.settings=[t0.2]", f"dialogues={chats}"]
     with pytest.raises(UserError) as told:
