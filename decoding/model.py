@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import ArgumentError, UserError
+from nde_talf.decoding.end_tokens import end_tokens
 from nde_talf.decoding.forward.original import TransformersForward, optional, windows
 from nde_talf.decoding.session import TreeSession
 
@@ -41,6 +42,8 @@ class CausalModel:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
+        ends: tokens that end a text: those of generation_config, and where the model was loaded
+            with its tokenizer, that one's too (`nde_talf.decoding.end_tokens`).
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.
@@ -85,6 +88,7 @@ class CausalModel:
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = optional(config, "num_hidden_layers", 0)
         self.vocab_size = self._rows = len(self.lm_head.weight)
+        self.ends = end_tokens(model.generation_config.eos_token_id, self.vocab_size).ids
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
         padding = optional(config, "pad_token_id")
